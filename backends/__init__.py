@@ -1,0 +1,53 @@
+"""The collective engines, one folder each, behind `hvkeras.backends.interface.Backend`.
+
+Third parties plug in through the entry-point group `hvkeras.backends`, whose names are backend
+names and whose values are `Backend` subclasses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+
+from hvkeras.backends.interface import Backend
+from hvkeras.errors import UsageError, explain
+
+ENTRY_POINTS = "hvkeras.backends"
+
+# The order of this table is the order in which help and errors list the names. `native` joins it
+# with the C++ engine (see backends/native/README.md).
+_BUILT_IN = {
+    "horovod": ("hvkeras.backends.horovod", "HorovodBackend"),
+    "tfdist": ("hvkeras.backends.tfdist", "TfdistBackend"),
+    "local": ("hvkeras.backends.local", "LocalBackend"),
+}
+
+
+def backend_names() -> list[str]:
+    """Lists every backend's name, the built-in ones first."""
+    plugged = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in _BUILT_IN)
+    return [*_BUILT_IN, *plugged]
+
+
+def backend_class(name: str) -> type[Backend]:
+    """Finds a backend by name.
+
+    Args:
+        name: One of `backend_names()`.
+
+    Returns:
+        The class, not yet started.
+
+    Raises:
+        UsageError: There is no such backend.
+    """
+    if name in _BUILT_IN:
+        module, attribute = _BUILT_IN[name]
+        found: type[Backend] = getattr(importlib.import_module(module), attribute)
+        return found
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            plugged: type[Backend] = point.load()
+            return plugged
+    raise UsageError(explain("The backend must be one of auto, " + ", ".join(backend_names()),
+                             "pass one of these names to init(), --backend or HVKERAS_BACKEND", backend=name))

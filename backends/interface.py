@@ -1,0 +1,152 @@
+"""The one interface that every collective engine implements, and the only road to it."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from hvkeras.control.client import ControlClient
+    from hvkeras.launch_environments import Launch
+    from hvkeras.settings import Settings
+    from hvkeras.topology import Topology
+
+Tensor = Any  # tf.Tensor; TensorFlow ships no types
+
+
+class Reduction(enum.Enum):
+    """How allreduce combines the ranks' values; averages are sums divided above the interface."""
+
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can serve here, and why, in words that the command line prints."""
+
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that a backend is told when it starts.
+
+    Attributes:
+        topology: Ranks and hosts, agreed by all ranks.
+        control: The connected control channel, for exchanging addresses (never tensor data).
+        launch: How this process was launched.
+        settings: The settings in force.
+    """
+
+    topology: Topology
+    control: ControlClient
+    launch: Launch
+    settings: Settings
+
+
+class Backend(abc.ABC):
+    """One collective engine.
+
+    Every collective takes a `key`: a name that is the same on all ranks for the same collective
+    and different for any other (it is a hash of what is communicated, see `hvkeras.agreement`).
+    `ranks` are the global ranks that take part, ascending; only they call. Tensors may be eager
+    or symbolic. Collectives without a data dependency may run in any order and at the same time.
+
+    Attributes:
+        name: The name that users give to `init(backend=...)`.
+        supports_xla: Whether the collectives compile inside `jit_compile=True`.
+    """
+
+    name: ClassVar[str]
+    supports_xla: ClassVar[bool] = False
+
+    @classmethod
+    @abc.abstractmethod
+    def availability(cls) -> Availability:
+        """Says, without any side effect, whether the engine is installed here."""
+
+    @classmethod
+    @abc.abstractmethod
+    def objection(cls, launch: Launch) -> str:
+        """Says why this engine cannot serve that launch, and what would; "" when it can."""
+
+    @abc.abstractmethod
+    def start(self, start: Start) -> int:
+        """Brings the engine up on all ranks.
+
+        Returns:
+            The number of ranks that the engine itself counts; `init()` compares it.
+        """
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Takes the engine down; it may be started again later in the same process."""
+
+    @abc.abstractmethod
+    def abort(self, reason: str) -> None:
+        """Ends every collective in flight with an error; called from another thread, at most once."""
+
+    @abc.abstractmethod
+    def is_peer_failure(self, error: BaseException) -> bool:
+        """Says whether an exception is this engine's way of reporting trouble at another rank."""
+
+    @property
+    @abc.abstractmethod
+    def engine(self) -> str:
+        """What moves the bytes, in a few words, for the line that `init()` prints."""
+
+    @abc.abstractmethod
+    def add_process_set(self, ranks: Sequence[int]) -> None:
+        """Prepares collectives among a subset of the ranks; called by all ranks."""
+
+    @abc.abstractmethod
+    def remove_process_set(self, ranks: Sequence[int]) -> None:
+        """Forgets a subset; called by all ranks."""
+
+    @abc.abstractmethod
+    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+        """Reduces tensors of one dtype elementwise over `ranks`, as one bucket.
+
+        Args:
+            tensors: One or more tensors of one dtype, the same shapes on every rank.
+            key: The collective's name.
+            reduction: How to combine.
+            ranks: Who takes part.
+
+        Returns:
+            The reduced tensors, with the shapes and dtype of the given ones.
+        """
+
+    @abc.abstractmethod
+    def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
+        """Concatenates tensors along the first dimension, which may differ between ranks.
+
+        Args:
+            tensor: At least one-dimensional; other dimensions and dtype equal on every rank.
+            key: The collective's name.
+            ranks: Who takes part; their order is the order of the result.
+
+        Returns:
+            A tensor of shape `[sum of first dimensions, ...]`.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        """Gives every rank the root's tensor, of equal shape and dtype everywhere.
+
+        Args:
+            tensor: The value to send on the root; elsewhere a tensor of its shape and dtype.
+            root_rank: The global rank that sends; one of `ranks`.
+            key: The collective's name.
+            ranks: Who takes part.
+
+        Returns:
+            The root's value.
+        """

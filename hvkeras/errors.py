@@ -1,0 +1,46 @@
+"""The errors of hvkeras: the user's mistake, the machine's state, or a peer's failure."""
+
+from __future__ import annotations
+
+
+class HvkerasError(RuntimeError):
+    """Base of every error that hvkeras raises on purpose."""
+
+
+class UsageError(HvkerasError, ValueError):
+    """The caller asked for something that cannot be: a wrong argument, name or order of calls."""
+
+
+class NotInitializedError(UsageError):
+    """A function that needs the job was called before `init()` or after `shutdown()`."""
+
+
+class UnsupportedError(HvkerasError, NotImplementedError):
+    """A backend cannot do an operation; the message names both, and what to do instead."""
+
+
+class MachineError(HvkerasError):
+    """This machine lacks something that the job needs: a package, a port, a launcher's variable."""
+
+
+class PeerError(HvkerasError):
+    """Another rank is missing, failed, or does something else than this one."""
+
+
+def explain(must_hold: str, hint: str = "", **received: object) -> str:
+    """Words a message in the house form: `<what must hold>. Received: name=value. HINT: <fix>.`
+
+    Args:
+        must_hold: What has to be true, without the closing full stop.
+        hint: The literal fix, without the closing full stop; left out when empty.
+        **received: The offending values by name.
+
+    Returns:
+        The message as one line.
+    """
+    parts = [f"{must_hold}."]
+    if received:
+        parts.append("Received: " + ", ".join(f"{name}={value!r}" for name, value in received.items()) + ".")
+    if hint:
+        parts.append(f"HINT: {hint}.")
+    return " ".join(parts)

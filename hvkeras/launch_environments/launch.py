@@ -1,0 +1,50 @@
+"""What a launch environment says about this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one launch can find each other.
+
+    Attributes:
+        kind: `none` (one process), `run` (our launcher serves the control channel at `address`),
+            `mpi` (exchange over MPI), `horovod_store` (horovodrun's key-value store at `address`),
+            `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `folder` (rank 0 leaves
+            address and secret in a private shared folder, under `job`).
+        address: `host:port`, or "".
+        job: A text that tells this job from others of the same user; "" where not needed.
+    """
+
+    kind: str
+    address: str = ""
+    job: str = ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher announced to this process.
+
+    Attributes:
+        launcher: The launcher's name, as printed: `mpirun (Open MPI)`, `TF_CONFIG`, ...
+        rank: The announced rank.
+        size: The announced number of ranks.
+        rendezvous: Where the ranks meet.
+        local_rank: The announced local rank, where the launcher gives one.
+        local_size: The announced local size, where the launcher gives one.
+        cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
+        tasks: With TF_CONFIG, the name of every rank's task (`chief 0`, `worker 0`, ...).
+        mpi: Whether the process was started by an MPI launcher.
+    """
+
+    launcher: str
+    rank: int = 0
+    size: int = 1
+    rendezvous: Rendezvous = field(default_factory=lambda: Rendezvous("none"))
+    local_rank: int | None = None
+    local_size: int | None = None
+    cluster: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    mpi: bool = False

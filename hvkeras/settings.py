@@ -1,0 +1,154 @@
+"""Every setting of hvkeras in one table: name, type, default, help and Horovod's alias.
+
+A setting is an environment variable `HVKERAS_<NAME>`; some also listen to the variable that
+Horovod's users know, ours winning. Unknown `HVKERAS_*` variables and values that cannot be
+read are errors. This file and `hvkeras.launch_environments` are the only readers of the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvkeras.errors import UsageError, explain
+
+PREFIX = "HVKERAS_"
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+def _seconds(text: str) -> float:
+    value = float(text.strip().removesuffix("s"))
+    if value < 0 or value != value:
+        raise ValueError("a duration is not negative")
+    return value
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError("a size is a number and one of B, KB, MB, GB, KiB, MiB, GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _switch(text: str) -> bool:
+    value = text.strip().lower()
+    if value in ("1", "true", "yes", "on"):
+        return True
+    if value in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("a switch is on or off")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _log_level(text: str) -> str:
+    level = text.strip().upper()
+    if level not in LOG_LEVELS:
+        raise ValueError(f"a log level is one of {', '.join(LOG_LEVELS)}")
+    return level
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        name: The name without the prefix, in lower case; also the attribute of `Settings`.
+        parse: Turns the text into a value; raises ValueError when it cannot.
+        default: The value when neither variable is set.
+        help: One sentence for `--help` and the README.
+        horovod: Horovod's variable for the same thing, or "".
+        internal: Whether launchers set it, and users need not know it.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    horovod: str = ""
+    internal: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return PREFIX + self.name.upper()
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting("backend", str, "auto", "Collective engine: auto, horovod, tfdist, local or a plug-in's name."),
+    Setting("start_timeout", _seconds, 60.0, "Seconds that ranks wait for each other at start.",
+            horovod="HOROVOD_START_TIMEOUT"),
+    Setting("liveness_timeout", _seconds, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
+    Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective before a warning names who is"
+            " missing.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
+    Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective before the job ends; 0 waits"
+            " for ever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    Setting("exit_grace", _seconds, 3.0, "Seconds that a surviving rank has to unwind after another rank failed."),
+    Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
+            " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
+    Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
+    Setting("bucket_size", _size, 25 * 1024**2, "Bytes of gradients fused into one collective (for example 25MiB).",
+            horovod="HOROVOD_FUSION_THRESHOLD"),
+    Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
+            " commas."),
+    Setting("secret", str, "", "The job's secret, the same on every rank; needed by TF_CONFIG jobs on several hosts."),
+    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where TF_CONFIG and Slurm jobs leave the"
+            " job's secret."),
+    Setting("run_rank", int, None, "Rank, set by `hvkeras run`.", internal=True),
+    Setting("run_size", int, None, "Number of ranks, set by `hvkeras run`.", internal=True),
+    Setting("run_local_rank", int, None, "Local rank, set by `hvkeras run`.", internal=True),
+    Setting("run_local_size", int, None, "Ranks on this host, set by `hvkeras run`.", internal=True),
+    Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
+)
+
+
+class Settings:
+    """The settings in force, one attribute a row of `TABLE`; read-only.
+
+    Example:
+        >>> Settings({"HVKERAS_BUCKET_SIZE": "64MB"}).bucket_size
+        64000000
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Raises:
+        UsageError: A `HVKERAS_*` variable is unknown or cannot be read.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        known = {row.variable for row in TABLE}
+        for variable in environ:
+            if variable.startswith(PREFIX) and variable not in known:
+                near = difflib.get_close_matches(variable, known, n=1)
+                hint = f"did you mean {near[0]}" if near else "the valid names are " + ", ".join(sorted(known))
+                raise UsageError(explain(f"Variables that begin with {PREFIX} are settings of hvkeras", hint,
+                                         variable=variable))
+        for row in TABLE:
+            self.__dict__[row.name] = _value(row, environ)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no setting is called {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("settings are read-only; set the environment variable before init()")
+
+
+def _value(row: Setting, environ: Mapping[str, str]) -> Any:
+    for variable in filter(None, (row.variable, row.horovod)):
+        text = environ.get(variable, "")
+        if text.strip():
+            try:
+                return row.parse(text)
+            except ValueError as error:
+                raise UsageError(explain(f"{variable} must be readable ({error})", row.help.rstrip("."),
+                                         value=text)) from None
+    return row.default

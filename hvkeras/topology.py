@@ -1,0 +1,69 @@
+"""Who is where: ranks, their hosts, and the numbers that follow from both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This rank's place in the job.
+
+    Attributes:
+        rank: This process's number, from 0 to `size - 1`.
+        size: How many processes train together.
+        local_rank: This process's number among those of its host.
+        local_size: How many processes run on this host.
+        cross_rank: This host's number among the hosts that have a process of this local rank.
+        cross_size: How many hosts have a process of this local rank.
+        hosts: The host name of each rank, in rank order.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    hosts: tuple[str, ...]
+
+    @property
+    def host(self) -> str:
+        """The name of the host this rank runs on."""
+        return self.hosts[self.rank]
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether every host runs the same number of ranks."""
+        return len({self.hosts.count(host) for host in self.hosts}) == 1
+
+
+def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[str] | None = None) -> Topology:
+    """Derives every rank number from the list of hosts.
+
+    Ranks of one host are numbered in rank order. Cross ranks count the hosts, in the order of
+    their first rank, that have at least `local_rank + 1` processes (Horovod's definition).
+
+    Args:
+        rank: This process's rank.
+        hosts: The host name of each rank, in rank order.
+        identities: What tells hosts apart, in rank order, when names alone do not (several
+            machines may all be called `localhost`); the names by default.
+
+    Returns:
+        The topology as this rank sees it.
+    """
+    keys = list(identities if identities is not None else hosts)
+    local_ranks = [keys[:index].count(key) for index, key in enumerate(keys)]
+    local_rank = local_ranks[rank]
+    same_column = [keys[index] for index, number in enumerate(local_ranks) if number == local_rank]
+    return Topology(
+        rank=rank,
+        size=len(keys),
+        local_rank=local_rank,
+        local_size=keys.count(keys[rank]),
+        cross_rank=same_column.index(keys[rank]),
+        cross_size=len(same_column),
+        hosts=tuple(hosts),
+    )
