@@ -1,0 +1,126 @@
+"""What the ranks are about to communicate, so that a difference is an error and never a hang.
+
+A `Plan` says what one collective (or one bucket of gradients) consists of; its key is a hash of
+that content, so data of different plans can never mix. Just before a collective runs, the rank
+counts that it enters the plan. The counts travel with the heartbeats of the control channel, and
+its server sees who waits for whom in what: it names ranks that run different plans, ranks that
+are late, and ranks that have left (`hvkeras.control.waits`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The content of one collective.
+
+    Attributes:
+        operation: `allreduce`, `allgather` or `broadcast`, with what qualifies it (`allreduce sum`).
+        names: The tensors' names, in the order in which they are fused.
+        dtypes: Their dtypes' names.
+        shapes: Their static shapes; an unknown dimension is None, and so is an unknown shape.
+        ranks: The global ranks that take part, ascending.
+        label: How messages call it: `gradients of Adam`, `allreduce "loss"`.
+    """
+
+    operation: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int | None, ...] | None, ...]
+    ranks: tuple[int, ...]
+    label: str = field(compare=False)
+
+    @classmethod
+    def of(
+        cls, operation: str, tensors: Sequence[Any], ranks: Sequence[int], label: str, names: Sequence[str] | None = None
+    ) -> Plan:
+        """Describes tensors that are about to be communicated.
+
+        Args:
+            operation: The collective with what qualifies it.
+            tensors: `tf.Tensor`s, eager or symbolic.
+            ranks: The global ranks that take part.
+            label: How messages call it.
+            names: The tensors' names; `label` alone for a single unnamed tensor.
+        """
+        return cls(
+            operation,
+            tuple(names if names is not None else [label] * len(tensors)),
+            tuple(tensor.dtype.name for tensor in tensors),
+            tuple(None if tensor.shape.rank is None else tuple(tensor.shape.as_list()) for tensor in tensors),
+            tuple(ranks),
+            label,
+        )
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the content: equal on all ranks exactly when their plans are."""
+        content = json.dumps([self.operation, self.names, self.dtypes, self.shapes, self.ranks])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain data, for the control channel."""
+        return {
+            "operation": self.operation,
+            "label": self.label,
+            "ranks": list(self.ranks),
+            "tensors": [
+                f"{name} {dtype}{'[?]' if shape is None else list(shape)}"
+                for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True)
+            ],
+        }
+
+
+class EntryCounts:
+    """How often this rank entered each plan: counted in graphs by a variable, in eager mode by a number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._plans: dict[str, Plan] = {}
+        self._eager: dict[str, int] = {}
+        self._graph: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def entering(self, plan: Plan) -> Iterator[None]:
+        """Counts one entry of `plan`, now or whenever the graph under construction runs, before the body's ops.
+
+        Example:
+            with context.current().entries.entering(plan):
+                reduced = backend.allreduce(tensors, plan.key, Reduction.SUM, plan.ranks)
+        """
+        with self._lock:
+            self._plans.setdefault(plan.key, plan)
+        if tf.executing_eagerly():
+            with self._lock:
+                self._eager[plan.key] = self._eager.get(plan.key, 0) + 1
+            yield
+            return
+        with tf.control_dependencies([self._counter(plan).assign_add(1)]):
+            yield
+
+    def _counter(self, plan: Plan) -> Any:
+        with self._lock:
+            if plan.key not in self._graph:
+                with tf.init_scope(), tf.device("/CPU:0"):
+                    self._graph[plan.key] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvkeras_entries")
+            return self._graph[plan.key]
+
+    def snapshot(self) -> dict[str, tuple[int, Plan]]:
+        """Reads every count; called from the heartbeat thread."""
+        with self._lock:
+            plans, eager, graph = dict(self._plans), dict(self._eager), dict(self._graph)
+        return {
+            key: (eager.get(key, 0) + (int(graph[key].numpy()) if key in graph else 0), plan)
+            for key, plan in plans.items()
+        }
