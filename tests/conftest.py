@@ -1,0 +1,97 @@
+"""Fixtures for all tests: jobs of several ranks (see `harness`), and guards against leaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import LaunchError, Outcome, leaks, start_job
+
+
+@pytest.fixture
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
+    """Runs a job to its end: `launch(launcher, script, arguments, np=2, ...)`, as `harness.start_job`."""
+    return _launcher(tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture(scope="session")
+def launch_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
+    """As `launch`, but a job with the same arguments runs once a session; its failure fails every user."""
+    run = _launcher(tmp_path_factory.mktemp("shared-jobs"))
+    done: dict[str, Outcome | LaunchError] = {}
+
+    def once(*args: Any, **kwargs: Any) -> Outcome:
+        key = repr((args, sorted(kwargs.items())))
+        if key not in done:
+            try:
+                done[key] = run(*args, **kwargs)
+            except LaunchError as error:
+                done[key] = error
+        outcome = done[key]
+        if isinstance(outcome, LaunchError):
+            raise outcome
+        return outcome
+
+    return once
+
+
+def _launcher(folder: Path) -> Callable[..., Outcome]:
+    def run(launcher: str, script: Path, arguments: tuple[str, ...] = (), **options: Any) -> Outcome:
+        with start_job(launcher, script, arguments, folder=folder, **options) as job:
+            outcome = job.wait()
+        if outcome.orphans:
+            raise LaunchError(f"the job left processes behind: {outcome.orphans}\n{outcome.report()}")
+        return outcome
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_environment() -> Iterator[None]:
+    """A test leaves the environment as it was; the next one gets it as it was in any case."""
+    before = leaks.environment()
+    yield
+    after = leaks.environment()
+    changed = {name: (before.get(name), after.get(name)) for name in before.keys() | after.keys()
+               if before.get(name) != after.get(name)}
+    for name, (old, _) in changed.items():
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old
+    assert not changed, f"the test changed environment variables (before, after): {changed}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """A test ends the threads it starts."""
+    before = leaks.threads()
+    yield
+    left = leaks.left_after_grace(leaks.threads, before)
+    assert not left, f"the test left threads running: {sorted(thread.name for thread in left)}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_processes() -> Iterator[None]:
+    """A test ends the processes it starts."""
+    before = leaks.children()
+    yield
+    left = leaks.left_after_grace(leaks.children, before)
+    for process in left:
+        process.kill()
+    assert not left, f"the test left child processes running: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_files() -> Iterator[None]:
+    """A test writes to its temporary folders only: not to the current one, not to /dev/shm."""
+    folder, files, segments = os.getcwd(), leaks.files(), leaks.shared_memory()
+    yield
+    assert os.getcwd() == folder, f"the test changed the current folder to {os.getcwd()}"
+    left = leaks.files() - files
+    assert not left, f"the test left files in {folder}: {sorted(left)}"
+    ours = {name for name in leaks.left_after_grace(leaks.shared_memory, segments) if not leaks.is_foreign(name)}
+    assert not ours, f"the test left shared memory in /dev/shm: {sorted(ours)}"

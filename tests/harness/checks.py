@@ -1,0 +1,74 @@
+"""The worker's side of one launch with many checks; see the package's docstring."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.launchers import announced_rank
+
+RESULTS = "HARNESS_RESULTS"
+Check = TypeVar("Check", bound=Callable[[], Any])
+_checks: list[Callable[[], Any]] = []
+
+
+def check(function: Check) -> Check:
+    """Registers a function without parameters; its return value becomes its result."""
+    _checks.append(function)
+    return function
+
+
+def names_of_checks(script: Path) -> list[str]:
+    """Lists a worker script's checks without running it, for `pytest.mark.parametrize`."""
+    return [
+        node.name
+        for node in ast.parse(script.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(mark, ast.Name) and mark.id == "check" for mark in node.decorator_list)
+    ]
+
+
+def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any] | None = None) -> None:
+    """Runs every registered check, writing each result as soon as it is there.
+
+    Args:
+        before: Called first, `hvd.init` as a rule.
+        after: Called last, `hvd.shutdown` as a rule.
+
+    Raises:
+        Exception: Whatever a check raised, after noting it: the job ends with it.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    path = Path(os.environ[RESULTS]) / f"rank.{announced_rank(os.environ) or 0}.json"
+    if before is not None:
+        before()
+    for function in _checks:
+        try:
+            results[function.__name__] = {"value": _plain(function())}
+        except BaseException:
+            results[function.__name__] = {"error": traceback.format_exc()}
+            raise
+        finally:
+            path.write_text(json.dumps(results))
+    if after is not None:
+        after()
+
+
+def _plain(value: Any) -> Any:
+    """Turns tensors, arrays and tuples into what JSON holds."""
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode()
+    return value

@@ -1,0 +1,268 @@
+"""One job of several ranks: started, watched until it ends or its deadline passes, and cleaned up after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.checks import RESULTS
+from harness.launchers import Command, announced_rank, clean_environment, commands
+from harness.processes import MARK, dump_stacks, end_marked, marked
+
+_POLL_SECONDS = 0.1
+_RANK_TAG = re.compile(r"\[[\d,]+\]<std(?:out|err)>:")  # horovodrun asks for these, and they reach the files
+_FAILED = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error|^\*\*\* Process received signal", re.M)
+
+
+class LaunchError(AssertionError):
+    """A job did not end as the test expects; the message carries the logs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished job left.
+
+    Attributes:
+        np: How many ranks it had.
+        exit_codes: Exit code of each process the harness started, in that order: the launcher's alone,
+            or with TF_CONFIG every rank's. A negative code is a signal.
+        seconds: How long it ran.
+        output: What the launcher itself printed, stdout and stderr together; "" with TF_CONFIG.
+        first_failing: The rank whose log showed a failure first, or None.
+        orphans: Processes that outlived the launcher and had to be killed.
+        folder: Where its logs and results lie.
+        cwd: The ranks' working folder, kept until the test session ends.
+    """
+
+    np: int
+    exit_codes: tuple[int, ...]
+    seconds: float
+    output: str
+    first_failing: int | None
+    orphans: tuple[str, ...]
+    folder: Path
+    cwd: Path
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code: the first one that is not 0, else 0."""
+        return next((code for code in self.exit_codes if code), 0)
+
+    def stdout(self, rank: int) -> str:
+        """What a rank printed to standard output."""
+        return read_log(self.folder, rank, "stdout")
+
+    def stderr(self, rank: int) -> str:
+        """What a rank printed to standard error."""
+        return read_log(self.folder, rank, "stderr")
+
+    def results(self, check: str) -> list[Any]:
+        """The value of a check on each rank, in rank order.
+
+        Raises:
+            LaunchError: The check raised on a rank, or never ran there.
+        """
+        found = []
+        for rank in range(self.np):
+            path = self.folder / "results" / f"rank.{rank}.json"
+            results = json.loads(path.read_text()) if path.exists() else {}
+            errors = [f"check {name} raised:\n{one['error']}" for name, one in results.items() if "error" in one]
+            if "value" not in results.get(check, {}):
+                reason = "\n".join(errors) or self.stderr(rank)[-3000:]
+                raise LaunchError(f"rank {rank} has no result of {check}: {reason}\n{self.report()}")
+            found.append(results[check]["value"])
+        return found
+
+    def report(self) -> str:
+        """The failure in words: the first failing rank's log, then the launcher's, then the other ranks'."""
+        first = 0 if self.first_failing is None else self.first_failing
+        order = [first, *(rank for rank in range(self.np) if rank != first)]
+        parts = [f"exit codes {list(self.exit_codes)} after {self.seconds:.1f} s; logs in {self.folder}"]
+        if self.first_failing is not None:
+            parts.append(f"the first failing rank is {self.first_failing}")
+        for rank in order:
+            lines = 60 if rank == first else 15
+            parts.append(f"--- rank {rank}, end of stderr:\n{_tail(self.stderr(rank), lines)}")
+            parts.append(f"--- rank {rank}, end of stdout:\n{_tail(self.stdout(rank), 10)}")
+        parts.insert(4, f"--- launcher:\n{_tail(self.output, 30)}")
+        return "\n".join(parts)
+
+
+class Job:
+    """A running job; made by `start_job`."""
+
+    def __init__(self, np: int, folder: Path, expect_failure: bool, deadline: float) -> None:
+        self.np, self.folder, self.cwd, self.expect_failure = np, folder, folder / "cwd", expect_failure
+        self._mark = uuid.uuid4().hex
+        self._began = time.monotonic()
+        self._ends = self._began + deadline
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ranks: list[int | None] = []
+        self._first_failing: int | None = None
+        # Short and in memory: Open MPI puts sockets and shared segments there.
+        self._scratch = Path(tempfile.mkdtemp(prefix="harness-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+        for path in (self.cwd, folder / "results", folder / "logs"):
+            path.mkdir(parents=True)
+
+    def start(self, command: Command, env: Mapping[str, str]) -> None:
+        """Starts one process of the job in a session of its own."""
+        environment = clean_environment(self._scratch) | dict(command.environment) | dict(env)
+        environment |= {MARK: self._mark, RESULTS: str(self.folder / "results")}
+        logs = self.folder / ("launcher" if command.rank is None else f"logs/rank.{command.rank}")
+        logs.mkdir(parents=True)
+        self._ranks.append(command.rank)
+        with open(logs / "stdout", "wb") as out, open(logs / "stderr", "wb") as err:
+            self._processes.append(
+                subprocess.Popen(
+                    command.arguments,
+                    cwd=self.cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err if command.rank is not None else out,
+                    start_new_session=True,
+                )
+            )
+
+    def launcher(self) -> subprocess.Popen[bytes]:
+        """The launcher's process (with TF_CONFIG, the first rank's)."""
+        return self._processes[0]
+
+    def pid(self, rank: int) -> int:
+        """The process id of a rank, waiting until it is there."""
+        while True:
+            ranks = [process for process, environ in marked(self._mark) if announced_rank(environ) == rank]
+            pids = {process.pid for process in ranks}
+            top = [process.pid for process in ranks if process.ppid() not in pids and "python" in process.name()]
+            if top:
+                return int(top[0])
+            self._wait_a_moment(f"rank {rank} never started")
+
+    def wait_for(self, rank: int, text: str, stream: str = "stdout") -> None:
+        """Waits until a rank has printed a text."""
+        while text not in read_log(self.folder, rank, stream):
+            self._wait_a_moment(f"rank {rank} never printed {text!r} to {stream}")
+
+    def wait(self, deadline: float | None = None) -> Outcome:
+        """Waits for the end of the job.
+
+        Args:
+            deadline: Seconds from now in which it must end; by default the job's own deadline stands.
+
+        Raises:
+            LaunchError: It outlived its deadline, or did not end as expected.
+        """
+        if deadline is not None:
+            self._ends = time.monotonic() + deadline
+        while any(process.poll() is None for process in self._processes):
+            self._note_first_failure()
+            if not self.expect_failure and any(process.poll() for process in self._processes):
+                break  # a rank has failed and nobody expects that: the others need not go on
+            self._wait_a_moment("the job never ended")
+        outcome = self._finish()
+        if bool(outcome.exit_code) != self.expect_failure:
+            raise LaunchError(f"the job should {'fail' if self.expect_failure else 'succeed'}: {outcome.report()}")
+        return outcome
+
+    def _wait_a_moment(self, complaint: str) -> None:
+        if time.monotonic() > self._ends:
+            dump_stacks(self._mark)
+            time.sleep(1)
+            outcome = self._finish()
+            raise LaunchError(f"{complaint} before its deadline: {outcome.report()}")
+        time.sleep(_POLL_SECONDS)
+
+    def _note_first_failure(self) -> None:
+        if self._first_failing is None:
+            failing = [rank for rank in range(self.np) if _FAILED.search(read_log(self.folder, rank, "stderr"))]
+            failed = [rank for rank, process in zip(self._ranks, self._processes, strict=True) if process.poll()]
+            self._first_failing = next((rank for rank in [*failing, *failed] if rank is not None), None)
+
+    def _finish(self) -> Outcome:
+        seconds = time.monotonic() - self._began
+        running = any(process.poll() is None for process in self._processes)
+        orphans = end_marked(self._mark, grace=0.0 if running else 2.0)
+        codes = tuple(process.wait(timeout=10) for process in self._processes)
+        self._note_first_failure()
+        output = self.folder / "launcher" / "stdout"
+        text = output.read_text(errors="replace") if output.exists() else ""
+        return Outcome(self.np, codes, seconds, text, self._first_failing, tuple(() if running else orphans),
+                       self.folder, self.cwd)
+
+    def clean_up(self) -> None:
+        """Ends whatever is left of the job."""
+        end_marked(self._mark)
+        for process in self._processes:
+            process.wait(timeout=10)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def start_job(
+    launcher: str,
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    np: int,
+    folder: Path,
+    backend: str = "",
+    env: Mapping[str, str] | None = None,
+    rank_env: Mapping[int, Mapping[str, str]] | None = None,
+    start_order: Sequence[int] | None = None,
+    start_delay: float = 0.0,
+    expect_failure: bool = False,
+    deadline: float = 240.0,
+) -> Iterator[Job]:
+    """Starts a job, and cleans up after it.
+
+    Args:
+        launcher: One of `LAUNCHERS`.
+        script: What every rank runs.
+        arguments: The script's arguments.
+        np: How many ranks.
+        folder: Where a fresh folder for the job's logs and results is made.
+        backend: What `HVKERAS_BACKEND` says; unset when empty.
+        env: More environment variables for all.
+        rank_env: More environment variables for single ranks; with `tf_config` only.
+        start_order: Which ranks are started, in which order; with `tf_config` only.
+        start_delay: Seconds between two starts; with `tf_config` only.
+        expect_failure: Whether the job must fail rather than succeed.
+        deadline: Seconds after which the job is ended and the test fails.
+
+    Yields:
+        The running job.
+    """
+    job = Job(np, Path(tempfile.mkdtemp(prefix=f"{launcher}-", dir=folder)), expect_failure, deadline)
+    extra = dict(env or {}) | ({"HVKERAS_BACKEND": backend} if backend else {})
+    try:
+        found = commands(launcher, np, [str(script), *arguments], job.folder / "logs")
+        for command in [found[rank] for rank in start_order] if start_order is not None else found:
+            job.start(command, extra | dict((rank_env or {}).get(-1 if command.rank is None else command.rank, {})))
+            time.sleep(start_delay)
+        yield job
+    finally:
+        job.clean_up()
+
+
+def read_log(folder: Path, rank: int, stream: str) -> str:
+    """Reads a rank's log, wherever below `logs` its launcher put it."""
+    for path in sorted((folder / "logs").glob(f"**/{stream}")):
+        match = re.fullmatch(r"rank\.(\d+)", path.parent.name)
+        if match and int(match[1]) == rank:
+            return _RANK_TAG.sub("", path.read_text(errors="replace"))
+    return ""
+
+
+def _tail(text: str, lines: int) -> str:
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,104 @@
+"""The launchers' command lines, and the environment in which they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
+ENGINES = ("tfdist", "horovod")
+PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
+
+BIN = Path(sys.executable).parent
+TESTS = Path(__file__).resolve().parent.parent
+_FOREIGN = re.compile(
+    r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS)_|(TF_CONFIG|PYTHONPATH|OMP_NUM_THREADS)$"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process that starts a job or a part of it.
+
+    Attributes:
+        arguments: The command line.
+        environment: What it needs beyond the clean environment.
+        rank: The rank it is, when it is one by itself.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    rank: int | None = None
+
+
+def clean_environment(folder: Path) -> dict[str, str]:
+    """This process's environment without any launcher's variables, with temporary files going to `folder`."""
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+    return kept | {
+        "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}",
+        "PYTHONPATH": str(TESTS),
+        "PYTHONFAULTHANDLER": "1",  # a job that outlives its deadline prints its stacks on SIGABRT
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(folder),
+        "OMPI_MCA_btl_vader_backing_directory": str(folder),  # else killed ranks leave segments in /dev/shm
+    }
+
+
+def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[Command]:
+    """Words the command lines that start `np` ranks of a script.
+
+    Args:
+        launcher: One of `LAUNCHERS`.
+        np: How many ranks.
+        script: The Python script and its arguments.
+        logs: Where the launcher keeps a log for each rank, as `rank.<n>/stdout` and `stderr`.
+
+    Returns:
+        One command, or with TF_CONFIG, where nothing launches, one a rank.
+    """
+    python = (sys.executable, *script)
+    ranks = ("-np", str(np), "--output-filename", str(logs))
+    if launcher == "hvkeras_run":
+        return [Command((str(BIN / "hvkeras"), "run", *ranks, *python))]
+    if launcher == "mpirun":
+        flags = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+        return [Command((str(BIN / "mpirun"), *flags, *ranks, *python))]
+    if launcher in ("horovodrun_mpi", "horovodrun_gloo"):
+        return [Command((str(BIN / "horovodrun"), "--" + launcher.split("_")[1], *ranks, *python))]
+    if launcher == "tf_config":
+        cluster = {"worker": [f"localhost:{port}" for port in free_ports(np)]}
+        return [
+            Command(python, {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}, rank)
+            for rank in range(np)
+        ]
+    raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}. Received: launcher={launcher!r}.")
+
+
+def free_ports(count: int) -> list[int]:
+    """Finds ports that nobody listens on, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def announced_rank(environ: Mapping[str, str]) -> int | None:
+    """Reads the rank that a launcher announced to a process; None where there is none."""
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK"):
+        if environ.get(name):
+            return int(environ[name])
+    if environ.get("TF_CONFIG"):
+        config = json.loads(environ["TF_CONFIG"])
+        task, has_chief = config["task"], bool(config["cluster"].get("chief"))
+        return 0 if task["type"] == "chief" else int(task["index"]) + has_chief
+    return None

@@ -1,0 +1,42 @@
+"""A rank without TensorFlow that does what its first argument says; for the harness's own tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from harness.checks import check, run_checks
+from harness.launchers import announced_rank
+
+RANK = announced_rank(os.environ)
+
+
+@check
+def rank_and_folder() -> tuple[int | None, str]:
+    """What the rank knows of itself."""
+    return RANK, os.getcwd()
+
+
+@check
+def a_set_of_variables() -> list[str]:
+    """Which launchers' variables it sees."""
+    return sorted(name.split("_")[0] for name in os.environ if name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "TF_CONFIG"))
+
+
+@check
+def raises_on_rank_1() -> None:
+    """Fails on one rank, when told so."""
+    if sys.argv[1] == "raise" and RANK == 1:
+        raise ValueError("rank 1 was told to raise")
+
+
+if __name__ == "__main__":
+    print(f"rank {RANK} speaks", flush=True)
+    if sys.argv[1] == "orphan" and RANK == 0:
+        subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while sys.argv[1] == "sleep":
+        time.sleep(0.1)
+    run_checks()
