@@ -27,23 +27,28 @@ class Plan:
 
     Attributes:
         operation: `allreduce`, `allgather` or `broadcast`, with what qualifies it (`allreduce sum`).
-        names: The tensors' names, in the order in which they are fused.
+        names: The tensors' names, in the order in which they are fused; for messages alone, since
+            Keras numbers the names of equal models differently (`dense`, `dense_1`).
         dtypes: Their dtypes' names.
         shapes: Their static shapes; an unknown dimension is None, and so is an unknown shape.
         ranks: The global ranks that take part, ascending.
         label: How messages call it: `gradients of Adam`, `allreduce "loss"`.
+        identity: What tells it from collectives of the same content: the name that the user gave
+            it, or its number among the equal ones of a graph.
     """
 
     operation: str
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int | None, ...] | None, ...]
     ranks: tuple[int, ...]
     label: str = field(compare=False)
+    identity: str = ""
 
     @classmethod
     def of(
-        cls, operation: str, tensors: Sequence[Any], ranks: Sequence[int], label: str, names: Sequence[str] | None = None
+        cls, operation: str, tensors: Sequence[Any], ranks: Sequence[int], label: str,
+        names: Sequence[str] | None = None, identity: str = "",
     ) -> Plan:
         """Describes tensors that are about to be communicated.
 
@@ -53,6 +58,7 @@ class Plan:
             ranks: The global ranks that take part.
             label: How messages call it.
             names: The tensors' names; `label` alone for a single unnamed tensor.
+            identity: What tells it from collectives of the same content.
         """
         return cls(
             operation,
@@ -61,12 +67,13 @@ class Plan:
             tuple(None if tensor.shape.rank is None else tuple(tensor.shape.as_list()) for tensor in tensors),
             tuple(ranks),
             label,
+            identity,
         )
 
     @cached_property
     def key(self) -> str:
         """A hash of the content: equal on all ranks exactly when their plans are."""
-        content = json.dumps([self.operation, self.names, self.dtypes, self.shapes, self.ranks])
+        content = json.dumps([self.operation, self.identity, self.dtypes, self.shapes, self.ranks])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
