@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness import LaunchError, Outcome, leaks, start_job
 
 

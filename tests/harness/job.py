@@ -22,7 +22,7 @@ from harness.processes import MARK, dump_stacks, end_marked, marked
 
 _POLL_SECONDS = 0.1
 _RANK_TAG = re.compile(r"\[[\d,]+\]<std(?:out|err)>:")  # horovodrun asks for these, and they reach the files
-_FAILED = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error|^\*\*\* Process received signal", re.M)
+_FAILED = re.compile(r"(?m)Traceback \(most recent call last\)|^Fatal Python error|^\*\*\* Process received signal")
 
 
 class LaunchError(AssertionError):

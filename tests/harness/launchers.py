@@ -73,10 +73,8 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[
         return [Command((str(BIN / "horovodrun"), "--" + launcher.split("_")[1], *ranks, *python))]
     if launcher == "tf_config":
         cluster = {"worker": [f"localhost:{port}" for port in free_ports(np)]}
-        return [
-            Command(python, {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}, rank)
-            for rank in range(np)
-        ]
+        tasks = [{"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(np)]
+        return [Command(python, {"TF_CONFIG": json.dumps(task)}, rank) for rank, task in enumerate(tasks)]
     raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}. Received: launcher={launcher!r}.")
 
 

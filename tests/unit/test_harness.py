@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from harness import LaunchError, Outcome, start_job
 from harness.checks import names_of_checks
 
@@ -69,7 +70,7 @@ def test_a_rank_can_be_killed_from_outside(launcher: str, tmp_path: Path) -> Non
 
 
 def test_an_orphan_is_found_and_killed(launch: Callable[..., Outcome]) -> None:
-    with pytest.raises(LaunchError, match="left processes behind.*sleep 600"):
+    with pytest.raises(LaunchError, match=r"left processes behind.*sleep 600"):
         launch("tf_config", BEHAVE, ("orphan",), np=2)
 
 
