@@ -1,0 +1,103 @@
+# make train   a Keras model on two processes, from nothing but Python
+# make test    all tests, with Horovod and Open MPI
+# make lint    ruff, mypy, and clang-format where there is C++
+# make wheel   the wheel, in dist/
+#
+# Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
+# PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
+
+.PHONY: train test test-newest test-oldest lint wheel clean
+.DELETE_ON_ERROR:
+SHELL := bash
+comma := ,
+
+VENV := .venv
+OLDEST := .venv-oldest
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
+	$(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
+TESTED_TENSORFLOW := 2.21
+OLDEST_TENSORFLOW := 2.16
+FLAVOUR := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
+PACKAGE_cpu := tensorflow-cpu
+PACKAGE_tensorflow := tensorflow
+PACKAGE_cuda := tensorflow[and-cuda]
+
+# -I keeps the checkout's hvkeras/ out of sys.path, where it would hide the installed package.
+python = $(1)/bin/python -I
+pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet
+# Reinstalls the package itself; its dependencies only where they are missing.
+install_hvkeras = $(call pip,$(1)) --no-build-isolation ".$(2)"
+
+train: $(VENV)/.has-hvkeras
+	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
+
+# The build of Horovod takes minutes, on all cores in bursts: the other environment is made meanwhile.
+test:
+	+$(MAKE) --no-print-directory -j2 $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
+	+$(MAKE) --no-print-directory test-newest
+	+$(MAKE) --no-print-directory test-oldest
+
+test-newest: $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod
+	$(VENV)/bin/pytest
+
+# The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
+test-oldest: $(OLDEST)/.has-hvkeras
+	$(OLDEST)/bin/pytest -m oldest -k "not horovod and not mpirun"
+
+lint: $(VENV)/.has-lint-tools hvkeras/backends
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy -p hvkeras
+	$(VENV)/bin/mypy examples tests
+	@sources=$$(git ls-files '*.cc' '*.h' '*.cpp' '*.hpp'); [ -z "$$sources" ] || clang-format --dry-run --Werror $$sources
+
+wheel: $(VENV)/.has-tensorflow
+	$(call python,$(VENV)) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist .
+	@ls dist/*.whl
+
+clean:
+	rm -rf build dist $(VENV) $(OLDEST)
+
+$(VENV)/.has-python $(OLDEST)/.has-python: %/.has-python: | tools/make_venv.sh
+	tools/make_venv.sh $*
+	touch $@
+
+# tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
+$(VENV)/.has-tensorflow: $(VENV)/.has-python
+	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
+	$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
+	$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
+	touch $@
+
+$(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(SOURCES)
+	@echo "Installing hvkeras"
+	$(call install_hvkeras,$(VENV),)
+	touch $@
+
+$(VENV)/.has-test-tools: pyproject.toml | $(VENV)/.has-hvkeras
+	$(call install_hvkeras,$(VENV),[test$(comma)mpi])
+	touch $@
+
+$(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
+	@missing=$$(for tool in g++ make; do command -v $$tool >/dev/null || echo $$tool; done); \
+	  [ -z "$$missing" ] || tools/system_packages.sh $$missing
+	$(call python,$(VENV)) -m hvkeras.build_horovod --with-mpi
+	touch $@
+
+$(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
+	$(call install_hvkeras,$(VENV),[lint])
+	touch $@
+
+$(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
+	@echo "Installing tensorflow-cpu $(OLDEST_TENSORFLOW)"
+	$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
+	$(call pip,$(OLDEST)) --no-deps "tf_keras==$(OLDEST_TENSORFLOW).*"
+	touch $@
+
+$(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(SOURCES)
+	$(call install_hvkeras,$(OLDEST),[test])
+	touch $@
+
+# With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the
+# wheel and the source distribution leave it out.
+hvkeras/backends:
+	ln -s ../backends $@

@@ -1,0 +1,86 @@
+"""The command `python -m hvkeras.build_horovod`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from rich.console import Console
+
+from hvkeras.build_horovod import building, record
+from hvkeras.build_horovod.prerequisites import build_environment, find_prerequisites
+from hvkeras.errors import HvkerasError, MachineError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's options."""
+    options = argparse.ArgumentParser(
+        prog="python -m hvkeras.build_horovod",
+        description="Build Horovod 0.28.1 against the installed TensorFlow (2.16 to 2.21), with Gloo, and with MPI"
+        " where mpicxx is found. It takes a few minutes. After an upgrade of TensorFlow it has to be built again.",
+    )
+    mpi = options.add_mutually_exclusive_group()
+    mpi.add_argument("--with-mpi", dest="mpi", action="store_true", default=None,
+                     help="fail rather than build without MPI")
+    mpi.add_argument("--without-mpi", dest="mpi", action="store_false",
+                     help="leave MPI out, even where it is installed")
+    options.add_argument("--cuda", nargs="?", const="", metavar="FOLDER",
+                         help="build with NCCL for GPUs, optionally with the CUDA toolkit of that folder (not tested)")
+    options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
+                         help="compilers that run at once (default: one a core, %(default)s here)")
+    options.add_argument("--force", action="store_true", help="build even if the installed one would do")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    options = parser().parse_args(arguments)
+    console = Console(soft_wrap=True)
+    try:
+        return _build(options, console)
+    except HvkerasError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+def _build(options: argparse.Namespace, console: Console) -> int:
+    environ = build_environment(os.environ)
+    found = find_prerequisites(options.mpi, options.cuda, environ)
+    if not options.force and options.cuda is None and (built := _usable(bool(found.mpi), environ)):
+        console.print(f"Horovod is already built against TensorFlow {found.tensorflow}, with {built}.", highlight=False)
+        return 0
+    for notice in found.notices:
+        console.print(notice, highlight=False)
+    building.install_packages(found.missing_packages, environ, console)
+    console.print(f"Building Horovod 0.28.1 against TensorFlow {found.tensorflow} with {found.compiler}"
+                  f" ({'MPI and Gloo' if found.mpi else 'Gloo'}); this takes some minutes.", highlight=False)
+    building.build(found, max(options.jobs, 1), options.cuda, environ, console)
+    features = building.verify(bool(found.mpi), environ)
+    record.write_record(found.tensorflow, features)
+    console.print(f"Horovod is built and imports, with {_words(features)}.", highlight=False)
+    return 0
+
+
+def _usable(with_mpi: bool, environ: dict[str, str]) -> str:
+    """What the installed Horovod was built with, in words; "" when there is none that would do."""
+    noted = record.read_record()
+    try:
+        if not noted or record.outdated() or noted["horovod"] != metadata.version("horovod"):
+            return ""
+        return _words(building.verify(with_mpi, environ))
+    except (MachineError, metadata.PackageNotFoundError):
+        return ""
+
+
+def _words(features: dict[str, bool]) -> str:
+    return ", ".join(name.upper() if name != "gloo" else "Gloo" for name, has in features.items() if has)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The build itself: pip and cmake in a child process, with their progress shown and their output kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from hvkeras.build_horovod.prerequisites import Prerequisites
+from hvkeras.build_horovod.stubs import write_stubs
+from hvkeras.errors import MachineError, explain
+
+HOROVOD = "horovod==0.28.1"
+_PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]\s*(.*)")
+_LINES_OF_FAILURE = 40
+_PLAIN_STEP = 10
+
+
+def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | None,
+                      environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that tell Horovod's build what to do.
+
+    Args:
+        found: The machine's compiler and MPI.
+        stubs: The folder of stand-in headers.
+        jobs: How many compilers run at once.
+        cuda: The CUDA toolkit's folder, "" for its default place, None for no GPU.
+        environ: The environment, whose `CXXFLAGS` come after ours.
+
+    Returns:
+        Variables to be set on top of the environment.
+    """
+    variables = {
+        "CXX": found.compiler,
+        "CXXFLAGS": f"-I{stubs} {environ.get('CXXFLAGS', '')}".strip(),
+        "MAKEFLAGS": f"-j{jobs}",
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI" if found.mpi else "HOROVOD_WITHOUT_MPI": "1",
+    }
+    if cuda is not None:
+        variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        if cuda:
+            variables["HOROVOD_CUDA_HOME"] = cuda
+    return variables
+
+
+def install_packages(packages: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
+    """Installs what the build needs and pip can bring in."""
+    if packages:
+        console.print(f"Installing what the build needs: {', '.join(packages)}", highlight=False)
+        _run([*_pip("install"), "--quiet", *packages], environ, console, "Installing")
+
+
+def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[str, str], console: Console) -> None:
+    """Builds and installs Horovod.
+
+    Raises:
+        MachineError: The build failed; the message ends with where its whole output lies.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvkeras-horovod-") as stubs:
+        variables = horovod_variables(found, write_stubs(Path(stubs)), jobs, cuda, environ)
+        # Without the cache: pip would hand out a wheel that was built against another TensorFlow.
+        options = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--force-reinstall"]
+        _run([*_pip("install"), "--verbose", *options, HOROVOD], {**environ, **variables}, console, "Building Horovod")
+
+
+def verify(with_mpi: bool, environ: Mapping[str, str]) -> dict[str, bool]:
+    """Imports the installed Horovod in a process of its own.
+
+    Args:
+        with_mpi: Whether it must have been built with MPI.
+        environ: The environment of that process.
+
+    Returns:
+        What it was built with: `mpi`, `gloo`, `nccl`.
+
+    Raises:
+        MachineError: It cannot be imported, or lacks what was asked for.
+    """
+    program = ("import json, horovod.tensorflow as hvd; print('built', json.dumps({'mpi': bool(hvd.mpi_built()),"
+               " 'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}))")
+    done = subprocess.run([sys.executable, "-I", "-c", program], env=dict(environ), capture_output=True, text=True,
+                          timeout=300, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("built ")]
+    if done.returncode or not lines:
+        raise MachineError(explain("The installed Horovod must be importable", "build it again with --force",
+                                   error=(done.stderr.strip().splitlines() or ["no output"])[-1]))
+    features: dict[str, bool] = json.loads(lines[0].removeprefix("built "))
+    if not features["gloo"] or (with_mpi and not features["mpi"]):
+        raise MachineError(explain("Horovod must have been built with Gloo" + (" and MPI" if with_mpi else ""),
+                                   "build it again with --force", **features))
+    return features
+
+
+def _pip(command: str) -> list[str]:
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", command]
+
+
+def _run(command: list[str], environ: Mapping[str, str], console: Console, title: str) -> None:
+    with (
+        tempfile.NamedTemporaryFile("w", prefix="hvkeras-", suffix=".log", delete=False) as log,
+        subprocess.Popen(command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         stdin=subprocess.DEVNULL, text=True, errors="replace") as child,
+    ):
+        assert child.stdout is not None
+        lines = _follow(child.stdout, log, console, title)
+    if child.returncode:
+        reason = explain(f"{title} must succeed", f"the reason stands above; all of the output is in {log.name}",
+                         exit_code=child.returncode)
+        raise MachineError("\n".join([*lines[-_LINES_OF_FAILURE:], reason]))
+    Path(log.name).unlink()
+
+
+def _follow(output: IO[str], log: IO[str], console: Console, title: str) -> list[str]:
+    """Shows a bar on a terminal and a line every ten per cent elsewhere; returns all lines."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
+               TimeElapsedColumn(), TextColumn("{task.fields[what]}", style="dim"))
+    lines, shown, began = [], -_PLAIN_STEP, time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=100, what="")
+        for line in output:
+            log.write(line)
+            lines.append(line.rstrip())
+            if match := _PERCENT.match(line):
+                percent, what = int(match[1]), match[2].strip()[:60]
+                progress.update(task, completed=percent, what=what)
+                if not console.is_terminal and percent >= shown + _PLAIN_STEP:
+                    shown = percent
+                    console.print(f"{title}: {percent} % after {time.monotonic() - began:.0f} s", highlight=False)
+    return lines
