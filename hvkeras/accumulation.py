@@ -1,0 +1,83 @@
+"""Local accumulation: several backward passes for one reduction and one update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+
+
+class Accumulation:
+    """Sums gradients on this rank, and lets every `passes`-th pass through with the sum.
+
+    Sparse gradients are summed in dense accumulators.
+
+    Args:
+        passes: Backward passes for one update.
+        average: Whether the sum is divided by `passes`.
+    """
+
+    def __init__(self, passes: int, average: bool) -> None:
+        self._passes, self._average = passes, average
+        self._sums: dict[Any, Any] = {}
+        self._count: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Accumulation:
+        """A copied optimizer starts a new sum of its own."""
+        return Accumulation(self._passes, self._average)
+
+    def __reduce__(self) -> Any:
+        return Accumulation, (self._passes, self._average)
+
+    def step(
+        self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[list[Any]], Any],
+        wait: Callable[[], Any],
+    ) -> None:
+        """Adds one pass.
+
+        Args:
+            gradients: This pass's gradients; None stays None.
+            variables: Their variables.
+            update: Called with the sums on every `passes`-th pass.
+            wait: Called on the others.
+        """
+        sums = [None if gradient is None else self._sum_of(variable)
+                for gradient, variable in zip(gradients, variables, strict=True)]
+        for gradient, total in zip(gradients, sums, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                total.scatter_add(tf.IndexedSlices(tf.cast(gradient.values, total.dtype), gradient.indices))
+            elif gradient is not None:
+                total.assign_add(tf.cast(gradient, total.dtype))
+
+        def finish() -> Any:
+            factor = 1.0 / self._passes if self._average else 1.0
+            update([None if total is None else tf.cast(total * tf.cast(factor, total.dtype), gradient.dtype)
+                    for total, gradient in zip(sums, gradients, strict=True)])
+            for total in sums:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
+            return tf.constant(True)
+
+        def postpone() -> Any:
+            wait()
+            return tf.constant(False)
+
+        tf.cond(tf.equal(self._counter().assign_add(1) % self._passes, 0), finish, postpone)
+
+    def _counter(self) -> Any:
+        if self._count is None:
+            with tf.init_scope():
+                self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvkeras_passes")
+        return self._count
+
+    def _sum_of(self, variable: Any) -> Any:
+        key = compat.variable_key(variable)
+        if key not in self._sums:
+            with tf.init_scope():
+                reference = compat.native(variable)
+                self._sums[key] = tf.Variable(tf.zeros(reference.shape, reference.dtype), trainable=False,
+                                              name="hvkeras_sum")
+        return self._sums[key]

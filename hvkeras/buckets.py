@@ -1,0 +1,264 @@
+"""Buckets: gradients fused into few collectives, in an order fixed when the step is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat, context
+from hvkeras.agreement import Plan
+from hvkeras.backends.interface import Reduction
+from hvkeras.compression import Compression
+from hvkeras.errors import UsageError, explain
+from hvkeras.operations import Average, Scaling, Sum, members, number_in_graph, on_device, operation_of, scale, shaped
+from hvkeras.process_sets import ProcessSet, global_process_set
+
+# The first bucket is small, so that its collective starts while backward is still at work.
+FIRST_BUCKET = 1024**2
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How gradients are reduced; the parameters that optimizers and tapes share.
+
+    Attributes:
+        name: What the gradients are of, for messages and to tell exchanges apart.
+        op: Average or Sum.
+        compression: What the gradients travel as.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        gradient_predivide_factor: Average divides by this before the sum, and by size / this after it.
+        groups: 0 for buckets by size, else a number of groups, or lists of variables.
+        process_set: The ranks that take part.
+        scale_local_gradients: Whether gradients of local variables are divided by size.
+        device_dense: The device for dense gradients.
+        device_sparse: The device for `tf.IndexedSlices`.
+    """
+
+    name: str
+    op: int = Average
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    groups: Any = 0
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+    device_dense: str = ""
+    device_sparse: str = ""
+
+    def __post_init__(self) -> None:
+        operation_of(self.op)
+        if self.op not in (Average, Sum):
+            raise UsageError(explain("Gradients are combined by hvd.Average or hvd.Sum", op=self.op))
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise UsageError(explain("gradient_predivide_factor splits an average in two, so it needs op=hvd.Average",
+                                     gradient_predivide_factor=self.gradient_predivide_factor, op=self.op))
+        if not self.gradient_predivide_factor > 0:
+            raise UsageError(explain("gradient_predivide_factor must be positive",
+                                     gradient_predivide_factor=self.gradient_predivide_factor))
+        if not all(callable(getattr(self.compression, name, None)) for name in ("compress", "decompress")):
+            raise UsageError(explain("compression must be one of hvd.Compression.none, .fp16, .bf16, or a Compressor",
+                                     compression=self.compression))
+        if not isinstance(self.process_set, ProcessSet):
+            raise UsageError(explain("process_set must be a ProcessSet", process_set=self.process_set))
+
+    @property
+    def scaling(self) -> Scaling:
+        """What happens to each gradient before and after the sum."""
+        factor = self.gradient_predivide_factor
+        return Scaling(self.op, self.compression, 1.0 / factor, factor)
+
+
+def checked_groups(num_groups: Any, groups: Any) -> Any:
+    """Brings Horovod's two ways to ask for groups into one.
+
+    Args:
+        num_groups: The older one: a number of groups, 0 for none.
+        groups: None, a number of groups, or a list of lists of variables.
+
+    Returns:
+        0, a number, or a tuple of frozensets of variable keys.
+
+    Raises:
+        UsageError: They are neither.
+    """
+    wanted = num_groups if groups is None else groups
+    if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
+        return wanted
+    if isinstance(wanted, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in wanted):
+        try:
+            return tuple(frozenset(compat.variable_key(variable) for variable in group) for group in wanted)
+        except AttributeError:
+            pass
+    raise UsageError(explain("groups must be a number of groups, not negative, or a list of lists of variables",
+                             num_groups=num_groups, groups=groups))
+
+
+def reduce_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
+    skips_together: bool = False,
+) -> list[Any]:
+    """Reduces gradients over the ranks.
+
+    Args:
+        gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
+        variables: The variables.
+        exchange: How to reduce.
+        local: Keys of the variables whose gradients stay on this rank.
+        skips_together: Whether a gradient of a local variable that is not finite on one rank must
+            be seen by all ranks.
+
+    Returns:
+        The reduced gradients, in order; None stays None, and sparse gradients stay sparse.
+
+    Raises:
+        NotInitializedError: The job is not running.
+        UsageError: This rank is not in the process set.
+        UnsupportedError: The step is compiled by XLA, and the backend cannot.
+    """
+    ranks = members(exchange.process_set, "gradients")
+    if len(ranks) == 1:
+        return list(gradients)
+    compat.require_no_xla(context.current().backend)
+    results = [
+        tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) and exchange.sparse_as_dense
+        else gradient for gradient in gradients
+    ]
+    kept = [place for place, variable in enumerate(variables)
+            if results[place] is not None and local and compat.variable_key(variable) in local]
+    names = [compat.variable_name(variable) for variable in variables]
+    verdict = _verdict([results[place] for place in kept]) if kept and skips_together else None
+    shared = [None if place in kept else gradient for place, gradient in enumerate(results)]
+    if verdict is not None:
+        shared, names, variables = [*shared, verdict], [*names, "local gradients are finite"], [*variables, None]
+    reduced = _reduce_all(shared, variables, names, exchange, ranks)
+    for place in kept:
+        mine = results[place]
+        factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
+        reduced[place] = _with_values(mine, lambda values: _plus(scale(values, factor),  # noqa: B023  # called at once
+                                                                reduced[-1] if verdict is not None else None))
+    return reduced[: len(gradients)]
+
+
+def _verdict(gradients: Sequence[Any]) -> Any:
+    """Zero if all gradients are finite, else NaN: what a sum over the ranks hands on."""
+    finite = [tf.reduce_all(tf.math.is_finite(getattr(gradient, "values", gradient))) for gradient in gradients]
+    return tf.where(tf.reduce_all(tf.stack(finite)), tf.constant(0.0), tf.constant(float("nan")))
+
+
+def _plus(tensor: Any, verdict: Any) -> Any:
+    return tensor if verdict is None else tensor + tf.cast(verdict, tensor.dtype)
+
+
+def _with_values(gradient: Any, change: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
+
+
+def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], exchange: Exchange,
+                ranks: tuple[int, ...]) -> list[Any]:
+    job = context.current()
+    results = list(gradients)
+    sent = [None if gradient is None else exchange.scaling.before(getattr(gradient, "values", gradient))
+            for gradient in gradients]
+    if all(one is None for one in sent):
+        return results
+    sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
+    dense = [place for place, one in enumerate(sent) if one is not None and place not in sparse]
+    plan = _plan(sent, sparse, names, exchange, ranks)
+    scaling, limit = exchange.scaling, job.settings.bucket_size
+    with job.entries.entering(plan):
+        with on_device(exchange.device_dense):
+            for number, bucket in enumerate(_buckets(dense, sent, variables, exchange.groups, limit)):
+                fused = [sent[place][0] for place in bucket]  # type: ignore[index]  # None is never in a bucket
+                back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks)
+                for place, tensor in zip(bucket, back, strict=True):
+                    results[place] = shaped(scaling.after(tensor, sent[place][1], len(ranks)), gradients[place])
+        with on_device(exchange.device_sparse):
+            for place in sparse:
+                slices, (values, restore) = gradients[place], sent[place]  # type: ignore[misc]
+                values = job.backend.allgather(values, f"{plan.key}.{place}.values", ranks)
+                indices = job.backend.allgather(slices.indices, f"{plan.key}.{place}.indices", ranks)
+                results[place] = tf.IndexedSlices(scaling.after(values, restore, len(ranks)), indices,
+                                                  slices.dense_shape)
+    return results
+
+
+def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], exchange: Exchange,
+          ranks: tuple[int, ...]) -> Plan:
+    dtypes, shapes = [], []
+    for place, one in enumerate(sent):
+        if one is None:
+            dtypes.append("no gradient")
+            shapes.append(None)
+            continue
+        shape = None if one[0].shape.rank is None else tuple(one[0].shape.as_list())
+        is_sparse = place in sparse
+        dtypes.append(f"sparse {one[0].dtype.name}" if is_sparse else one[0].dtype.name)
+        # How many rows a sparse gradient has may differ between ranks.
+        shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
+    operation = f"gradients {'average' if exchange.op == Average else 'sum'}"
+    plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
+                f"{exchange.name}#0")
+    return number_in_graph(plan, exchange.name)
+
+
+def _buckets(dense: Sequence[int], sent: Sequence[Any], variables: Sequence[Any], groups: Any,
+             limit: int) -> list[list[int]]:
+    """The dense gradients' places, bucket by bucket."""
+    order = list(reversed(dense))  # backward produces the last layer's gradients first
+    kinds = {place: sent[place][0].dtype.name for place in order}
+    if isinstance(groups, int) and groups:
+        length = -(-len(order) // groups)
+        chunks = [order[start : start + length] for start in range(0, len(order), length)] if order else []
+        return [part for chunk in chunks for part in by_dtype(chunk, kinds)]
+    whole: list[list[int]] = []
+    for group in groups or ():
+        chunk = [place for place in order
+                 if variables[place] is not None and compat.variable_key(variables[place]) in group]
+        whole += by_dtype(chunk, kinds)
+        order = [place for place in order if place not in chunk]
+    sizes = {place: _bytes_of(sent[place][0]) for place in order}
+    return whole + pack(order, kinds, sizes, limit)
+
+
+def by_dtype(places: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
+    """Splits places by dtype, keeping their order."""
+    kinds = dict.fromkeys(dtypes[place] for place in places)
+    return [[place for place in places if dtypes[place] == kind] for kind in kinds]
+
+
+def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
+    """Fills buckets in order: each of one dtype, at most `limit` bytes unless one tensor alone is larger.
+
+    Args:
+        order: The tensors' places.
+        dtypes: Each tensor's dtype.
+        sizes: Each tensor's bytes; one of unknown size gets a bucket of its own.
+        limit: The largest bucket; the first one is smaller, see `FIRST_BUCKET`.
+
+    Returns:
+        The buckets, in the order in which they are complete.
+    """
+    done: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    room = min(FIRST_BUCKET, limit)
+    for place in order:
+        size = sizes[place]
+        if size is None:
+            done.append([place])
+            continue
+        bucket, used = filling.pop(dtypes[place], ([], 0))
+        if bucket and used + size > room:
+            done.append(bucket)
+            bucket, used, room = [], 0, limit
+        filling[dtypes[place]] = ([*bucket, place], used + size)
+    return done + [bucket for bucket, _ in filling.values()]
+
+
+def _bytes_of(tensor: Any) -> int | None:
+    count = tensor.shape.num_elements()
+    return None if count is None else count * int(tensor.dtype.size)

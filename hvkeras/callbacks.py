@@ -1,0 +1,76 @@
+"""Keras callbacks for distributed training."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from hvkeras import compat, context
+from hvkeras.collectives import allreduce
+from hvkeras.functions import broadcast_variables
+from hvkeras.operations import Min, require_root
+from hvkeras.optimizer import distributed_part
+
+_Callback: Any = compat.default_keras().callbacks.Callback
+
+
+class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+    """Starts all ranks from the root's model and optimizer.
+
+    Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
+    become the root's before the first step; if the model gets its weights only in the first step
+    (tf_keras, no input shape), right after it. Metrics keep their state, and random seeds do:
+    ranks that were seeded differently go on drawing different dropout masks.
+
+    Example:
+        model.fit(dataset, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+    Args:
+        root_rank: The rank whose values all get.
+        device: Accepted for Horovod's sake.
+        local_variables: Variables that each rank keeps for itself.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local = {compat.variable_key(variable) for variable in local_variables or ()}
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps a variable out of the broadcast.
+
+        Args:
+            var: A variable of the model.
+        """
+        self._local.add(compat.variable_key(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts, if the model has its weights on every rank."""
+        size = context.current().topology.size
+        require_root(self.root_rank, range(size))
+        self.broadcast_done = False
+        optimizer = getattr(self.model, "optimizer", None)
+        if size > 1 and optimizer is not None and compat.steps_by_itself(self.model) and (
+            distributed_part(optimizer) is None and compat.reducing_strategy() is None
+        ):
+            warnings.warn("the model's optimizer is not distributed: each rank trains on its own gradients."
+                          " HINT: compile with hvkeras.DistributedOptimizer(optimizer)", stacklevel=2)
+        if int(allreduce(int(bool(self.model.built)), op=Min, name="the model is built")):
+            self._broadcast()
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts after the first step, if it was not possible before."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        variables = compat.model_weights(self.model)
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is not None:
+            compat.build_optimizer(optimizer, self.model.trainable_variables)
+            variables += compat.optimizer_variables(optimizer)
+        broadcast_variables([variable for variable in variables if compat.variable_key(variable) not in self._local],
+                            self.root_rank)
+        self.broadcast_done = True

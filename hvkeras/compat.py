@@ -1,0 +1,275 @@
+"""Everything that reaches into Keras or TensorFlow beyond their public API, and all differences between their versions.
+
+Three families of optimizers exist: Keras 3's, tf_keras's, and tf_keras's legacy ones
+(`tf_keras.optimizers.legacy`). Each has one method through which every update goes (the seam):
+`apply` in Keras 3, `apply_gradients` in tf_keras. Under mixed precision a `LossScaleOptimizer`
+stands before it and decides there whether to skip the step, so that one is a seam as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util, control_flow_util_v2
+
+from hvkeras.errors import UnsupportedError, explain
+
+KERAS, TF_KERAS, TF_KERAS_LEGACY = "keras", "tf_keras", "tf_keras.legacy"
+
+
+def default_keras() -> Any:
+    """The Keras that `tf.keras` is: Keras 3, or tf_keras when `TF_USE_LEGACY_KERAS` says so."""
+    if tf.keras.__version__.startswith("2."):
+        import tf_keras
+
+        return tf_keras
+    import keras
+
+    return keras
+
+
+# Optimizers.
+
+
+def family_of(optimizer: Any) -> str | None:
+    """Which family an optimizer is of; None for anything else. Imports no Keras that is not there yet."""
+    keras, tf_keras = sys.modules.get("keras"), sys.modules.get("tf_keras")
+    if hasattr(keras, "optimizers") and isinstance(optimizer, keras.optimizers.Optimizer):
+        return KERAS
+    if tf_keras is not None:
+        if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
+            return TF_KERAS_LEGACY
+        if isinstance(optimizer, tf_keras.optimizers.Optimizer):
+            return TF_KERAS
+    return None
+
+
+def foreign_backend() -> str | None:
+    """The backend of Keras 3 if it is not TensorFlow."""
+    keras = sys.modules.get("keras")
+    name = str(keras.backend.backend()) if hasattr(keras, "backend") else "tensorflow"
+    return None if name == "tensorflow" else name
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer inside a `LossScaleOptimizer`; None if it is not one."""
+    if not any(cls.__name__.startswith("LossScaleOptimizer") for cls in type(optimizer).__mro__):
+        return None
+    return getattr(optimizer, "inner_optimizer", None)
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates the optimizer's variables, unless they exist."""
+    with tf.init_scope():
+        if family_of(optimizer) == TF_KERAS_LEGACY:
+            optimizer._create_all_weights(list(variables))
+        elif not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+            optimizer.build(list(variables))
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """All variables of an optimizer: iterations, learning rate, slots and the loss scale."""
+    found = optimizer.variables
+    variables = list(found() if family_of(optimizer) == TF_KERAS_LEGACY else found)
+    loss_scale = getattr(optimizer, "_loss_scale", None)
+    if hasattr(loss_scale, "current_loss_scale"):  # tf_keras keeps it out of `variables`
+        variables += [loss_scale.current_loss_scale, loss_scale.counter]
+    return variables
+
+
+def advance_iterations(optimizer: Any) -> None:
+    """Counts a step in which nothing is applied."""
+    optimizer = inner_optimizer(optimizer) or optimizer
+    counter = optimizer._iterations if family_of(optimizer) == KERAS else optimizer.iterations
+    counter.assign_add(1)
+
+
+def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
+    """Whether the caller of tf_keras's `apply_gradients` says that the gradients are reduced already."""
+    return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",
+                                                                                 True)
+
+
+# Dynamic subclasses.
+
+
+def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
+    """Makes a subclass of `mixin` and `base` that is saved under the name of `base`."""
+    namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    made: type = type(base)(base.__name__, (mixin, base), {**namespace, **attributes})
+    for module, tables in _NAMES_BY_CLASS:
+        if module in sys.modules:
+            for table in tables:
+                names = getattr(sys.modules[module], table, {})
+                if base in names:
+                    names[made] = names[base]
+    return made
+
+
+# Where Keras looks up the public name of a class that it saves. Without these the file would name
+# Keras's private modules, which move between versions.
+_NAMES_BY_CLASS = (
+    ("keras.src.api_export", ("REGISTERED_OBJS_TO_NAMES",)),
+    ("keras.src.saving.object_registration", ("GLOBAL_CUSTOM_NAMES",)),
+    ("tf_keras.src.saving.object_registration", ("_GLOBAL_CUSTOM_NAMES",)),
+)
+
+
+def adopt_class(instance: Any, cls: type) -> None:
+    """Makes an existing object an instance of a subclass, past the `__setattr__` of optimizers."""
+    object.__setattr__(instance, "__class__", cls)
+
+
+# Hooks into Keras's own classes, each set once.
+
+
+def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
+    """Puts `around(original, optimizer, gradients, variables)` before the finite check of `LossScaleOptimizer`.
+
+    Args:
+        family: Whose `LossScaleOptimizer`.
+        around: Takes a function that finishes the step with the gradients it is given, the
+            `LossScaleOptimizer`, the gradients and their variables.
+    """
+    if family == KERAS:
+        import keras
+
+        _hook(keras.optimizers.LossScaleOptimizer, "apply", functools.partial(_keras_step, around))
+        return
+    from tf_keras.src.mixed_precision import loss_scale_optimizer
+
+    for cls in (loss_scale_optimizer.LossScaleOptimizer, loss_scale_optimizer.LossScaleOptimizerV3):
+        _hook(cls, "apply_gradients", functools.partial(_tf_keras_step, around))
+
+
+def _keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads: Any,
+                trainable_variables: Any = None) -> Any:
+    return around(lambda reduced: original(self, reduced, trainable_variables), self, grads,
+                  self._trainable_variables if trainable_variables is None else trainable_variables)
+
+
+def _tf_keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads_and_vars: Any,
+                   *args: Any, **kwargs: Any) -> Any:
+    pairs = list(grads_and_vars)
+    variables = [variable for _, variable in pairs]
+    if reduces_elsewhere(kwargs):
+        return original(self, pairs, *args, **kwargs)
+    return around(lambda reduced: original(self, list(zip(reduced, variables, strict=True)), *args, **kwargs), self,
+                  [gradient for gradient, _ in pairs], variables)
+
+
+def hook_jit_compile(refuse: Callable[[Any], bool]) -> None:
+    """Makes Keras 3's `jit_compile="auto"` mean False for a model for which `refuse` says so."""
+    import keras
+
+    def resolve(original: Callable[..., Any], self: Any) -> Any:
+        resolved = original(self)
+        return False if resolved and refuse(self) else resolved
+
+    _hook(keras.Model, "_resolve_auto_jit_compile", resolve)
+
+
+def _hook(cls: type, method: str, replacement: Callable[..., Any]) -> None:
+    original = getattr(cls, method, None)
+    if original is None or hasattr(original, "_hvkeras_hook"):
+        return
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(original, self, *args, **kwargs)
+
+    hooked._hvkeras_hook = True  # type: ignore[attr-defined]
+    setattr(cls, method, hooked)
+
+
+# Models and variables.
+
+
+def model_weights(model: Any) -> list[Any]:
+    """The model's trainable and non-trainable weights: no metrics, no states of random seeds."""
+    return list(model.weights)
+
+
+def steps_by_itself(model: Any) -> bool:
+    """Whether the model trains in Keras's own `train_step`, through `model.optimizer`."""
+    return type(model).train_step.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def native(variable: Any) -> Any:
+    """The `tf.Variable` of a Keras 3 variable; any other as it is."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value
+
+
+def variable_key(variable: Any) -> Any:
+    """What tells variables apart, the same for a Keras 3 variable and its `tf.Variable`."""
+    return native(variable)._unique_id
+
+
+def variable_name(variable: Any) -> str:
+    """A variable's name for messages."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed variable")
+
+
+# Graphs.
+
+
+def require_no_xla(backend: Any) -> None:
+    """Raises UnsupportedError when the graph under construction goes to XLA and the backend cannot."""
+    if backend.supports_xla or tf.executing_eagerly():
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA",
+                                       "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
+
+
+def count_in_graph(content: str) -> int:
+    """How often `content` was already counted in the function under construction; 0 in eager mode.
+
+    The branches and bodies of conditions and loops count with the function that they are in.
+    """
+    if tf.executing_eagerly():
+        return 0
+    graph = ops.get_default_graph()
+    while isinstance(graph, _CONTROL_FLOW_GRAPHS):
+        graph = graph.outer_graph
+    counts: dict[str, int] = graph.__dict__.setdefault("_hvkeras_counts", {})
+    counts[content] = counts.get(content, -1) + 1
+    return counts[content]
+
+
+_CONTROL_FLOW_GRAPHS = (
+    control_flow_util_v2.CondBranchFuncGraph,
+    control_flow_util_v2.WhileCondFuncGraph,
+    control_flow_util_v2.WhileBodyFuncGraph,
+)
+
+
+def reducing_strategy() -> Any:
+    """The user's `tf.distribute` strategy if it reduces gradients itself, else None."""
+    if not tf.distribute.has_strategy():
+        return None
+    strategy = tf.distribute.get_strategy()
+    return strategy if strategy.num_replicas_in_sync > 1 or spans_workers(strategy) else None
+
+
+def spans_workers(strategy: Any) -> bool:
+    """Whether a strategy reduces over several processes."""
+    return bool(strategy.extended._in_multi_worker_mode())
+
+
+@contextlib.contextmanager
+def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute for a while, past the `__setattr__` of optimizers."""
+    before = instance.__dict__.get(name)
+    instance.__dict__[name] = value
+    try:
+        yield
+    finally:
+        instance.__dict__[name] = before

@@ -1,0 +1,128 @@
+"""What collectives are made of: the reduction constants, who takes part, plans, and scaling."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat, context
+from hvkeras.agreement import Plan
+from hvkeras.backends.interface import Reduction
+from hvkeras.compression import Compression
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.process_sets import ProcessSet
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+
+NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+REDUCTIONS = {Average: Reduction.SUM, Sum: Reduction.SUM, Min: Reduction.MIN, Max: Reduction.MAX,
+              Product: Reduction.PRODUCT}
+
+def operation_of(op: Any) -> int:
+    """Checks a reduction constant.
+
+    Raises:
+        UsageError: It is none.
+        UnsupportedError: It is Adasum.
+    """
+    if isinstance(op, bool) or op not in range(len(NAMES)):
+        raise UsageError(explain("op must be one of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product", op=op))
+    if op == Adasum:
+        raise UnsupportedError(explain("op=hvd.Adasum is not available yet", "use hvd.Average", op="Adasum"))
+    return int(op)
+
+
+def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
+    """The global ranks of a process set that this rank belongs to, ascending.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: It is no process set, or one of others.
+    """
+    topology = context.current().topology
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(explain("process_set must be a ProcessSet", process_set=process_set))
+    if not process_set.included():
+        raise UsageError(explain(f"Only members of a process set take part in its {operation}",
+                                 "guard the call with process_set.included()", rank=topology.rank,
+                                 process_set=process_set))
+    return tuple(process_set.ranks)
+
+
+def require_root(root_rank: int, ranks: Sequence[int]) -> None:
+    """Raises UsageError unless the root is one of the ranks."""
+    if root_rank not in ranks:
+        raise UsageError(explain("root_rank must be a global rank that takes part", root_rank=root_rank,
+                                 ranks=list(ranks)))
+
+
+def plan_of(
+    operation: str, tensors: Sequence[Any], ranks: Sequence[int], name: str | None, label: str,
+    names: Sequence[str] | None = None,
+) -> Plan:
+    """Describes a collective; equal ones within one graph, which may be in flight together, are numbered."""
+    first = Plan.of(operation, tensors, ranks, label, names, identity=f"{name or ''}#0")
+    return number_in_graph(first, name)
+
+
+def number_in_graph(plan: Plan, name: str | None) -> Plan:
+    """Tells a plan from the equal ones that the graph under construction has already."""
+    number = compat.count_in_graph(plan.key)
+    if number == 0:
+        return plan
+    return Plan(plan.operation, plan.names, plan.dtypes, plan.shapes, plan.ranks, plan.label,
+                f"{name or ''}#{number}")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What happens to a tensor before and after the ranks' values are combined.
+
+    Attributes:
+        op: One of the reduction constants.
+        compression: What travels.
+        prescale: Multiplies what is sent.
+        postscale: Multiplies the result.
+    """
+
+    op: int
+    compression: Any = Compression.none
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def before(self, tensor: Any) -> tuple[Any, Any]:
+        """What travels, and what undoes its compression."""
+        sent: tuple[Any, Any] = self.compression.compress(scale(tensor, self.prescale))
+        return sent
+
+    def after(self, tensor: Any, restore: Any, size: int) -> Any:
+        """The result from what came back."""
+        tensor = self.compression.decompress(tensor, restore)
+        if self.op == Average:
+            tensor = tf.truncatediv(tensor, size) if tensor.dtype.is_integer else scale(tensor, 1.0 / size)
+        return scale(tensor, self.postscale)
+
+
+def scale(tensor: Any, factor: float) -> Any:
+    """Multiplies by a number; integers go through float64 and are truncated."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_integer:
+        return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    return tensor * tf.cast(factor, tensor.dtype)
+
+
+def shaped(tensor: Any, like: Any) -> Any:
+    """Tells a symbolic result the static shape that it has."""
+    if not tf.executing_eagerly():
+        tensor.set_shape(like.shape)
+    return tensor
+
+
+def on_device(device: str) -> Any:
+    """A context in which ops are placed on a device; "" leaves them to TensorFlow."""
+    return tf.device(device) if device else contextlib.nullcontext()

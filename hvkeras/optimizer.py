@@ -1,0 +1,228 @@
+"""`DistributedOptimizer`: a Keras optimizer that reduces its gradients over all ranks before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from hvkeras import compat, context
+from hvkeras.accumulation import Accumulation
+from hvkeras.buckets import Exchange, checked_groups, reduce_gradients
+from hvkeras.compression import Compression
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.operations import Average
+from hvkeras.output import say
+from hvkeras.process_sets import ProcessSet, global_process_set
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's public name
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
+
+    The optimizer itself changes its class, so that it keeps its state, and is returned. It is
+    saved as the plain Keras optimizer that it was; `hvkeras.load_model` wraps it again.
+
+    Example:
+        hvd.init()
+        optimizer = keras.optimizers.SGD(0.01 * hvd.size())
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+
+    Args:
+        optimizer: Any optimizer of Keras 3 or tf_keras, built or not, also a `LossScaleOptimizer`.
+        name: What messages call it; the class's name by default. The same on every rank.
+        device_dense: The device for dense gradients; TensorFlow's choice by default.
+        device_sparse: The device for sparse gradients.
+        compression: What gradients travel as: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        sparse_as_dense: Whether sparse gradients (of embeddings) are made dense instead of gathered.
+        gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
+            they are divided by size / this. Guards float16 against overflow.
+        op: `Average` or `Sum`.
+        backward_passes_per_step: Passes whose gradients are summed locally before one reduction and
+            update. `iterations` counts passes, as in Horovod.
+        average_aggregated_gradients: Whether that sum is divided by the number of passes.
+        num_groups: The older name of an integer `groups`.
+        groups: None for buckets by size; a number of groups; or lists of variables to be fused.
+        process_set: The ranks to reduce over.
+        scale_local_gradients: Whether gradients of local variables (see `register_local_var`) are
+            divided by the number of ranks.
+
+    Returns:
+        The optimizer, now with the method `register_local_var(var)`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: It is no optimizer, is wrapped already, or an argument is wrong.
+        UnsupportedError: `op` is Adasum, or Keras runs on another backend than TensorFlow.
+    """
+    context.current()
+    if compat.family_of(optimizer) is None:
+        raise UsageError(explain("DistributedOptimizer takes an optimizer of Keras 3 or tf_keras",
+                                 "pass an instance such as keras.optimizers.Adam()", optimizer=optimizer))
+    if compat.family_of(optimizer) == compat.KERAS and compat.foreign_backend():
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
+                                       backend=compat.foreign_backend()))
+    if distributed_part(optimizer) is not None:
+        raise UsageError(explain("An optimizer can be distributed only once", "remove one DistributedOptimizer() call",
+                                 optimizer=type(optimizer).__name__))
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise UsageError(explain("backward_passes_per_step must be a positive integer",
+                                 backward_passes_per_step=backward_passes_per_step))
+    exchange = Exchange(
+        name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
+        gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
+        device_dense, device_sparse,
+    )
+    return distribute(optimizer, exchange, backward_passes_per_step, average_aggregated_gradients)
+
+
+class Distributed:
+    """What all distributed optimizers have in common; mixed into a dynamic subclass of the optimizer's class."""
+
+    _hvkeras_exchange: ClassVar[Exchange]
+    _hvkeras_passes: ClassVar[tuple[int, bool]]
+    _hvkeras_plain: ClassVar[type]
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps a variable's gradient on this rank; it may then differ between ranks.
+
+        Args:
+            var: A variable of the model.
+        """
+        self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
+
+    def _hvkeras_step(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                      variables: Sequence[Any]) -> Any:
+        """Reduces gradients, then has `optimizer` apply them.
+
+        Args:
+            apply: Applies reduced gradients.
+            optimizer: The outermost optimizer: this one, or the `LossScaleOptimizer` around it.
+            gradients: This rank's gradients.
+            variables: Their variables.
+        """
+        strategy = compat.reducing_strategy()
+        if strategy is not None:
+            _step_aside(strategy)
+            return apply(list(gradients))
+        variables = list(variables)
+        skips_together = compat.inner_optimizer(optimizer) is not None
+
+        def update(local_gradients: Sequence[Any]) -> Any:
+            reduced = reduce_gradients(local_gradients, variables, self._hvkeras_exchange,
+                                       self.__dict__.get("_hvkeras_local", ()), skips_together)
+            with compat.attribute(self, "_hvkeras_reduced", True):
+                return apply(reduced)
+
+        if self._hvkeras_passes[0] == 1:
+            return update(gradients)
+        compat.build_optimizer(optimizer, variables)
+        accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
+        accumulation.step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
+        return optimizer.iterations
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        function, arguments, *state = super().__reduce_ex__(protocol)  # type: ignore[misc]  # a tuple in all Keras
+        cls = type(self)
+        plain = cls._hvkeras_plain
+        if getattr(function, "__self__", None) is cls:
+            function = getattr(plain, function.__name__)
+        arguments = tuple(plain if argument is cls else argument for argument in arguments)
+        return (_rebuild, (function, arguments, cls._hvkeras_exchange, cls._hvkeras_passes), *state)
+
+
+class _DistributedKeras(Distributed):
+    """The seam of Keras 3."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Reduces the gradients over the ranks, then applies them."""
+        finish = super().apply  # type: ignore[misc]  # the optimizer's
+        if self.__dict__.get("_hvkeras_reduced"):
+            return finish(grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
+        variables = list(variables)
+        return self._hvkeras_step(lambda reduced: finish(reduced, variables), self, list(grads), variables)
+
+
+class _DistributedTfKeras(Distributed):
+    """The seam of tf_keras, legacy or not."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduces the gradients over the ranks, then applies them."""
+        finish = super().apply_gradients  # type: ignore[misc]  # the optimizer's
+        pairs = list(grads_and_vars)
+        if self.__dict__.get("_hvkeras_reduced") or compat.reduces_elsewhere(kwargs):
+            return finish(pairs, *args, **kwargs)
+        variables = [variable for _, variable in pairs]
+        return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),
+                                  self, [gradient for gradient, _ in pairs], variables)
+
+
+def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: bool = False) -> Any:
+    """Gives an optimizer the class that reduces; checks nothing."""
+    family = compat.family_of(optimizer)
+    plain = type(optimizer)
+    mixin = _DistributedKeras if family == compat.KERAS else _DistributedTfKeras
+    attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": (passes, average), "_hvkeras_plain": plain}
+    compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
+    compat.hook_loss_scale(str(family), _reduce_before_loss_scale)
+    if family == compat.KERAS:
+        compat.hook_jit_compile(_refuses_xla)
+    return optimizer
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """The optimizer that reduces: this one, or the one inside its `LossScaleOptimizer`; None if neither does."""
+    for candidate in (optimizer, compat.inner_optimizer(optimizer)):
+        if isinstance(candidate, Distributed):
+            return candidate
+    return None
+
+
+def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange: Exchange,
+             passes: tuple[int, bool]) -> Any:
+    """Makes a copied or unpickled optimizer distributed again."""
+    return distribute(function(*arguments), exchange, *passes)
+
+
+def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                              variables: Sequence[Any]) -> Any:
+    """Runs in `LossScaleOptimizer` before it decides whether to skip the step.
+
+    That decision must be the same on all ranks: one that skipped alone would leave the others
+    waiting in the reduction that the optimizer inside does. So the reduction comes first.
+    """
+    inner = compat.inner_optimizer(optimizer)
+    if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
+        return finish(list(gradients))
+    return inner._hvkeras_step(finish, optimizer, gradients, variables)
+
+
+def _step_aside(strategy: Any) -> None:
+    """Leaves the reduction to the user's strategy, if it reaches all ranks."""
+    job = context.current()
+    if job.topology.size > 1 and not compat.spans_workers(strategy):
+        raise UsageError(explain("A tf.distribute strategy around a distributed optimizer must span all ranks",
+                                 "leave the strategy out: hvkeras reduces over the ranks, one device each",
+                                 strategy=type(strategy).__name__, size=job.topology.size))
+
+
+_said_no_xla = False
+
+
+def _refuses_xla(model: Any) -> bool:
+    """Whether Keras's automatic XLA must stay off for this model; says so once."""
+    global _said_no_xla
+    if not context.is_initialized():
+        return False
+    job = context.current()
+    if job.topology.size == 1 or job.backend.supports_xla:
+        return False
+    if job.topology.rank == 0 and not _said_no_xla:
+        say(f'jit_compile="auto" means False here: XLA cannot compile collectives of the backend {job.backend.name}')
+        _said_no_xla = True
+    return True
