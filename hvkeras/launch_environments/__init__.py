@@ -7,6 +7,44 @@ start nothing).
 
 from __future__ import annotations
 
-from hvkeras.launch_environments.launch import Launch, Rendezvous
+import os
+from collections.abc import Callable, Mapping
 
-__all__ = ["Launch", "Rendezvous"]
+from hvkeras.launch_environments import horovodrun_gloo, hvkeras_run, hydra, open_mpi, slurm, tf_config
+from hvkeras.launch_environments.launch import Launch, Rendezvous
+from hvkeras.launch_environments.tf_config import describe_cluster
+
+__all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "detect_launch"]
+
+LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = (
+    hvkeras_run.detect,
+    horovodrun_gloo.detect,
+    open_mpi.detect,
+    hydra.detect,
+    tf_config.detect,
+    slurm.detect,
+)
+
+
+def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Finds out how this process was launched.
+
+    Example:
+        >>> detect_launch({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).size
+        4
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Returns:
+        What the first launcher that recognises itself announces, else a job of one process.
+
+    Raises:
+        UsageError: A launcher's variables are there, but cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    for detect in LAUNCH_ENVIRONMENTS:
+        launch = detect(environ)
+        if launch is not None:
+            return launch
+    return Launch("none")

@@ -1,0 +1,34 @@
+"""`horovodrun --gloo`: Horovod's launcher without MPI, which serves a key-value store over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.launch_environments.launch import Launch, Rendezvous
+from hvkeras.launch_environments.variables import Names, launch_from, number
+
+LAUNCHER = "horovodrun (Gloo)"
+PROCESS_ID = "HOROVOD_RANK"
+PROCESS_COUNT = "HOROVOD_SIZE"
+LOCAL_PROCESS_ID = "HOROVOD_LOCAL_RANK"
+LOCAL_PROCESS_COUNT = "HOROVOD_LOCAL_SIZE"
+STORE_HOST = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+STORE_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
+ELASTIC = "HOROVOD_ELASTIC"
+_ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, STORE_HOST, STORE_PORT)
+
+
+def detect(environ: Mapping[str, str]) -> Launch | None:
+    """Recognises a rank of `horovodrun --gloo` by every variable that is read here."""
+    if not all(environ.get(name, "").strip() for name in _ALL):
+        return None
+    if environ.get(ELASTIC, "").strip() in ("1", "true", "True"):
+        raise UsageError(explain("hvkeras trains with a fixed number of ranks",
+                                 "start horovodrun with -np alone, without --min-np, --max-np and"
+                                 " --host-discovery-script", **{ELASTIC: environ[ELASTIC]}))
+    host = environ[STORE_HOST].strip()
+    port = number(environ, STORE_PORT, LAUNCHER, least=1)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
+    return launch_from(LAUNCHER, environ, names, Rendezvous("horovod_store", address))

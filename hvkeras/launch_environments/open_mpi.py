@@ -1,0 +1,28 @@
+"""Open MPI's `mpirun`, by itself or started by `horovodrun --mpi`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvkeras.launch_environments.launch import Launch, Rendezvous
+from hvkeras.launch_environments.variables import Names, launch_from
+
+PROCESS_ID = "OMPI_COMM_WORLD_RANK"
+PROCESS_COUNT = "OMPI_COMM_WORLD_SIZE"
+LOCAL_PROCESS_ID = "OMPI_COMM_WORLD_LOCAL_RANK"
+LOCAL_PROCESS_COUNT = "OMPI_COMM_WORLD_LOCAL_SIZE"
+# horovodrun leaves no variable of its own with MPI. It is known by what it always passes to mpirun: tagged
+# output, this choice of transports, and NCCL's interface. Only the printed name depends on it.
+_HOROVODRUN = {"OMPI_MCA_orte_tag_output": "1", "OMPI_MCA_btl": "^openib"}
+_NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+
+
+def detect(environ: Mapping[str, str]) -> Launch | None:
+    """Recognises a process of Open MPI's `mpirun`."""
+    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
+    if not names.announced(environ):
+        return None
+    by_horovodrun = _NCCL_INTERFACE in environ and all(environ.get(name) == value
+                                                       for name, value in _HOROVODRUN.items())
+    launcher = "horovodrun (MPI)" if by_horovodrun else "mpirun (Open MPI)"
+    return launch_from(launcher, environ, names, Rendezvous("mpi"), mpi=True)

@@ -1,0 +1,33 @@
+"""Slurm's `srun`: the tasks of one job step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hvkeras.launch_environments.launch import Launch, Rendezvous
+from hvkeras.launch_environments.variables import Names, launch_from, number
+
+LAUNCHER = "srun (Slurm)"
+PROCESS_ID = "SLURM_PROCID"
+# Not SLURM_NTASKS: in a batch script, or in the shell of an interactive step, that is the whole allocation's.
+PROCESS_COUNT = "SLURM_STEP_NUM_TASKS"
+LOCAL_PROCESS_ID = "SLURM_LOCALID"
+HOST_COUNT = "SLURM_STEP_NUM_NODES"
+JOB = "SLURM_JOB_ID"
+STEP = "SLURM_STEP_ID"
+_ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, HOST_COUNT, JOB, STEP)
+
+
+def detect(environ: Mapping[str, str]) -> Launch | None:
+    """Recognises a task of a job step by every variable that is read here.
+
+    Batch scripts have some of them and start nothing; only steps have all.
+    """
+    if not all(environ.get(name, "").strip() for name in _ALL):
+        return None
+    job = f"slurm-{number(environ, JOB, LAUNCHER)}-{number(environ, STEP, LAUNCHER)}"
+    launch = launch_from(LAUNCHER, environ, Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID),
+                         Rendezvous("folder", job=job))
+    one_host = number(environ, HOST_COUNT, LAUNCHER, least=1) == 1
+    return replace(launch, local_size=launch.size) if one_host else launch

@@ -1,0 +1,140 @@
+"""TF_CONFIG: every process is told the whole cluster and its own place in it, as JSON.
+
+Everything that can be wrong with it is found here, before anything connects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.launch_environments.launch import Launch, Rendezvous
+
+LAUNCHER = "TF_CONFIG"
+CLUSTER = "TF_CONFIG"
+EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_TRAINING = ("chief", "worker")
+_OTHERS = ("ps", "evaluator")
+_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
+_SHOWN = 16  # ranks that describe_cluster lists
+
+
+def detect(environ: Mapping[str, str]) -> Launch | None:
+    """Reads TF_CONFIG; the chief is rank 0, and worker i follows it.
+
+    Raises:
+        UsageError: It is not what TensorFlow documents, or describes a job that hvkeras does not run.
+    """
+    text = environ.get(CLUSTER, "")
+    if not text.strip():
+        return None
+    config = _parsed(text)
+    cluster = _cluster(config.get("cluster"))
+    kind, index = _task(config.get("task"), cluster)
+    entries = [(f"{role} {number}", address) for role in _TRAINING for number, address in
+               enumerate(cluster.get(role, []))]
+    rank = [name for name, _ in entries].index(f"{kind} {index}")
+    addresses = tuple(address for _, address in entries)
+    job = "tf-config-" + hashlib.sha256("\n".join(addresses).encode()).hexdigest()[:16]
+    return Launch(LAUNCHER, rank, len(entries), Rendezvous("tf_config", addresses[0], job), cluster=addresses,
+                  tasks=tuple(name for name, _ in entries))
+
+
+def describe_cluster(launch: Launch) -> str:
+    """Words a TF_CONFIG cluster in one line.
+
+    Args:
+        launch: What `detect` found.
+
+    Returns:
+        `TF_CONFIG names 2 ranks: 0 is chief 0 (host1:2222), 1 is worker 0 (host2:2222)`.
+    """
+    ranks = [f"{rank} is {task} ({address})" for rank, (task, address) in
+             enumerate(zip(launch.tasks, launch.cluster, strict=True))]
+    more = [f"and {len(ranks) - _SHOWN} more"] if len(ranks) > _SHOWN else []
+    return (f"TF_CONFIG names {launch.size} rank{'s' * (launch.size > 1)}: "
+            + ", ".join([*ranks[:_SHOWN], *more]))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise UsageError(explain(f"TF_CONFIG must be JSON ({error})", f"write it like {EXAMPLE}",
+                                 TF_CONFIG=text)) from None
+    if not isinstance(config, dict):
+        raise UsageError(explain("TF_CONFIG must be a JSON object", f"write it like {EXAMPLE}", TF_CONFIG=text))
+    return config
+
+
+def _cluster(cluster: Any) -> dict[str, list[str]]:
+    if not isinstance(cluster, dict) or not cluster:
+        raise UsageError(explain('TF_CONFIG must have a "cluster" that lists the addresses of its tasks by role',
+                                 f"write it like {EXAMPLE}, or unset TF_CONFIG for a single process", cluster=cluster))
+    for role, addresses in cluster.items():
+        if role not in (*_TRAINING, *_OTHERS):
+            raise UsageError(explain("Roles in TF_CONFIG must be chief or worker",
+                                     f'rename "{role}" to "worker" in every TF_CONFIG', role=role))
+        if not isinstance(addresses, list):
+            raise UsageError(explain(f'The role "{role}" in TF_CONFIG must list its addresses',
+                                     f'write "{role}": ["host:port", ...]', **{role: addresses}))
+        for number, address in enumerate(addresses):
+            _check_address(f"{role} {number}", address)
+    if cluster.get("ps"):
+        raise UsageError(explain("hvkeras trains synchronously, without parameter servers",
+                                 'remove "ps" from the cluster in every TF_CONFIG and do not start those tasks',
+                                 ps=cluster["ps"]))
+    if len(cluster.get("chief", [])) > 1:
+        raise UsageError(explain("TF_CONFIG must have at most one chief",
+                                 'keep one address under "chief" and list the others under "worker"',
+                                 chief=cluster["chief"]))
+    _check_unique({role: cluster.get(role, []) for role in _TRAINING})
+    return cluster
+
+
+def _check_address(task: str, address: Any) -> None:
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise UsageError(explain(f"The address of {task} in TF_CONFIG must be host:port, with a port from 1 to 65535",
+                                 'write it like "host1:2222", or "[fe80::1]:2222" for IPv6, with no scheme and no path',
+                                 address=address))
+
+
+def _check_unique(cluster: Mapping[str, list[str]]) -> None:
+    seen: dict[str, str] = {}
+    for role, addresses in cluster.items():
+        for number, address in enumerate(addresses):
+            task = f"{role} {number}"
+            if address in seen:
+                raise UsageError(explain("Every task in TF_CONFIG must have an address of its own, but"
+                                         f" {seen[address]} and {task} share one",
+                                         f"give {task} another host or port in every TF_CONFIG", address=address))
+            seen[address] = task
+
+
+def _task(task: Any, cluster: Mapping[str, list[str]]) -> tuple[str, int]:
+    if not isinstance(task, dict) or "type" not in task or "index" not in task:
+        raise UsageError(explain('TF_CONFIG must have a "task" with "type" and "index", this process\'s own place',
+                                 'add "task": {"type": "worker", "index": 0}, and give each process its own index',
+                                 task=task))
+    kind, index = task["type"], task["index"]
+    if kind in _OTHERS:
+        hint = ("do not start it; rank 0 may evaluate after fit()" if kind == "evaluator"
+                else "start this process as a worker, or not at all")
+        raise UsageError(explain(f"hvkeras has no role {kind} yet: TF_CONFIG tasks must be chief or worker", hint,
+                                 type=kind))
+    if kind not in _TRAINING:
+        raise UsageError(explain("The task type in TF_CONFIG must be chief or worker",
+                                 'set "type" to "chief" or "worker"', type=kind))
+    number = int(index) if isinstance(index, str) and index.isascii() and index.isdigit() else index
+    count = len(cluster.get(kind, []))
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
+        valid = f'set "index" to one of 0 to {count - 1}' if count else f'the cluster has no "{kind}"'
+        raise UsageError(explain(f"The task index in TF_CONFIG must be the place of this process's own address under"
+                                 f' "{kind}" in the cluster', f"{valid}, or add this process's address to the"
+                                 " cluster in every TF_CONFIG", index=index, **{kind: cluster.get(kind, [])}))
+    return kind, number
