@@ -40,13 +40,14 @@ class Start:
 
     Attributes:
         topology: Ranks and hosts, agreed by all ranks.
-        control: The connected control channel, for exchanging addresses (never tensor data).
+        control: The connected control channel, for exchanging addresses (never tensor data); None
+            for a single process.
         launch: How this process was launched.
         settings: The settings in force.
     """
 
     topology: Topology
-    control: ControlClient
+    control: ControlClient | None
     launch: Launch
     settings: Settings
 

@@ -11,6 +11,7 @@ PROCESS_ID = "OMPI_COMM_WORLD_RANK"
 PROCESS_COUNT = "OMPI_COMM_WORLD_SIZE"
 LOCAL_PROCESS_ID = "OMPI_COMM_WORLD_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "OMPI_COMM_WORLD_LOCAL_SIZE"
+JOB_ID = "PMIX_NAMESPACE"
 # horovodrun leaves no variable of its own with MPI. It is known by what it always passes to mpirun: tagged
 # output, this choice of transports, and NCCL's interface. Only the printed name depends on it.
 _HOROVODRUN = {"OMPI_MCA_orte_tag_output": "1", "OMPI_MCA_btl": "^openib"}
@@ -25,4 +26,6 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     by_horovodrun = _NCCL_INTERFACE in environ and all(environ.get(name) == value
                                                        for name, value in _HOROVODRUN.items())
     launcher = "horovodrun (MPI)" if by_horovodrun else "mpirun (Open MPI)"
-    return launch_from(launcher, environ, names, Rendezvous("mpi"), mpi=True)
+    job = environ.get(JOB_ID, "")
+    rendezvous = Rendezvous("mpi", job=f"open-mpi-{job}" if job.isalnum() else "")
+    return launch_from(launcher, environ, names, rendezvous, mpi=True)

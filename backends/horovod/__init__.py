@@ -1,0 +1,165 @@
+"""Horovod's own engine: MPI, Gloo or NCCL, whichever it was built with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.backends.horovod import installed
+from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+from hvkeras.errors import UnsupportedError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.backends.horovod.rendezvous import GlooRendezvous
+    from hvkeras.launch_environments import Launch
+
+_REDUCIBLE = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+_MOVABLE = (*_REDUCIBLE, "uint16", "int16", "bool")
+_WIDER = {"bool": "uint8", "uint16": "int32", "int16": "int32", "uint32": "int64", "bfloat16": "float32"}
+
+
+class HorovodBackend(Backend):
+    """The installed `horovod.tensorflow`, used below its Keras parts, which do not work on Keras 3."""
+
+    name = "horovod"
+
+    def __init__(self) -> None:
+        self._horovod: Any = None
+        self._process_sets: dict[tuple[int, ...], Any] = {}
+        self._gloo: GlooRendezvous | None = None
+        self._size = 1
+
+    @classmethod
+    def availability(cls) -> Availability:
+        return installed.availability()
+
+    @classmethod
+    def objection(cls, launch: Launch) -> str:
+        if launch.mpi and not installed.has_mpi() and not installed.has_gloo():
+            return "Horovod was built with neither MPI nor Gloo; run python -m hvkeras.build_horovod"
+        if not launch.mpi and not installed.has_gloo():
+            return (f"Horovod was built without Gloo, which it needs when launched by {launch.launcher}; run"
+                    " python -m hvkeras.build_horovod, or launch with mpirun")
+        return ""
+
+    def start(self, start: Start) -> int:
+        from hvkeras.backends.horovod.rendezvous import GlooRendezvous, horovod_variables
+
+        uses_mpi = start.launch.mpi and installed.has_mpi()
+        if uses_mpi:
+            self._own_mpi(start)
+        elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
+            # Nobody started a store for Gloo, or its keys were used up by an earlier session.
+            self._gloo = GlooRendezvous(start, self._gloo)
+        import horovod.tensorflow as horovod
+
+        with horovod_variables(self._gloo.variables if self._gloo is not None and not uses_mpi else {}):
+            horovod.init()
+        self._horovod = horovod
+        self._size = horovod.size()
+        return self._size
+
+    def stop(self) -> None:
+        self._process_sets.clear()
+        if self._horovod is not None:
+            self._horovod.shutdown()
+        if self._gloo is not None:
+            self._gloo.wait_for_others()
+
+    def abort(self, reason: str) -> None:
+        if self._horovod is not None:
+            # Its shutdown may wait for peers that are gone, and what it ends must not wait for that.
+            threading.Thread(target=self._horovod.shutdown, name="hvkeras-horovod-abort", daemon=True).start()
+
+    def is_peer_failure(self, error: BaseException) -> bool:
+        text = f"{type(error).__name__} {error}"
+        return any(sign in text for sign in ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown",
+                                             "Connection closed by peer", "gloo/transport", "Read timeout",
+                                             "MPI_ERR", "MPI_Allreduce failed"))
+
+    @property
+    def engine(self) -> str:
+        if self._horovod is None:
+            return "Horovod"
+        how = "NCCL" if self._horovod.nccl_built() and self._gpus() else \
+            "Gloo" if self._horovod.gloo_enabled() else "MPI"
+        return f"Horovod {self._version()} with {how}"
+
+    def add_process_set(self, ranks: Sequence[int]) -> None:
+        self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
+
+    def remove_process_set(self, ranks: Sequence[int]) -> None:
+        self._horovod.remove_process_set(self._process_sets.pop(tuple(ranks)))
+
+    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+        import tensorflow as tf
+        from horovod.tensorflow import mpi_ops
+
+        operations = {Reduction.SUM: mpi_ops.Sum, Reduction.MIN: mpi_ops.Min, Reduction.MAX: mpi_ops.Max,
+                      Reduction.PRODUCT: mpi_ops.Product}
+        wide = [self._widen(tensor, _REDUCIBLE) for tensor in tensors]
+        common = {"op": operations[reduction], "process_set": self._process_set(ranks), "ignore_name_scope": True}
+        if len(wide) == 1:
+            reduced = [mpi_ops._allreduce(wide[0], name=_legal(key), **common)]
+        else:
+            reduced = mpi_ops._grouped_allreduce(wide, name=_legal(key), **common)
+        return [tf.cast(result, tensor.dtype) for result, tensor in zip(reduced, tensors, strict=True)]
+
+    def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
+        import tensorflow as tf
+        from horovod.tensorflow import mpi_ops
+
+        gathered = mpi_ops.allgather(self._widen(tensor, _MOVABLE), name=_legal(key), ignore_name_scope=True,
+                                     process_set=self._process_set(ranks))
+        gathered.set_shape([None, *tensor.shape[1:]])
+        return tf.cast(gathered, tensor.dtype)
+
+    def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        import tensorflow as tf
+        from horovod.tensorflow import mpi_ops
+
+        # Horovod counts the root among the members of the process set.
+        sent = mpi_ops.broadcast(self._widen(tensor, _MOVABLE), root_rank, name=_legal(key), ignore_name_scope=True,
+                                 process_set=self._process_set(ranks))
+        return tf.cast(sent, tensor.dtype)
+
+    def _process_set(self, ranks: Sequence[int]) -> Any:
+        if len(ranks) == self._size:
+            return self._horovod.global_process_set
+        return self._process_sets[tuple(ranks)]
+
+    def _own_mpi(self, start: Start) -> None:
+        """Starts MPI ourselves where mpi4py is there: Horovod would finalise it at its first shutdown."""
+        import importlib.util
+
+        if importlib.util.find_spec("mpi4py") is not None:
+            from hvkeras.mpi import mpi_world
+
+            mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout).Free()
+
+    def _widen(self, tensor: Tensor, taken: Sequence[str]) -> Tensor:
+        import tensorflow as tf
+
+        dtype = tensor.dtype.name
+        if dtype in taken:
+            return tensor
+        if dtype not in _WIDER:
+            raise UnsupportedError(explain("horovod moves numbers of " + ", ".join([*_MOVABLE, *_WIDER]),
+                                           "cast the tensor first", dtype=dtype))
+        return tf.cast(tensor, _WIDER[dtype])
+
+    def _gpus(self) -> bool:
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+
+    def _version(self) -> str:
+        import horovod
+
+        return str(horovod.__version__)
+
+
+def _legal(key: str) -> str:
+    """Makes a key a legal name of a TensorFlow operation."""
+    return "hvkeras_" + "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in key)

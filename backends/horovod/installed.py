@@ -1,0 +1,74 @@
+"""What the installed Horovod can do, read off its files: nothing is imported, started or set."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import mmap
+from importlib import metadata
+from pathlib import Path
+
+from hvkeras.backends.interface import Availability
+
+BUILD = "run python -m hvkeras.build_horovod"
+_MPI_SIGN = b"libmpi"  # the library that it was linked to
+_GLOO_SIGN = b"GlooAllreduce"  # a class that exists only in builds with Gloo
+
+
+def availability() -> Availability:
+    """Says whether Horovod is there, has its TensorFlow part, and was built for this TensorFlow."""
+    root = _root()
+    if root is None:
+        return Availability(False, f"Horovod is not installed; {BUILD}")
+    if _library() is None:
+        return Availability(False, f"Horovod was built without TensorFlow; {BUILD}")
+    built_for = json.loads((root / "metadata.json").read_text()).get("tensorflow", "another version")
+    installed = _tensorflow_version()
+    if installed is None:
+        return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
+    if built_for != installed:
+        return Availability(False, f"Horovod was built for TensorFlow {built_for}, and {installed} is installed; {BUILD}")
+    parts = [name for name, there in (("MPI", has_mpi()), ("Gloo", has_gloo())) if there]
+    return Availability(True, f"Horovod {metadata.version('horovod')} is installed, with {' and '.join(parts)}")
+
+
+def has_mpi() -> bool:
+    """Whether Horovod was built with MPI."""
+    return _contains(_MPI_SIGN)
+
+
+def has_gloo() -> bool:
+    """Whether Horovod was built with Gloo."""
+    return _contains(_GLOO_SIGN)
+
+
+def _root() -> Path | None:
+    spec = importlib.util.find_spec("horovod")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _library() -> Path | None:
+    root = _root()
+    return next((root / "tensorflow").glob("mpi_lib*.so"), None) if root is not None else None
+
+
+@functools.cache
+def _contains(sign: bytes) -> bool:
+    library = _library()
+    if library is None:
+        return False
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(sign) >= 0
+
+
+def _tensorflow_version() -> str | None:
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None:
+        return None
+    for name in metadata.packages_distributions().get("tensorflow", ["tensorflow"]):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

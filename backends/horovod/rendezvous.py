@@ -1,0 +1,98 @@
+"""What horovodrun would have set up for Gloo, for jobs that something else launched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hvkeras.backends.interface import Start
+from hvkeras.network import LOOPBACK, interface_of
+
+# Horovod may not print walls of names for a late rank: our control channel says who is late in one line.
+_ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+
+
+@contextlib.contextmanager
+def horovod_variables(more: Mapping[str, str]) -> Iterator[None]:
+    """Sets what Horovod's core reads when it starts, for the time of the body."""
+    wanted = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class GlooRendezvous:
+    """A key-value store for Gloo, in rank 0, on one interface; and the variables that point to it.
+
+    Args:
+        start: What the backend was told.
+        previous: The store of an earlier session, which this one replaces.
+    """
+
+    def __init__(self, start: Start, previous: GlooRendezvous | None) -> None:
+        assert start.control is not None
+        topology = start.topology
+        one_host = len(set(topology.hosts)) == 1
+        address = LOOPBACK if one_host else start.control.local_address
+        if previous is not None:
+            previous.close()
+        self._server: Any = self._serve(start, address) if topology.rank == 0 else None
+        mine = [address, self._server.server_address[1] if self._server is not None else 0]
+        host, port = start.control.gather("gloo rendezvous", mine, start.settings.start_timeout)[0]
+        self.variables = {
+            "HOROVOD_RANK": str(topology.rank),
+            "HOROVOD_SIZE": str(topology.size),
+            "HOROVOD_LOCAL_RANK": str(topology.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(topology.local_size),
+            "HOROVOD_CROSS_RANK": str(topology.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(topology.cross_size),
+            "HOROVOD_HOSTNAME": topology.host,
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host),
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_GLOO_IFACE": interface_of(address),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(max(1, start.settings.start_timeout))),
+        }
+
+    def _serve(self, start: Start, address: str) -> Any:
+        from horovod.runner.common.util.hosts import SlotInfo
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+        server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+        server.daemon_threads = True
+        hosts = start.topology.hosts
+        slots = []
+        from hvkeras.topology import topology_from_hosts
+
+        for rank, host in enumerate(hosts):
+            place = topology_from_hosts(rank, hosts)
+            slots.append(SlotInfo(host, rank, place.local_rank, place.cross_rank, place.size, place.local_size,
+                                  place.cross_size))
+        server.init(slots)
+        threading.Thread(target=server.serve_forever, name="hvkeras-gloo-store", daemon=True).start()
+        return server
+
+    def wait_for_others(self, seconds: float = 2.0) -> None:
+        """Gives the other ranks' engines a moment to say goodbye to the store; rank 0 takes it down with itself."""
+        deadline = time.monotonic() + seconds
+        while self._server is not None and self._server.cache.get("global") and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Takes the store down."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

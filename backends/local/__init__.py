@@ -1,0 +1,59 @@
+"""The backend of one process: every collective is the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+
+if TYPE_CHECKING:
+    from hvkeras.launch_environments import Launch
+
+
+class LocalBackend(Backend):
+    """No engine at all: size 1, and what goes in comes out."""
+
+    name = "local"
+    supports_xla = True
+
+    @classmethod
+    def availability(cls) -> Availability:
+        return Availability(True, "needs nothing; serves one process")
+
+    @classmethod
+    def objection(cls, launch: Launch) -> str:
+        if launch.size > 1:
+            return f"local serves one process and {launch.launcher} started {launch.size}; use tfdist or horovod"
+        return ""
+
+    def start(self, start: Start) -> int:
+        return 1
+
+    def stop(self) -> None:
+        pass
+
+    def abort(self, reason: str) -> None:
+        pass
+
+    def is_peer_failure(self, error: BaseException) -> bool:
+        return False
+
+    @property
+    def engine(self) -> str:
+        return "no communication"
+
+    def add_process_set(self, ranks: Sequence[int]) -> None:
+        pass
+
+    def remove_process_set(self, ranks: Sequence[int]) -> None:
+        pass
+
+    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+        return list(tensors)
+
+    def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        return tensor

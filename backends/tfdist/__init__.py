@@ -1,0 +1,180 @@
+"""TensorFlow's own collectives: a ring over gRPC on CPUs, NCCL on GPUs; needs TensorFlow alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+from hvkeras.errors import UnsupportedError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.backends.tfdist.cluster import Cluster
+    from hvkeras.launch_environments import Launch
+
+_MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Reduction.PRODUCT: "Mul"}
+
+# What the kernels take; the rest travels in a wider type. Averages are divided above the interface.
+_REDUCIBLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+_MOVABLE = ("float16", "float32", "float64", "int32", "int64")
+_WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
+          "bfloat16": "float32"}
+
+
+class TfdistBackend(Backend):
+    """The collective ops of `tf.distribute`, in any `tf.function` and without a strategy scope.
+
+    Every collective is identified by a group key (a hash of the ranks) and an instance key (a hash of the
+    caller's key and of the run-time size, since TensorFlow remembers the shape of each instance). Both
+    are functions of what is communicated, never counters, so a rank may trace a function again alone.
+    """
+
+    name = "tfdist"
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+
+    @classmethod
+    def availability(cls) -> Availability:
+        found = importlib.util.find_spec("tensorflow") is not None
+        return Availability(found, "TensorFlow is installed" if found else
+                            "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
+
+    @classmethod
+    def objection(cls, launch: Launch) -> str:
+        return ""
+
+    def start(self, start: Start) -> int:
+        from hvkeras.backends.tfdist.cluster import Cluster
+
+        if self._cluster is None:
+            self._cluster = Cluster(start)
+        return self._cluster.reopen(start)
+
+    def stop(self) -> None:
+        """Leaves the cluster up: TensorFlow cannot take it down, and a later `start()` finds it again."""
+
+    def abort(self, reason: str) -> None:
+        if self._cluster is not None:
+            self._cluster.abort(reason)
+
+    def is_peer_failure(self, error: BaseException) -> bool:
+        import tensorflow as tf
+
+        return isinstance(error, tf.errors.OpError) and (
+            "Collective ops is aborted" in str(error) or isinstance(error, tf.errors.UnavailableError))
+
+    @property
+    def engine(self) -> str:
+        return self._cluster.description if self._cluster is not None else "TensorFlow collectives"
+
+    def add_process_set(self, ranks: Sequence[int]) -> None:
+        """Needs nothing: a group of ranks comes into being with its first collective."""
+
+    def remove_process_set(self, ranks: Sequence[int]) -> None:
+        """Needs nothing."""
+
+    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+        import tensorflow as tf
+
+        dtype = tensors[0].dtype.name
+        shapes = [tf.shape(tensor) for tensor in tensors]
+        sizes = [tf.size(tensor) for tensor in tensors]
+        # One element more than asked for where all may be empty: TensorFlow's kernels do not take empty tensors.
+        spare = 0 if any(tensor.shape.num_elements() for tensor in tensors) else 1
+        pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.zeros([spare], tensors[0].dtype)]
+        bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
+        wide = self._widen(bucket, _REDUCIBLE, dtype)
+        reduced = tf.raw_ops.CollectiveReduceV2(
+            input=wide, group_size=len(ranks), group_key=_number("group", *ranks),
+            instance_key=_instance(key, tf.size(wide), bucket.shape.is_fully_defined()), ordering_token=[],
+            merge_op=_MERGE[reduction], final_op="Id", communication_hint=self._hint)
+        reduced = tf.cast(reduced, tensors[0].dtype)
+        parts = tf.split(reduced, [*sizes, *[1] * spare]) if len(tensors) + spare > 1 else [reduced]
+        results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]
+        for result, tensor in zip(results, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return results
+
+    def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
+        import tensorflow as tf
+
+        # First who sends how many rows (and in which order TensorFlow has them), then the rows, padded.
+        mine = tf.stack([tf.constant(self._rank, tf.int32), tf.shape(tensor)[0]])[None]
+        table = self._gather_equal(mine, f"{key} rows", len(ranks), ranks)
+        order = tf.argsort(table[:, 0])
+        most = tf.reduce_max(table[:, 1])
+        wide = self._widen(tensor, _MOVABLE, tensor.dtype.name)
+        row = tf.reshape(wide, [tf.shape(wide)[0], tf.reduce_prod(tf.shape(wide)[1:])])
+        # One column more than asked for, so that nothing is ever empty.
+        padded = tf.pad(row, [[0, tf.maximum(most, 1) - tf.shape(row)[0]], [0, 1]])
+        gathered = self._gather_equal(padded, f"{key} data", len(ranks), ranks)
+        blocks = tf.reshape(gathered, [len(ranks), tf.maximum(most, 1), tf.shape(padded)[1]])
+        parts = [blocks[order[index], : table[order[index], 1], :-1] for index in range(len(ranks))]
+        whole = tf.concat(parts, 0)
+        result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
+        result.set_shape([None, *tensor.shape[1:]])
+        return result
+
+    def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        import tensorflow as tf
+
+        wide = self._widen(tensor, (*_MOVABLE, "bool"), tensor.dtype.name)
+        flat = tf.concat([tf.reshape(wide, [-1]), tf.zeros([1], wide.dtype)], 0)
+        common = {"group_size": len(ranks), "group_key": _number("group", *ranks),
+                  "instance_key": _instance(f"{key} from {root_rank}", tf.size(flat), flat.shape.is_fully_defined()),
+                  "communication_hint": self._hint}
+        if self._rank == root_rank:
+            sent = tf.raw_ops.CollectiveBcastSendV2(input=flat, **common)
+        else:
+            sent = tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(flat), T=flat.dtype, **common)
+        result = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
+        result.set_shape(tensor.shape)
+        return result
+
+    @property
+    def _rank(self) -> int:
+        assert self._cluster is not None
+        return self._cluster.rank
+
+    @property
+    def _hint(self) -> str:
+        assert self._cluster is not None
+        return self._cluster.hint
+
+    def _gather_equal(self, tensor: Tensor, key: str, count: int, ranks: Sequence[int]) -> Tensor:
+        import tensorflow as tf
+
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tensor, group_size=count, group_key=_number("group", *ranks),
+            instance_key=_instance(key, tf.size(tensor), tensor.shape.is_fully_defined()), ordering_token=[],
+            communication_hint=self._hint)
+
+    def _widen(self, tensor: Tensor, taken: Sequence[str], dtype: str) -> Tensor:
+        import tensorflow as tf
+
+        if dtype in taken:
+            return tensor
+        if dtype not in _WIDER:
+            raise UnsupportedError(explain("tfdist moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),
+                                           "cast the tensor, or use the horovod backend", dtype=dtype))
+        return tf.cast(tensor, _WIDER[dtype])
+
+
+def _number(*parts: object) -> int:
+    """Hashes to a positive int32, as TensorFlow's keys must be."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+
+
+def _instance(key: str, size: Any, known: bool) -> Any:
+    """The instance key of a collective: of its name alone where its size is known when tracing, else of both."""
+    import tensorflow as tf
+
+    number = _number("instance", key)
+    if known and not tf.executing_eagerly():
+        return number
+    spread = tf.cast(tf.cast(size, tf.int64) * 2654435761 % 2147483647, tf.int32)  # Knuth's multiplicative hash
+    return tf.bitwise.bitwise_xor(tf.constant(number, tf.int32), spread)

@@ -1,0 +1,135 @@
+"""TensorFlow's cluster of one worker a rank: started once a process, and up until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+from hvkeras.backends.interface import Start
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.network import LOOPBACK, split_address
+
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY", "GRPC_PROXY")
+_NO_PROXY = "no_grpc_proxy"
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
+
+
+class Cluster:
+    """This process's gRPC server in the job's cluster.
+
+    TensorFlow's coordination service stays off: hvkeras's control channel sees failures sooner, and the
+    service would catch SIGTERM and end processes on its own.
+
+    Args:
+        start: What the backend was told.
+
+    Raises:
+        UsageError: TensorFlow has already been used in this process.
+        MachineError: The server cannot start.
+    """
+
+    def __init__(self, start: Start) -> None:
+        import tensorflow as tf
+        from tensorflow.core.protobuf import tensorflow_server_pb2
+        from tensorflow.python.eager import context as tf_context
+
+        self.rank = start.topology.rank
+        self._size = start.topology.size
+        self._context = tf_context.context()
+        if self._context._context_handle is not None:
+            raise UsageError(explain("The tfdist backend must start before TensorFlow is used, since TensorFlow"
+                                     " sets up its collectives when its first tensor, variable or dataset is made",
+                                     "move hvd.init() up, right after the imports"))
+        assert start.control is not None
+        gpus = self._pin_gpu(tf, start)
+        self.hint = "nccl" if gpus else "ring"
+        self.description = "TensorFlow collectives: " + ("NCCL" if gpus else "ring over gRPC")
+        with contextlib.ExitStack() as stack:
+            own = self._own_address(start, stack)
+            addresses = start.control.gather("tfdist addresses", own, start.settings.start_timeout)
+            self._keep_proxies_away(addresses)
+            self._context.configure_collective_ops(
+                collective_leader="/job:worker/replica:0/task:0", device_filters=(f"/job:worker/task:{self.rank}",))
+            spec = tf.train.ClusterSpec({"worker": addresses})
+            self._context.enable_collective_ops(tensorflow_server_pb2.ServerDef(
+                cluster=spec.as_cluster_def(), default_session_config=self._context.config, job_name="worker",
+                task_index=self.rank, protocol="grpc"))
+            try:
+                self._context.ensure_initialized()
+            except Exception as error:
+                raise MachineError(explain(f"TensorFlow's gRPC server must start at {addresses[self.rank]} ({error})",
+                                           "end the program that has the port")) from error
+
+    def reopen(self, start: Start) -> int:
+        """Goes on with a cluster of an earlier session.
+
+        Returns:
+            The number of workers.
+
+        Raises:
+            UsageError: The job has changed; TensorFlow cannot rebuild its cluster inside a process.
+        """
+        if (start.topology.rank, start.topology.size) != (self.rank, self._size):
+            raise UsageError(explain("Jobs on tfdist must keep their ranks between init() calls",
+                                     "start new processes", was=(self.rank, self._size),
+                                     now=(start.topology.rank, start.topology.size)))
+        return self._size
+
+    def abort(self, reason: str) -> None:
+        """Makes every collective in flight, and every later one, raise with `reason`."""
+        from tensorflow.python.framework import errors
+
+        self._context.abort_collective_ops(errors.ABORTED, reason)
+
+    def _own_address(self, start: Start, stack: contextlib.ExitStack) -> str:
+        """Chooses this worker's `host:port`; TF_CONFIG has chosen already.
+
+        A free port is held by a socket that never listens until TensorFlow's server has bound the same
+        one, so that no other program can take it in between (both allow sharing the port).
+        """
+        if start.launch.cluster:
+            return start.launch.cluster[self.rank]
+        assert start.control is not None
+        one_host = len(set(start.topology.hosts)) == 1
+        host = LOOPBACK if one_host else start.control.local_address
+        holder = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((host, 0))
+        stack.enter_context(_variable(_REUSE_PORT, "true"))
+        port = holder.getsockname()[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _pin_gpu(self, tf: Any, start: Start) -> list[Any]:
+        """Gives this rank its own GPU, as Horovod's users do by hand (their later calls then change nothing)."""
+        gpus: list[Any] = tf.config.list_physical_devices("GPU")
+        if len(gpus) < start.topology.local_size:
+            if gpus:
+                tf.config.set_visible_devices([], "GPU")
+            return []
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        if len(tf.config.get_visible_devices("GPU")) > 1:
+            tf.config.set_visible_devices(gpus[start.topology.local_rank], "GPU")
+        return gpus
+
+    def _keep_proxies_away(self, addresses: list[str]) -> None:
+        if any(os.environ.get(name) for name in _PROXY_VARIABLES):
+            hosts = sorted({split_address(address)[0] for address in addresses})
+            have = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy") or ""
+            os.environ[_NO_PROXY] = ",".join(filter(None, [have, *hosts]))
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Any:
+    """Sets an environment variable for the time of the body."""
+    previous = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if previous is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = previous

@@ -1,0 +1,62 @@
+"""hvkeras: train Keras models on many workers, on Horovod's engine or TensorFlow's collectives.
+
+Example:
+    import hvkeras as hvd
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
+    model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy")
+    model.fit(x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()], verbose=hvd.verbose(),
+              callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+Names are looked up when they are first used, so that importing the package does not import TensorFlow
+(the command line starts at once), and the log level counts before TensorFlow reads it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+if not (Path(__file__).parent / "backends").is_dir():
+    raise ImportError(
+        "hvkeras must be installed to be imported, and Python has found its source folder first. Received:"
+        f" path={str(Path(__file__).parent)!r}. HINT: run from another folder than the repository's, or pytest with"
+        " --import-mode=importlib.")
+
+__version__ = "0.1.0"
+
+# Where each public name lives.
+_HOMES = {
+    "hvkeras.context": ("init", "shutdown", "is_initialized"),
+    "hvkeras.numbers": ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous",
+                        "mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled",
+                        "nccl_built", "ccl_built", "cuda_built", "ddl_built", "rocm_built"),
+    "hvkeras.optimizer": ("DistributedOptimizer",),
+    "hvkeras.tape": ("DistributedGradientTape",),
+    "hvkeras.collectives": ("allreduce", "grouped_allreduce", "allgather", "broadcast", "barrier"),
+    "hvkeras.functions": ("broadcast_variables", "broadcast_object", "allgather_object"),
+    "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
+    "hvkeras.compression": ("Compression", "Compressor"),
+    "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    "hvkeras.saving": ("load_model",),
+    "hvkeras.output": ("verbose", "rank0_callbacks"),
+    "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "UnsupportedError", "MachineError",
+                       "PeerError"),
+}
+_ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ("callbacks",)
+
+__all__ = ["__version__", *_ORIGIN, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"hvkeras.{name}")
+    if name in _ORIGIN:
+        return getattr(importlib.import_module(_ORIGIN[name]), name)
+    raise AttributeError(f"module 'hvkeras' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

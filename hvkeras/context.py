@@ -1,0 +1,341 @@
+"""The job this process takes part in: `init()` builds it, `shutdown()` leaves it."""
+
+from __future__ import annotations
+
+import atexit
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends.interface import Backend, Start
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient
+from hvkeras.errors import MachineError, NotInitializedError, UnsupportedError, UsageError, explain
+from hvkeras.failure import FailureHooks
+from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
+from hvkeras.mpi import finalize_mpi
+from hvkeras.network import host_identity
+from hvkeras.output import prints_at, quiet_engines, say
+from hvkeras.rendezvous import REPORT_EVERY, Meeting, forget_note, meet, task_name
+from hvkeras.settings import Settings
+from hvkeras.threads import fair_share, limit_threads, usable_cores
+from hvkeras.topology import Topology, topology_from_hosts
+
+if TYPE_CHECKING:
+    from hvkeras.agreement import EntryCounts
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every part of hvkeras needs to know of the running job.
+
+    Attributes:
+        launch: How this process was launched.
+        settings: The settings in force.
+        topology: Ranks and hosts.
+        backend: The engine, started.
+        entries: The counts of entered collectives.
+        control: The control channel; None for a single process.
+        hooks: What ends the job when a rank fails; None for a single process.
+    """
+
+    launch: Launch
+    settings: Settings
+    topology: Topology
+    backend: Backend
+    entries: EntryCounts
+    control: ControlClient | None
+    hooks: FailureHooks | None
+
+
+_job: Job | None = None
+
+
+class _Process:
+    """What outlives `shutdown()`: the channel, the counts, and engines that cannot start twice."""
+
+    meeting: Meeting | None = None
+    launch: Launch | None = None
+    hooks: FailureHooks | None = None
+    entries: EntryCounts | None = None
+    engines: dict[str, Backend] = {}  # noqa: RUF012 - one per process on purpose
+    sessions = 0
+
+
+def current() -> Job:
+    """Returns the running job.
+
+    Raises:
+        NotInitializedError: `init()` has not been called, or `shutdown()` has.
+    """
+    if _job is None:
+        raise NotInitializedError(explain("hvkeras must be initialised first", "call hvd.init() before this"))
+    return _job
+
+
+def is_initialized() -> bool:
+    """Says whether `init()` has been called and `shutdown()` has not."""
+    return _job is not None
+
+
+def init(backend: Any = None, process_sets: Sequence[Any] | str | None = None, comm: Any = None) -> None:
+    """Joins the job that launched this process, and starts its collective engine.
+
+    All ranks meet on a small control channel first, so that a missing or misconfigured rank is
+    named before any engine can hang. Rank 0 prints one line: backend, engine, size and launcher.
+    Calling it again does nothing.
+
+    Example:
+        import hvkeras as hvd
+        hvd.init()                    # or hvd.init("tfdist")
+        print(hvd.rank(), hvd.size())
+
+    Args:
+        backend: The engine: `auto`, one of the built-in `horovod`, `tfdist`, `local`, or a plug-in's name.
+            By default the variable HVKERAS_BACKEND decides, then what works here.
+        process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and needs nothing.
+        comm: Horovod's parameter for a communicator or a list of ranks; only None is supported.
+
+    Raises:
+        UsageError: The backend does not exist or cannot serve this launch, or the launcher's
+            variables cannot be read.
+        MachineError: A package, port or launcher is not what the job needs.
+        PeerError: A rank is missing or failed.
+    """
+    global _job
+    if backend is not None and not isinstance(backend, str):
+        backend, comm = None, backend
+    if comm is not None:
+        raise UnsupportedError(explain("Jobs must span all launched ranks", "leave comm out, and use process_set= for"
+                                       " a subset of the ranks", comm=comm))
+    if _job is not None:
+        if backend not in (None, "auto", _job.backend.name):
+            raise UsageError(explain("init() must be called with one backend", "call hvd.shutdown() in between",
+                                     running=_job.backend.name, backend=backend))
+        return
+    settings = Settings()
+    quiet_engines(settings.log_level)
+    requested = backend or settings.backend
+    if requested != "auto":
+        backend_class(requested)
+    launch = detect_launch()
+    _job = _join(launch, settings, requested) if launch.size > 1 else _alone(launch, settings, requested)
+    if process_sets and process_sets != "dynamic":
+        from hvkeras.process_sets import add_process_set
+
+        for process_set in process_sets:
+            add_process_set(process_set)
+
+
+def shutdown() -> None:
+    """Leaves the job in good order; `init()` may be called again on all ranks."""
+    global _job
+    if _job is None:
+        return
+    from hvkeras.process_sets import forget_process_sets
+
+    forget_process_sets()
+    job, _job = _job, None
+    job.backend.stop()
+    if job.hooks is not None:
+        job.hooks.uninstall()
+        job.hooks.backend = None
+    if job.control is not None:
+        job.control.leave()
+
+
+def _entries() -> EntryCounts:
+    from hvkeras.agreement import EntryCounts
+
+    if _Process.entries is None:
+        _Process.entries = EntryCounts()
+    return _Process.entries
+
+
+def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
+    """Builds a job of one process: the local backend, unless another was asked for."""
+    if requested not in ("auto", "local", "tfdist", "horovod"):
+        name = requested  # a plug-in may have its own idea of one process
+    else:
+        name = "local"
+    topology = topology_from_hosts(0, [socket.gethostname()])
+    engine = backend_class(name)()
+    engine.start(Start(topology, None, launch, settings))
+    if prints_at(settings, "WARNING"):
+        asked = f" ({requested} was asked for; one process needs no engine)" if requested not in ("auto", name) else ""
+        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{asked}")
+    return Job(launch, settings, topology, engine, _entries(), None, None)
+
+
+def _join(launch: Launch, settings: Settings, requested: str) -> Job:
+    """Builds a job of several ranks: meet, agree, start the engine, and prove that it counts the same."""
+    meeting, hooks = _meeting(launch, settings)
+    client = meeting.client
+    hooks.install()
+    try:
+        entries = _entries()
+        client.join(entries)
+        _Process.sessions += 1
+        facts = _exchange(client, launch, settings, _own_facts(requested, launch))
+        forget_note(launch, settings)
+        topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
+                                       [fact["identity"] for fact in facts])
+        _check_local_ranks(launch, topology)
+        name = _agree_on_backend(launch, facts)
+        engine = _Process.engines.setdefault(name, backend_class(name)())
+        hooks.backend = engine
+        _share_cores(settings, facts, topology)
+        counted = engine.start(Start(topology, client, launch, settings))
+        hooks.renew_signals()
+        _check_size(launch, engine, counted)
+        client.gather(f"started {_Process.sessions}", counted, settings.start_timeout)
+    except BaseException as error:
+        hooks.report(error)
+        raise
+    if topology.rank == 0 and prints_at(settings, "WARNING"):
+        hosts = len({fact["identity"] for fact in facts})
+        say(f"backend {engine.name} ({engine.engine}), {topology.size} ranks on {hosts} host{'s' * (hosts > 1)},"
+            f" launched by {launch.launcher}")
+    return Job(launch, settings, topology, engine, entries, client, hooks)
+
+
+def _meeting(launch: Launch, settings: Settings) -> tuple[Meeting, FailureHooks]:
+    """Connects to the control channel, which is done once a process."""
+    if _Process.meeting is not None and _Process.hooks is not None:
+        if launch != _Process.launch:
+            raise UsageError(explain("init() must find the launch environment of its first call",
+                                     "do not change the launcher's variables between init() calls",
+                                     first=_Process.launch, now=launch))
+        return _Process.meeting, _Process.hooks
+    if launch.rank == 0 and launch.cluster and prints_at(settings, "WARNING"):
+        say(describe_cluster(launch))
+
+    def on_end(cause: Cause) -> None:
+        if _Process.hooks is not None:
+            _Process.hooks.job_ended(cause)
+
+    meeting = meet(launch, settings, on_end)
+    hooks = FailureHooks(meeting.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
+                         and settings.log_level in ("DEBUG", "TRACE"))
+    _Process.meeting, _Process.hooks, _Process.launch = meeting, hooks, launch
+    if meeting.client.cause is not None:
+        hooks.job_ended(meeting.client.cause)
+    atexit.register(_at_exit)
+    return meeting, hooks
+
+
+def _at_exit() -> None:
+    if _job is not None and _Process.hooks is not None and _Process.meeting is not None \
+            and _Process.meeting.client.cause is None:
+        _job.backend.stop()
+    if _Process.hooks is not None and _Process.meeting is not None:
+        _Process.hooks.exiting()
+        finalize_mpi()
+        _Process.hooks.uninstall()
+        _Process.meeting.close()
+
+
+def _own_facts(requested: str, launch: Launch) -> dict[str, Any]:
+    """What this rank tells the others of itself before the engine starts."""
+    return {
+        "host": socket.gethostname(),
+        "identity": host_identity(),
+        "cores": usable_cores(),
+        "requested": requested,
+        "objections": {name: _objection(name, launch) for name in ([requested] if requested != "auto" else
+                                                                   backend_names())},
+        "preferred": _preference(launch) if requested == "auto" else [requested],
+    }
+
+
+def _objection(name: str, launch: Launch) -> str:
+    """Why a backend cannot serve here, or "" if it can."""
+    chosen = backend_class(name)
+    available = chosen.availability()
+    return chosen.objection(launch) if available.ok else available.reason
+
+
+def _preference(launch: Launch) -> list[str]:
+    """The order in which `auto` tries the backends.
+
+    On GPUs Horovod's NCCL leads; on CPUs Horovod does where its own or an MPI launcher started the
+    job, and TensorFlow's collectives everywhere else.
+    """
+    import tensorflow as tf
+
+    horovod_first = bool(tf.config.list_physical_devices("GPU")) or launch.mpi or \
+        launch.rendezvous.kind == "horovod_store"
+    first = ["horovod", "tfdist"] if horovod_first else ["tfdist", "horovod"]
+    return [*first, *(name for name in backend_names() if name not in (*first, "local"))]
+
+
+def _exchange(client: ControlClient, launch: Launch, settings: Settings, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Waits for all ranks, saying every few seconds who is missing, and returns what each told."""
+    told = [0.0]
+
+    def on_missing(ranks: list[int], waited: float) -> None:
+        if waited - told[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
+            told[0] = waited
+            names = ", ".join(task_name(launch, rank) for rank in ranks)
+            say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
+
+    key = f"facts {_Process.sessions}"
+    return client.gather(key, facts, settings.start_timeout, on_missing,
+                         describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
+
+
+def _check_local_ranks(launch: Launch, topology: Topology) -> None:
+    """Compares the announced local size with the one that host identity gives."""
+    if launch.local_size is not None and launch.local_size != topology.local_size:
+        raise MachineError(explain(
+            f"{launch.launcher} and the ranks' hosts must agree on who shares a host",
+            "give each machine a host name of its own, and run ranks of one host in one container",
+            announced_local_size=launch.local_size, counted=topology.local_size, hosts=topology.hosts))
+
+
+def _agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
+    """Picks the first preferred backend that works on all ranks.
+
+    Raises:
+        UsageError: Ranks ask for different backends, or the one asked for cannot serve.
+    """
+    requested = [fact["requested"] for fact in facts]
+    if len(set(requested)) > 1:
+        other = next(rank for rank, name in enumerate(requested) if name != requested[0])
+        raise UsageError(explain("All ranks must ask for the same backend", "set it once, on the launcher's command"
+                                 " line or in the script", rank_0=requested[0], **{f"rank_{other}": requested[other]}))
+    problems = {}
+    for name in facts[0]["preferred"]:
+        bad = [(rank, fact["objections"].get(name, "is not known there")) for rank, fact in enumerate(facts)
+               if fact["objections"].get(name, "is not known there")]
+        if not bad:
+            return str(name)
+        problems[name] = f"{name} on rank {bad[0][0]}: {bad[0][1]}"
+    raise MachineError(explain(f"A backend must be able to serve a job of {launch.launcher}: "
+                               + "; ".join(problems.values()), "see hvkeras run --check-build for what works here",
+                               backend=requested[0], size=len(facts)))
+
+
+def _share_cores(settings: Settings, facts: list[dict[str, Any]], topology: Topology) -> None:
+    """Gives TensorFlow this rank's share of the host's cores, unless switched off."""
+    if not settings.threads:
+        return
+    own = facts[topology.rank]
+    share = fair_share(own["cores"], [fact["cores"] for fact in facts if fact["identity"] == own["identity"]])
+    if not limit_threads(share) and prints_at(settings, "INFO"):
+        say("TensorFlow had started before init(), so its threads stay as they are; call hvd.init() first")
+
+
+def _check_size(launch: Launch, engine: Backend, counted: int) -> None:
+    """Refuses an engine that counts other ranks than the launcher announced.
+
+    Raises:
+        MachineError: The sizes differ.
+    """
+    if counted != launch.size:
+        raise MachineError(explain(
+            f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",
+            "the engine was built for another launcher or MPI; see hvkeras run --check-build", launcher_size=launch.size,
+            engine_size=counted))

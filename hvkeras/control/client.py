@@ -1,0 +1,265 @@
+"""A rank's end of the control channel: says that it lives, agrees on values, tells and learns of failures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.control import wire
+from hvkeras.control.cause import Cause
+from hvkeras.errors import PeerError, UsageError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.agreement import EntryCounts
+
+BEAT = 0.5  # seconds between two signs of life
+FROZEN = 2.0  # a beat later than this means that this very process was stopped
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a rank says of itself when it connects."""
+
+    rank: int
+    size: int
+    host: str
+
+
+class ControlClient:
+    """One rank's connection to the job's control server.
+
+    Args:
+        connection: A connected socket.
+        secret: The job's secret.
+        introduction: Who we are.
+        liveness_timeout: Seconds without a word from the server after which it counts as lost.
+        on_end: Called once, from the client's thread, with the cause when the job ends early.
+
+    Raises:
+        ProofError: The server does not know the secret.
+        UsageError: The server refuses this rank, with the reason.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        secret: bytes,
+        introduction: Introduction,
+        liveness_timeout: float,
+        on_end: Callable[[Cause], None],
+    ) -> None:
+        self.introduction = introduction
+        self.cause: Cause | None = None
+        self.entries: EntryCounts | None = None
+        self.detached = False  # the server has ended in good order, with its rank
+        self.server_is_rank = True  # False under `hvkeras run`, whose launcher serves
+        self.server_host = ""
+        self._socket = connection
+        self._liveness = liveness_timeout
+        self._on_end = on_end
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._gathered: dict[str, list[Any]] = {}
+        self._missing: dict[str, list[int]] = {}
+        self._told: dict[str, int] = {}
+        self._go = threading.Event()
+        self._closed = threading.Event()
+        self._heard = time.monotonic()
+        self._seal = self._prove(secret)
+        self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
+                    "pid": os.getpid()})
+        answer = self._read()
+        if answer["type"] == "refused":
+            raise UsageError(answer["reason"])
+        connection.settimeout(None)
+        self._threads = [
+            threading.Thread(target=self._listen, name="hvkeras-control-listen", daemon=True),
+            threading.Thread(target=self._live, name="hvkeras-control-beat", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def gather(
+        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
+        describe: Callable[[list[int]], str] | None = None,
+    ) -> list[Any]:
+        """Collects one value from every rank.
+
+        Args:
+            key: Names the exchange; all ranks give the same, each key at most once at a time.
+            value: Anything that JSON can carry.
+            timeout: Seconds to wait for the others.
+            on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
+            describe: Words the missing ranks for the error; `ranks 1, 3` by default.
+
+        Returns:
+            The values in rank order.
+
+        Raises:
+            PeerError: The job ended, or ranks were missing at the deadline; they are named.
+        """
+        start, told = time.monotonic(), 0.0
+        self._send({"type": "put", "key": key, "value": value})
+        with self._changed:
+            while key not in self._gathered:
+                self._raise_if_ended()
+                waited = time.monotonic() - start
+                missing = self._missing.get(key, [])
+                if waited >= timeout:
+                    who = (describe or _ranks)(missing) if missing else "the server's answer"
+                    raise PeerError(explain(
+                        f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not come",
+                        "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
+                if on_missing is not None and waited - told >= 1.0 and missing:
+                    told = waited
+                    on_missing(missing, waited)
+                self._changed.wait(0.1)
+            self._missing.pop(key, None)
+            return self._gathered.pop(key)
+
+    def join(self, entries: EntryCounts) -> None:
+        """Takes part (again): from now on heartbeats carry the counts of entered plans."""
+        self.entries = entries
+        self._send({"type": "join"})
+
+    def fail(self, cause: Cause, secondary: bool = False) -> None:
+        """Tells all ranks that this one failed.
+
+        Args:
+            cause: What happened.
+            secondary: Whether it looks like the echo of another rank's failure, for which the server
+                then waits a moment.
+        """
+        self._send({"type": "failed", "cause": cause.to_message(), "secondary": secondary})
+
+    def wait_for_cause(self, timeout: float) -> Cause | None:
+        """Waits until the server has said why the job ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.cause is not None, timeout)
+            return self.cause
+
+    @property
+    def local_address(self) -> str:
+        """The address of this host that reaches the server, and so the other hosts."""
+        return str(self._socket.getsockname()[0])
+
+    def ended(self, timeout: float) -> None:
+        """Says that this rank has printed its last line, and waits until all have."""
+        self._send({"type": "ended"})
+        self._go.wait(timeout)
+
+    def leave(self) -> None:
+        """Says goodbye in good order: the job goes on without this rank."""
+        self._send({"type": "leave"})
+
+    def close(self) -> None:
+        """Closes the connection and ends the threads."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=2.0)
+
+    def _prove(self, secret: bytes) -> wire.Seal:
+        challenge = self._exactly(len(wire.MAGIC) + wire.NONCE_BYTES)
+        if not challenge.startswith(wire.MAGIC):
+            raise wire.ProofError(explain("The address must be hvkeras's control channel",
+                                          "another program listens there", first_bytes=challenge[:8]))
+        server_nonce, client_nonce = challenge[len(wire.MAGIC) :], wire.nonce()
+        self._socket.sendall(client_nonce + wire.proof(secret, b"client", server_nonce, client_nonce))
+        wire.check_proof(self._exactly(wire.CODE_BYTES), wire.proof(secret, b"server", server_nonce, client_nonce))
+        return wire.Seal(wire.proof(secret, b"session", server_nonce, client_nonce), b"client", b"server")
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._socket.recv(count)
+            if not part:
+                raise ConnectionError("the control channel was closed by the other side")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _read(self) -> wire.Message:
+        length = wire.payload_length(self._exactly(wire.HEADER.size))
+        code = self._exactly(wire.CODE_BYTES)
+        return self._seal.open_frame(code, self._exactly(length))
+
+    def _send(self, message: wire.Message) -> None:
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(self._seal.close_frame(message))
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._handle(self._read())
+        except (OSError, wire.ProofError, ValueError):
+            if not self._closed.is_set() and not self.detached:
+                self._server_lost("ended without a word (killed, crashed, or out of memory)", "lost")
+
+    def _handle(self, message: wire.Message) -> None:
+        self._heard = time.monotonic()
+        if message["type"] == "end":
+            self._end(Cause.from_message(message["cause"]))
+        with self._changed:
+            if message["type"] == "all":
+                self._gathered[message["key"]] = message["values"]
+            elif message["type"] == "missing":
+                self._missing[message["key"]] = message["ranks"]
+            elif message["type"] == "go":
+                self._go.set()
+            elif message["type"] == "closing":
+                self.detached = True
+            self._changed.notify_all()
+
+    def _end(self, cause: Cause) -> None:
+        with self._changed:
+            if self.cause is not None:
+                return
+            self.cause = cause
+            self._changed.notify_all()
+        self._on_end(cause)
+
+    def _server_lost(self, error: str, kind: str) -> None:
+        self._end(Cause(kind, 0, self.server_host, None, error) if self.server_is_rank else
+                  Cause(kind, None, "", None, f"the launcher {error}"))
+        self._go.set()
+
+    def _live(self) -> None:
+        last = time.monotonic()
+        while not self._closed.wait(BEAT):
+            now = time.monotonic()
+            if now - last > FROZEN:
+                self._heard = now
+            last = now
+            self._send(self._beat())
+            if now - self._heard > self._liveness and not self.detached:
+                self._server_lost(f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)",
+                                  "silent")
+                return
+
+    def _beat(self) -> wire.Message:
+        message: wire.Message = {"type": "beat"}
+        entries = self.entries
+        if entries is not None:
+            changed = {key: seen for key, seen in entries.snapshot().items() if self._told.get(key) != seen[0]}
+            message["plans"] = {key: seen[1].describe() for key, seen in changed.items() if key not in self._told}
+            message["counts"] = {key: seen[0] for key, seen in changed.items()}
+            self._told.update(message["counts"])
+        return message
+
+    def _raise_if_ended(self) -> None:
+        if self.cause is not None:
+            raise PeerError(f"The job ended: {self.cause.sentence()}")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

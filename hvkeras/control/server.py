@@ -1,0 +1,338 @@
+"""The server of the control channel: sees every rank, relays what they agree on, and judges failures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvkeras.control import wire
+from hvkeras.control.cause import Cause
+from hvkeras.control.waits import Waits
+from hvkeras.errors import MachineError, explain
+
+TICK = 0.25  # seconds between two looks at the ranks
+FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
+PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
+SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
+MISMATCH_AFTER = 3.0  # seconds for which two ranks must wait for each other before it is a mismatch
+
+
+@dataclass
+class Member:
+    """One connected rank."""
+
+    rank: int
+    host: str
+    pid: int
+    writer: asyncio.StreamWriter
+    seal: wire.Seal
+    seen: float
+    left: bool = False
+    ended: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def send(self, message: wire.Message) -> None:
+        """Queues a message; a broken connection shows up on the reading side."""
+        if not self.writer.is_closing():
+            self.writer.write(self.seal.close_frame(message))
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long the server waits for what, in seconds (see `hvkeras.settings`)."""
+
+    liveness: float = 15.0
+    stall_warning: float = 60.0
+    stall_shutdown: float = 600.0
+    exit_grace: float = 3.0
+
+
+class ControlServer:
+    """Serves one job's control channel from a thread of its own.
+
+    Args:
+        size: The number of ranks to expect.
+        secret: The job's secret, which every rank must prove.
+        host: The address to listen on: the loopback or one chosen interface.
+        port: The port, or 0 for a free one.
+        deadlines: How long to wait for what.
+        on_end: Called once, from the server's thread, with the cause when the job ends early.
+        on_warning: Called, from the server's thread, with one line about a wait that takes long.
+
+    Raises:
+        MachineError: The address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        deadlines: Deadlines | None = None,
+        on_end: Callable[[Cause], None] | None = None,
+        on_warning: Callable[[str], None] | None = None,
+    ) -> None:
+        self.size = size
+        self.cause: Cause | None = None
+        self._secret = secret
+        self._deadlines = deadlines or Deadlines()
+        self._on_end = on_end
+        self._on_warning = on_warning
+        self._members: dict[int, Member] = {}
+        self._lost: dict[int, Member] = {}
+        self._gathers: dict[str, float] = {}
+        self._waits = Waits(MISMATCH_AFTER, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
+        self._stopping: asyncio.Event | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket = _listen(host, port, size)
+        self._loop = asyncio.new_event_loop()
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._thread = threading.Thread(target=self._run, name="hvkeras-control-server", daemon=True)
+
+    def start(self) -> tuple[str, int]:
+        """Starts serving.
+
+        Returns:
+            The host and port that ranks connect to.
+        """
+        self._thread.start()
+        return self.address
+
+    def stop(self) -> None:
+        """Stops serving and frees the socket and the thread."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: self._stopping and self._stopping.set())
+            self._thread.join(timeout=5.0)
+        elif not self._loop.is_closed():
+            self._loop.close()  # it was never started
+        self._socket.close()
+
+    def fail(self, cause: Cause) -> None:
+        """Ends the job from outside: a launcher saw a process die, say."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end, cause)
+
+    # What follows runs in the server's thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        server = await asyncio.start_server(self._greet, sock=self._socket)
+        watch = asyncio.ensure_future(self._watch(server))
+        await self._stopping.wait()
+        self._broadcast({"type": "closing"})
+        watch.cancel()
+        server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for member in self._members.values():
+            member.writer.close()
+        await asyncio.gather(watch, *self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        member: Member | None = None
+        try:
+            seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
+            hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
+            member = self._admit(hello, writer, seal)
+            while member is not None:
+                self._hear(member, await _read(reader, seal))
+        except asyncio.CancelledError:
+            pass  # the server stops; asyncio would print the cancellation of a connection's task
+        except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
+            pass
+        finally:
+            if member is not None:
+                self._lose(member)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+            writer.close()
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Seal:
+        challenge = wire.nonce()
+        writer.write(wire.MAGIC + challenge)
+        answer = await reader.readexactly(wire.NONCE_BYTES + wire.CODE_BYTES)
+        other, shown = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
+        wire.check_proof(shown, wire.proof(self._secret, b"client", challenge, other))
+        writer.write(wire.proof(self._secret, b"server", challenge, other))
+        return wire.Seal(wire.proof(self._secret, b"session", challenge, other), b"server", b"client")
+
+    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
+        rank, size, host, pid = int(hello["rank"]), int(hello["size"]), str(hello["host"]), int(hello["pid"])
+        member = Member(rank, host, pid, writer, seal, time.monotonic())
+        refusal = ""
+        if size != self.size:
+            refusal = f"rank {rank} on {host} was told of {size} ranks, the others of {self.size}"
+        elif rank in self._members:
+            first = self._members[rank]
+            refusal = (f"two processes claim rank {rank}: pid {first.pid} on {first.host} and pid {pid} on {host};"
+                       " give each process an index of its own")
+        if refusal or self.cause is not None:
+            member.send({"type": "refused", "reason": refusal or (self.cause.sentence() if self.cause else "")})
+            if refusal:
+                self._end(Cause("setup", None, "", None, refusal))
+            return None
+        self._members[rank] = member
+        member.send({"type": "welcome"})
+        return member
+
+    def _hear(self, member: Member, message: wire.Message) -> None:
+        member.seen = time.monotonic()
+        kind = message["type"]
+        if kind == "beat":
+            for key, plan in message.get("plans", {}).items():
+                self._waits.describe(key, plan)
+            self._waits.update(member.rank, message.get("counts", {}))
+        elif kind == "put":
+            self._gather(member, message["key"], message["value"])
+        elif kind == "failed":
+            cause = Cause.from_message(message["cause"])
+            if message["secondary"]:
+                self._later(self._end_unless_explained(cause))
+            else:
+                self._end(cause)
+        elif kind == "ended":
+            member.ended = True
+        elif kind in ("join", "leave"):
+            member.left = kind == "leave"
+            self._waits.set_left(member.rank, member.left)
+
+    def _gather(self, member: Member, key: str, value: Any) -> None:
+        member.values[key] = value
+        self._gathers.setdefault(key, time.monotonic())
+        if len(self._members) == self.size and all(key in other.values for other in self._members.values()):
+            del self._gathers[key]
+            values = [self._members[rank].values.pop(key) for rank in range(self.size)]
+            self._broadcast({"type": "all", "key": key, "values": values})
+
+    def _lose(self, member: Member) -> None:
+        if self._members.get(member.rank) is not member:
+            return
+        del self._members[member.rank]
+        self._lost[member.rank] = member
+        if not member.left and not member.ended and self.cause is None:
+            self._end(Cause("lost", member.rank, member.host, member.pid,
+                            "ended without a word (killed, crashed, or out of memory)"))
+
+    async def _end_unless_explained(self, cause: Cause) -> None:
+        deadline = time.monotonic() + SECONDARY_GRACE
+        while time.monotonic() < deadline and self.cause is None:
+            await asyncio.sleep(0.05)
+        left = [self._members.get(rank) or self._lost[rank] for rank in range(self.size)
+                if (rank in self._members and self._members[rank].left) or
+                (rank in self._lost and self._lost[rank].left)]
+        if left and self.cause is None:
+            cause = Cause("left", left[0].rank, left[0].host, left[0].pid,
+                          f"left the job in good order while rank {cause.rank} still needed it")
+        self._end(cause)
+
+    def _end(self, cause: Cause) -> None:
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self._broadcast({"type": "end", "cause": cause.to_message()})
+        if self._on_end is not None:
+            self._on_end(cause)
+        self._later(self._let_go())
+
+    async def _let_go(self) -> None:
+        """Lets all ranks exit at once, when each has printed its last line or the grace is over.
+
+        Launchers end the other ranks as soon as one exits, so none may go before all have spoken.
+        """
+        deadline = time.monotonic() + self._deadlines.exit_grace + 1.0
+        while time.monotonic() < deadline and not all(m.ended or m.left for m in self._members.values()):
+            await asyncio.sleep(0.02)
+        self._broadcast({"type": "go"})
+
+    async def _watch(self, server: asyncio.Server) -> None:
+        last_tick, last_beat = time.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            if now - last_tick > FROZEN:
+                for member in self._members.values():
+                    member.seen = now
+            last_tick = now
+            if len(self._members) == self.size:
+                server.close()  # nobody else may join
+            self._look(now)
+            if now - last_beat >= 1.0:
+                last_beat = now
+                self._broadcast({"type": "beat"})
+                self._tell_missing(now)
+
+    def _look(self, now: float) -> None:
+        if self.cause is not None:
+            return
+        for member in list(self._members.values()):
+            if now - member.seen > self._deadlines.liveness and not member.left:
+                self._end(Cause("silent", member.rank, member.host, member.pid,
+                                f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"))
+                return
+        for finding in self._waits.check(now):
+            if finding.kind == "warning":
+                if self._on_warning is not None:
+                    self._on_warning(finding.text)
+                continue
+            found = self._members.get(finding.rank) or self._lost.get(finding.rank) if finding.rank is not None else None
+            self._end(Cause(finding.kind, finding.rank, found.host if found else "", found.pid if found else None,
+                            finding.text))
+            return
+
+    def _tell_missing(self, now: float) -> None:
+        for key in self._gathers:
+            missing = [rank for rank in range(self.size)
+                       if rank not in self._members or key not in self._members[rank].values]
+            for member in self._members.values():
+                if key in member.values:
+                    member.send({"type": "missing", "key": key, "ranks": missing})
+
+    def _broadcast(self, message: wire.Message) -> None:
+        for member in self._members.values():
+            member.send(message)
+
+    def _later(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _listen(host: str, port: int, size: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(max(size, 16))
+    except OSError as error:
+        listening.close()
+        raise MachineError(explain(f"The control channel must be able to listen on its address ({error.strerror})",
+                                   "choose another port or interface, or end the program that has it",
+                                   address=f"{host}:{port}")) from error
+    return listening
+
+
+async def _read(reader: asyncio.StreamReader, seal: wire.Seal) -> wire.Message:
+    length = wire.payload_length(await reader.readexactly(wire.HEADER.size))
+    code = await reader.readexactly(wire.CODE_BYTES)
+    return seal.open_frame(code, await reader.readexactly(length))

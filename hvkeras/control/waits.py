@@ -1,0 +1,134 @@
+"""Who waits for whom: deadlocks and stalls, seen from the ranks' counts of entered plans.
+
+A rank enters a plan just before the collective runs (`hvkeras.agreement`), and leaves it only when
+all others entered it as often. So a rank whose count of a plan is higher than another's waits for
+that other one. Two ranks that wait for each other in different plans will wait for ever: that is a
+mismatch. One that waits for a rank that has left is stuck as well. One that waits for a rank that is
+merely late is a stall, which gets a warning and then an end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Describe = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank's wait for another in one plan, with the waiter's count, so that progress makes it another wait."""
+
+    waiter: int
+    missing: int
+    key: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong: `mismatch`, `left`, `stalled` or `warning`, in words; `rank` is the one at fault, if one is."""
+
+    kind: str
+    rank: int | None
+    text: str
+
+
+class Waits:
+    """Keeps the counts, and finds what has gone on for too long.
+
+    Args:
+        mismatch_after: Seconds for which two ranks must wait for each other.
+        warn_after: Seconds of waiting until a warning; repeated at that interval.
+        stall_after: Seconds of waiting until the job ends; 0 for never.
+    """
+
+    def __init__(self, mismatch_after: float, warn_after: float, stall_after: float) -> None:
+        self._limits = (mismatch_after, warn_after, stall_after)
+        self._counts: dict[int, dict[str, int]] = {}
+        self._plans: dict[str, Describe] = {}
+        self._since: dict[Wait, float] = {}
+        self._warned: dict[Wait, float] = {}
+        self._left: set[int] = set()
+
+    def describe(self, key: str, plan: Describe) -> None:
+        """Learns what a plan consists of."""
+        self._plans[key] = plan
+
+    def update(self, rank: int, counts: dict[str, int]) -> None:
+        """Learns a rank's counts; plans not named keep theirs."""
+        self._counts.setdefault(rank, {}).update(counts)
+
+    def set_left(self, rank: int, left: bool) -> None:
+        """Learns that a rank has left the job in good order, or taken part again."""
+        (self._left.add if left else self._left.discard)(rank)
+
+    def check(self, now: float) -> list[Finding]:
+        """Finds what is wrong at the time `now`, the worst first."""
+        waits = self._current()
+        self._since = {wait: self._since.get(wait, now) for wait in waits}
+        self._warned = {wait: at for wait, at in self._warned.items() if wait in self._since}
+        return [*self._mismatches(now), *self._lefts(now), *self._stalls(now)]
+
+    def _current(self) -> list[Wait]:
+        waits = []
+        for key, plan in self._plans.items():
+            counts = {rank: self._counts.get(rank, {}).get(key, 0) for rank in plan["ranks"]}
+            low = min(counts.values(), default=0)
+            behind = [rank for rank, count in counts.items() if count == low]
+            waits += [Wait(rank, missing, key, count) for rank, count in counts.items() if count > low
+                      for missing in behind]
+        return waits
+
+    def _mismatches(self, now: float) -> list[Finding]:
+        old = [wait for wait, since in self._since.items() if now - since >= self._limits[0]]
+        for one in old:
+            for other in old:
+                if one.waiter < one.missing and (one.waiter, one.missing) == (other.missing, other.waiter):
+                    return [Finding("mismatch", None, self._difference(one, other))]
+        return []
+
+    def _lefts(self, now: float) -> list[Finding]:
+        return [
+            Finding("left", wait.missing, f"left the job in good order while rank {wait.waiter} still waits for it in"
+                    f" {self._plans[wait.key]['label']}")
+            for wait, since in self._since.items()
+            if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
+        ][:1]
+
+    def _stalls(self, now: float) -> list[Finding]:
+        _, warn_after, stall_after = self._limits
+        oldest: dict[tuple[str, int], tuple[float, Wait]] = {}
+        for wait, since in self._since.items():
+            place = (wait.key, wait.missing)
+            oldest[place] = min(oldest.get(place, (since, wait)), (since, wait), key=lambda pair: pair[0])
+        findings = []
+        for since, wait in oldest.values():
+            waited, label = now - since, self._plans[wait.key]["label"]
+            if stall_after and waited >= stall_after:
+                return [Finding("stalled", wait.missing, f"is alive but has not entered {label}, in which rank"
+                                f" {wait.waiter} has waited {waited:.0f} s for it")]
+            if warn_after and now - self._warned.get(wait, since) >= warn_after:
+                self._warned[wait] = now
+                end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
+                findings.append(Finding("warning", wait.missing, f"rank {wait.waiter} has waited {waited:.0f} s in"
+                                        f" {label} for rank {wait.missing}, which is alive but has not entered it{end}"))
+        return findings
+
+    def _difference(self, one: Wait, other: Wait) -> str:
+        plans = (self._plans[one.key], self._plans[other.key])
+        start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
+        for name in ("operation", "ranks"):
+            if plans[0][name] != plans[1][name]:
+                return start + (f"rank {one.waiter} is in {plans[0]['label']} ({name} {plans[0][name]}), rank"
+                                f" {other.waiter} in {plans[1]['label']} ({name} {plans[1][name]})")
+        tensors = (plans[0]["tensors"], plans[1]["tensors"])
+        where = f"in {plans[0]['label']}" + ("" if plans[0]["label"] == plans[1]["label"]
+                                             else f" (rank {other.waiter}: {plans[1]['label']})")
+        for index, pair in enumerate(zip(*tensors, strict=False)):
+            if pair[0] != pair[1]:
+                return start + (f"{where}, tensor {index + 1} is {pair[0]} on rank {one.waiter} and {pair[1]} on rank"
+                                f" {other.waiter}")
+        return start + (f"{where}, rank {one.waiter} has {len(tensors[0])} tensors and rank {other.waiter}"
+                        f" {len(tensors[1])}; the first that only one has is"
+                        f" {max(tensors, key=len)[min(map(len, tensors)):][:1]}")

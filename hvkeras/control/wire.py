@@ -1,0 +1,102 @@
+"""Frames on the control channel: proof of the secret, then sealed JSON.
+
+The handshake is a mutual challenge and response over HMAC-SHA256 (the construction of RFC 2104):
+each side sends a random nonce and proves that it knows the secret by a code over both nonces. The
+session key is derived from the same values, and seals every later frame together with its
+direction and number, so that frames cannot be forged, replayed or reordered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import struct
+from typing import Any
+
+from hvkeras.errors import PeerError, explain
+
+MAGIC = b"HVK1"
+NONCE_BYTES = 32
+CODE_BYTES = 32
+HEADER = struct.Struct(">I")
+MAX_PAYLOAD = 4 * 1024 * 1024
+
+Message = dict[str, Any]
+
+
+class ProofError(PeerError):
+    """A peer did not prove that it knows the job's secret, or a frame was tampered with."""
+
+
+def nonce() -> bytes:
+    """Makes a fresh challenge."""
+    return os.urandom(NONCE_BYTES)
+
+
+def proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Computes what `role` (b"client", b"server" or b"session") shows or derives from the secret."""
+    return hmac.new(secret, role + server_nonce + client_nonce, hashlib.sha256).digest()
+
+
+def check_proof(shown: bytes, wanted: bytes) -> None:
+    """Compares two codes in constant time.
+
+    Raises:
+        ProofError: They differ.
+    """
+    if not hmac.compare_digest(shown, wanted):
+        raise ProofError(explain("A peer on the control channel must prove the job's secret",
+                                 "another job or program uses this address; start this job anew"))
+
+
+class Seal:
+    """Turns messages into sealed frames of one direction, and checks those of the other.
+
+    Args:
+        key: The session key.
+        outgoing: Who we are, b"client" or b"server".
+        incoming: Who the peer is.
+    """
+
+    def __init__(self, key: bytes, outgoing: bytes, incoming: bytes) -> None:
+        self._key = key
+        self._labels = (outgoing, incoming)
+        self._sent = 0
+        self._received = 0
+
+    def _code(self, label: bytes, number: int, payload: bytes) -> bytes:
+        return hmac.new(self._key, label + struct.pack(">Q", number) + payload, hashlib.sha256).digest()
+
+    def close_frame(self, message: Message) -> bytes:
+        """Seals a message; frames must be sent in the order in which they were sealed."""
+        payload = json.dumps(message).encode()
+        if len(payload) > MAX_PAYLOAD:
+            raise ValueError(f"A control message must be under {MAX_PAYLOAD} bytes. Received: {len(payload)}.")
+        frame = HEADER.pack(len(payload)) + self._code(self._labels[0], self._sent, payload) + payload
+        self._sent += 1
+        return frame
+
+    def open_frame(self, code: bytes, payload: bytes) -> Message:
+        """Checks and reads the next frame of the peer.
+
+        Raises:
+            ProofError: The frame is not the peer's next one.
+        """
+        check_proof(code, self._code(self._labels[1], self._received, payload))
+        self._received += 1
+        message: Message = json.loads(payload)
+        return message
+
+
+def payload_length(header: bytes) -> int:
+    """Reads a frame's length, refusing absurd ones.
+
+    Raises:
+        ProofError: The length is over the limit.
+    """
+    length: int = HEADER.unpack(header)[0]
+    if length > MAX_PAYLOAD:
+        raise ProofError(explain(f"A control message must be under {MAX_PAYLOAD} bytes", length=length))
+    return length

@@ -1,0 +1,240 @@
+"""What happens when a rank fails: every rank learns of it, says so in its last line, and ends.
+
+The failing rank prints its traceback and tells the control server. The survivors' waiting
+collectives are aborted, so that their main thread unwinds; each then prints one last line that names
+the failed rank, its host and its exception. Nobody exits before all have spoken (launchers end the
+other ranks as soon as one exits), and nobody outlives the grace period.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+from hvkeras.backends.interface import Backend
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient
+from hvkeras.control.server import SECONDARY_GRACE
+from hvkeras.errors import PeerError
+from hvkeras.output import say
+
+INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
+CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
+
+
+class FailureHooks:
+    """The hooks of one initialised job: on exceptions, exits, signals, and the end of the job elsewhere.
+
+    Args:
+        client: This rank's end of the control channel.
+        host: This rank's host name.
+        exit_grace: Seconds that the main thread has to unwind after a failure elsewhere.
+        show_secondary: Whether a survivor prints the traceback of its aborted collective as well.
+    """
+
+    def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool) -> None:
+        self.backend: Backend | None = None
+        self._client = client
+        self._host = host
+        self._rank = client.introduction.rank
+        self._grace = exit_grace
+        self._show_secondary = show_secondary
+        self._unwinding = threading.Event()
+        self._speaking = threading.Lock()
+        self._exit_code: Any = None
+        self._previous_hook = sys.excepthook
+        self._previous_exit = sys.exit
+        self._signals: SignalWatch | None = None
+
+    def install(self) -> None:
+        """Puts the hooks in place; signals only from the main thread."""
+        self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._previous_exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]
+        if threading.current_thread() is threading.main_thread():
+            self._signals = SignalWatch(self._on_signal)
+            self._signals.install()
+
+    def uninstall(self) -> None:
+        """Puts back what was there before, where it is still ours."""
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous_hook
+        if sys.exit == self._on_exit:
+            sys.exit = self._previous_exit
+        if self._signals is not None:
+            self._signals.uninstall()
+            self._signals = None
+
+    def renew_signals(self) -> None:
+        """Takes the signals back after an engine has started and may have caught them."""
+        if self._signals is not None:
+            self._signals.uninstall()
+            self._signals.install()
+
+    def report(self, error: BaseException) -> None:
+        """Tells all ranks of an exception that this rank is about to raise out of `init()`."""
+        if self._client.cause is None:
+            self._client.fail(self._cause_of(error), secondary=self._is_echo(error))
+
+    def job_ended(self, cause: Cause) -> None:
+        """Runs in the control channel's thread when the job ends early: makes this rank end, too."""
+        threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
+
+    def exiting(self) -> None:
+        """Runs at the interpreter's exit: a code other than 0 is a failure, else a goodbye."""
+        code = self._exit_code
+        if code not in (None, 0) and self._client.cause is None and not self._client.detached:
+            number = code if isinstance(code, int) else 1
+            text = f"exited with {code!r}" if isinstance(code, str) else f"exited with code {number}"
+            self._client.fail(Cause("exit", self._rank, self._host, os.getpid(), text, "", number))
+            self._last_line(self._client.wait_for_cause(SECONDARY_GRACE))
+            self._client.ended(self._grace + 2.0)
+        else:
+            self._client.leave()
+
+    # The end of this rank, in the main thread.
+
+    def _on_exit(self, code: Any = None, /) -> None:
+        self._exit_code = code
+        self._previous_exit(code)
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._unwinding.set()
+        cause = self._client.cause
+        if cause is None and self._is_echo(error):
+            self._client.fail(self._cause_of(error), secondary=True)
+            cause = self._client.wait_for_cause(SECONDARY_GRACE + 2.0)
+        survivor = cause is not None and cause.rank != self._rank
+        if not survivor or self._show_secondary:
+            self._previous_hook(kind, error, trace)
+        if cause is None:
+            cause = self._cause_of(error)
+            self._client.fail(cause)
+        self._end_process(cause, 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+    def _end_process(self, cause: Cause, code: int) -> None:
+        with self._speaking:
+            sys.stdout.flush()
+            self._last_line(cause)
+            self._client.ended(self._grace + 2.0)
+            os._exit(code)
+
+    def _last_line(self, cause: Cause | None) -> None:
+        if cause is None:
+            return
+        if cause.rank == self._rank:
+            say(f"{cause.sentence()}; the job ends on all ranks")
+        else:
+            say(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
+
+    def _cause_of(self, error: BaseException) -> Cause:
+        if isinstance(error, KeyboardInterrupt):
+            return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
+        summary = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return Cause("exception", self._rank, self._host, os.getpid(), f"failed with {summary[0]}", text[-60_000:])
+
+    def _is_echo(self, error: BaseException) -> bool:
+        return isinstance(error, PeerError) or (self.backend is not None and self.backend.is_peer_failure(error))
+
+    # The end of the job, in other threads.
+
+    def _reap(self, cause: Cause) -> None:
+        if cause.rank == self._rank and self._unwinding.is_set():
+            return
+        if self.backend is not None:
+            self.backend.abort(cause.sentence())
+        deadline = time.monotonic() + self._grace
+        while time.monotonic() < deadline:
+            if self._unwinding.wait(0.05):
+                deadline += self._grace
+                self._unwinding.clear()
+        # The main thread is busy in Python or stuck in a call that cannot be aborted.
+        self._end_process(cause, 1 if cause.kind != "signal" else cause.exit_code)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGINT:
+            if self._unwinding.wait(INTERRUPT_GRACE) or self._client.cause is not None:
+                return
+            self._client.fail(self._cause_of(KeyboardInterrupt()))
+            return
+        cause = self._client.wait_for_cause(CAUSE_GRACE)
+        if cause is None:
+            cause = Cause("signal", self._rank, self._host, os.getpid(), f"received {signal.Signals(number).name}", "",
+                          128 + number)
+            self._client.fail(cause)
+        with self._speaking:
+            self._last_line(cause)
+            self._client.ended(CAUSE_GRACE)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+            os._exit(128 + number)
+
+
+class SignalWatch:
+    """Notices SIGINT and SIGTERM even while the main thread is blocked inside an engine.
+
+    Python runs signal handlers in the main thread, between two bytecodes; while that thread waits in a
+    collective, nothing happens. Its C-level handler writes the signal's number to a socket at once,
+    though, and a thread of ours reads it. SIGTERM is watched only if the program has no handler of
+    its own; Python's KeyboardInterrupt stays what it is.
+    """
+
+    def __init__(self, on_signal: Any) -> None:
+        self._on_signal = on_signal
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+        self._thread: threading.Thread | None = None
+        self._terminate: Any = None
+        self._own_terminate = False
+
+    def install(self) -> None:
+        """Starts watching, unless the program already has a wake-up descriptor of its own."""
+        receiving, sending = socket.socketpair()
+        sending.setblocking(False)
+        previous = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        if previous != -1:
+            signal.set_wakeup_fd(previous, warn_on_full_buffer=False)
+            receiving.close()
+            sending.close()
+            return
+        self._ends = (receiving, sending)
+        handler = signal.getsignal(signal.SIGTERM)
+        self._own_terminate = handler in (signal.SIG_DFL, None)
+        if self._own_terminate:
+            signal.signal(signal.SIGTERM, _leave_it_to_the_watch)
+        else:
+            signal.signal(signal.SIGTERM, handler)  # an engine may have replaced it below Python
+        self._thread = threading.Thread(target=self._watch, args=(receiving,), name="hvkeras-signals", daemon=True)
+        self._thread.start()
+
+    def uninstall(self) -> None:
+        """Stops watching and puts the default handlers back."""
+        if self._ends is None:
+            return
+        signal.set_wakeup_fd(-1)
+        if self._own_terminate and signal.getsignal(signal.SIGTERM) is _leave_it_to_the_watch:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        receiving, sending = self._ends
+        self._ends = None
+        sending.send(b"\0")
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+        receiving.close()
+        sending.close()
+
+    def _watch(self, receiving: socket.socket) -> None:
+        while True:
+            received = receiving.recv(1)
+            if received in (b"", b"\0"):
+                return
+            if received[0] == signal.SIGINT or (received[0] == signal.SIGTERM and self._own_terminate):
+                self._on_signal(received[0])
+
+
+def _leave_it_to_the_watch(number: int, frame: Any) -> None:
+    """Python's side of SIGTERM: nothing, since the watching thread ends the process."""

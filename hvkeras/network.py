@@ -1,0 +1,79 @@
+"""This machine on the network: its name, its addresses, and which of them reaches another host."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from hvkeras.errors import UsageError, explain
+
+LOOPBACK = "127.0.0.1"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_identity() -> str:
+    """What tells this host from others: its name and, where there is one, its boot's id.
+
+    Two containers on one machine have different names and so count as two hosts, since they share
+    no memory; two machines that are both called `localhost` differ in their boot's id.
+    """
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = _BOOT_ID.read_text().strip()
+    return f"{socket.gethostname()} {boot}"
+
+
+def is_local(host: str) -> bool:
+    """Says whether a host name or address is this machine."""
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    own = {address.address.split("%")[0] for nics in psutil.net_if_addrs().values() for address in nics}
+    return any(ipaddress.ip_address(address.split("%")[0]).is_loopback or address in own for address in addresses)
+
+
+def address_towards(host: str) -> str:
+    """Finds the address of this machine from which packets to `host` leave; no packet is sent."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(explain(f"Hosts of the job must be reachable by name ({error})",
+                                 "check the host name, or choose with HVKERAS_NETWORK_INTERFACES", host=host)) from None
+
+
+def interface_address(names: Sequence[str]) -> str:
+    """Finds the first IPv4 address of the first interface in `names` that has one.
+
+    Raises:
+        UsageError: None has; the message lists the interfaces of this machine.
+    """
+    interfaces = psutil.net_if_addrs()
+    for name in names:
+        for address in interfaces.get(name, []):
+            if address.family == socket.AF_INET:
+                return str(address.address)
+    raise UsageError(explain("A network interface of this machine must have the given name and an IPv4 address",
+                             "the interfaces here are " + ", ".join(sorted(interfaces)), interfaces=list(names)))
+
+
+def interface_of(address: str) -> str:
+    """Finds the name of the interface that has `address`, or "lo"."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return name
+    return "lo"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Splits `host:port`, with IPv6 hosts in brackets."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)

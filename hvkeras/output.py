@@ -1,0 +1,74 @@
+"""What a rank prints: lines of our own, quiet engines, and one progress bar for the whole job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hvkeras.settings import LOG_LEVELS, Settings
+
+# TensorFlow's C++ log takes the lowest severity that it still prints: 0 info, 1 warning, 2 error, 3 fatal.
+_TENSORFLOW_LEVELS = {"TRACE": "0", "DEBUG": "0", "INFO": "0", "WARNING": "2", "ERROR": "3", "FATAL": "3"}
+
+
+def say(text: str) -> None:
+    """Prints one line of hvkeras's own to standard error, at once and whole."""
+    sys.stderr.write(f"hvkeras: {text}\n")
+    sys.stderr.flush()
+
+
+def prints_at(settings: Settings, level: str) -> bool:
+    """Says whether messages of `level` are printed under the log level in force."""
+    return LOG_LEVELS.index(level) >= LOG_LEVELS.index(settings.log_level)
+
+
+def quiet_variables(log_level: str) -> dict[str, str]:
+    """The variables that make TensorFlow and Horovod print no more than our log level asks for.
+
+    They count only when set before TensorFlow is imported, which `import hvkeras` and `hvkeras run` see to.
+    """
+    return {"TF_CPP_MIN_LOG_LEVEL": _TENSORFLOW_LEVELS[log_level], "HOROVOD_LOG_LEVEL": log_level.lower()}
+
+
+def quiet_engines(log_level: str) -> None:
+    """Sets `quiet_variables` where the user has not set them."""
+    for name, value in quiet_variables(log_level).items():
+        os.environ.setdefault(name, value)
+
+
+def verbose() -> int:
+    """What to pass as Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
+
+    Example:
+        model.fit(x, y, verbose=hvd.verbose())
+
+    Returns:
+        1 on rank 0 with a terminal, 2 on rank 0 without one, 0 on every other rank.
+    """
+    from hvkeras import context
+
+    if context.current().topology.rank != 0:
+        return 0
+    return 1 if sys.stdout.isatty() else 2
+
+
+def rank0_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+    """Keeps callbacks that write files or draw to rank 0, so that no two ranks write the same file.
+
+    The callbacks must not communicate, since the other ranks do not run them.
+
+    Example:
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        callbacks += hvd.rank0_callbacks([keras.callbacks.ModelCheckpoint("best.keras")])
+
+    Args:
+        callbacks: Keras callbacks.
+
+    Returns:
+        The same callbacks on rank 0, and none elsewhere.
+    """
+    from hvkeras import context
+
+    return list(callbacks) if context.current().topology.rank == 0 else []

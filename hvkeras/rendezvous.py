@@ -1,0 +1,325 @@
+"""How the ranks of one launch find the control channel: one way per kind of launch.
+
+Rank 0 serves the channel (the launcher does, under `hvkeras run`). The others learn its address and
+the job's secret from what they share: the environment, MPI, horovodrun's store, or a private folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import stat
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient, Introduction
+from hvkeras.control.server import ControlServer, Deadlines
+from hvkeras.control.wire import ProofError
+from hvkeras.errors import MachineError, PeerError, UsageError, explain
+from hvkeras.launch_environments import Launch
+from hvkeras.network import LOOPBACK, address_towards, interface_address, is_local, split_address
+from hvkeras.output import say
+from hvkeras.settings import Settings
+
+REPORT_EVERY = 3.0  # seconds between two lines about a missing rank
+STORE_KEY = "/hvkeras/control"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The control channel of one process: its client, and the server where this process has it."""
+
+    client: ControlClient
+    server: ControlServer | None
+
+    def close(self) -> None:
+        """Closes both ends."""
+        if self.server is not None:
+            self.server.stop()
+        self.client.close()
+
+
+class Waiting:
+    """A deadline that says, every few seconds, who is being waited for.
+
+    Args:
+        timeout: Seconds until `check` raises.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._start = time.monotonic()
+        self._told = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self._timeout - (time.monotonic() - self._start))
+
+    def check(self, whom: str, why: str) -> None:
+        """Reports the wait when it is time to.
+
+        Raises:
+            PeerError: The deadline has passed.
+        """
+        waited = time.monotonic() - self._start
+        if waited >= self._timeout:
+            raise PeerError(explain(f"All ranks must meet within {self._timeout:g} s, but {whom} did not come ({why})",
+                                    "start it, look at its output, or raise HVKERAS_START_TIMEOUT"))
+        if waited - self._told >= REPORT_EVERY:
+            self._told = waited
+            say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
+
+
+def task_name(launch: Launch, rank: int) -> str:
+    """How a launch's users call a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, else `rank 1`."""
+    if rank < len(launch.tasks):
+        return f"{launch.tasks[rank]} ({launch.cluster[rank]})"
+    return f"rank {rank}"
+
+
+def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> Meeting:
+    """Connects this rank to its job's control channel, which rank 0 starts to serve.
+
+    Args:
+        launch: How this process was launched; more than one rank.
+        settings: The settings in force.
+        on_end: Called with the cause when the job ends early.
+
+    Returns:
+        The connected channel. The other ranks need not all be there yet.
+
+    Raises:
+        HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
+    """
+    waiting = Waiting(settings.start_timeout)
+    ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store, "tf_config": _by_tf_config,
+            "folder": _by_folder}
+    server, address, secret, refresh = ways[launch.rendezvous.kind](launch, settings, waiting)
+    try:
+        client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
+    except BaseException:
+        if server is not None:
+            server.stop()
+        raise
+    client.server_is_rank = launch.rendezvous.kind != "run"
+    client.server_host = address[0]
+    return Meeting(client, server)
+
+
+Address = tuple[str, int]
+Refresh = Callable[[], tuple[Address, bytes]]
+Found = tuple["ControlServer | None", Address, bytes, "Refresh | None"]
+
+
+def _connect(
+    launch: Launch, settings: Settings, on_end: Callable[[Cause], None], waiting: Waiting, address: Address,
+    secret: bytes, refresh: Refresh | None,
+) -> ControlClient:
+    me = Introduction(launch.rank, launch.size, socket.gethostname())
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=min(5.0, waiting.left + 0.1))
+        except OSError as error:
+            waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
+                          (error.strerror or str(error)).lower())
+        else:
+            try:
+                return ControlClient(connection, secret, me, settings.liveness_timeout, on_end)
+            except (OSError, ProofError) as error:
+                connection.close()
+                if refresh is None and isinstance(error, ProofError):
+                    raise
+                waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
+                              str(error))
+            except BaseException:
+                connection.close()
+                raise
+        time.sleep(0.1)
+        if refresh is not None:
+            address, secret = refresh()
+
+
+def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
+    deadlines = Deadlines(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown,
+                          settings.exit_grace)
+    server = ControlServer(launch.size, secret, host, port, deadlines, on_warning=say)
+    server.start()
+    return server
+
+
+def _by_environment(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    return None, split_address(launch.rendezvous.address), settings.secret.encode(), None
+
+
+def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    """On one host a folder will do where the launcher names the job: MPI_Init would wait for late ranks for ever."""
+    if launch.rendezvous.job and (launch.local_size == launch.size or settings.rendezvous_dir):
+        return _by_folder(launch, settings, waiting)
+    return _by_mpi(launch, settings, waiting)
+
+
+def _by_mpi(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    from hvkeras.mpi import mpi_world, wait_for
+
+    world = mpi_world(launch.launcher, launch.size, waiting.left)
+    try:
+        if world.Get_rank() != launch.rank:
+            raise MachineError(explain(f"{launch.launcher} and MPI must agree on this process's rank", "do not start"
+                                       " one MPI launcher inside another", announced=launch.rank, mpi=world.Get_rank()))
+        names = bytearray(256 * launch.size)
+        mine = socket.gethostname().encode()[:256].ljust(256, b"\0")
+        wait_for(world.Iallgather(mine, names), "the exchange of host names", waiting.left)
+        hosts = [bytes(names[at : at + 256]).rstrip(b"\0").decode() for at in range(0, len(names), 256)]
+        note = bytearray(512)
+        server = None
+        if launch.rank == 0:
+            secret = secrets.token_bytes(32)
+            server = _serve(launch, settings, secret, _own_address(settings, hosts))
+            note[:] = json.dumps([*server.address, secret.hex()]).encode().ljust(512)
+        wait_for(world.Ibcast(note, root=0), "the exchange of addresses", waiting.left)
+        host, port, secret_hex = json.loads(bytes(note))
+        return server, (host, port), bytes.fromhex(secret_hex), None
+    finally:
+        world.Free()
+
+
+def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    store = f"http://{launch.rendezvous.address}{STORE_KEY}"
+    if launch.rank == 0:
+        secret = secrets.token_bytes(32)
+        one_host = launch.local_size == launch.size
+        host = LOOPBACK if one_host else _towards(settings, split_address(launch.rendezvous.address)[0])
+        server = _serve(launch, settings, secret, host)
+        _http("PUT", store, json.dumps([*server.address, secret.hex()]).encode(), waiting)
+        return server, server.address, secret, None
+
+    def look() -> tuple[Address, bytes]:
+        while True:
+            note = _http("GET", store, None, waiting)
+            if note:
+                host, port, secret_hex = json.loads(note)
+                return (host, port), bytes.fromhex(secret_hex)
+            waiting.check("rank 0", "it has not announced itself in horovodrun's store")
+            time.sleep(0.1)
+
+    address, secret = look()
+    return None, address, secret, look
+
+
+def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    own_host, own_port = split_address(launch.cluster[launch.rank])
+    one_host = all(is_local(split_address(entry)[0]) for entry in launch.cluster)
+    _check_port(own_host if is_local(own_host) else "", own_port, launch)
+    if not settings.secret and (one_host or settings.rendezvous_dir):
+        return _by_folder(launch, settings, waiting)
+    if not settings.secret:
+        raise UsageError(explain(
+            "TF_CONFIG jobs on several hosts must share a secret, so that no stranger can join",
+            "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
+            " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", cluster=list(launch.cluster)))
+    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes the port.
+    secret = settings.secret.encode()
+    host, port = split_address(launch.cluster[0])
+    server = _serve(launch, settings, secret, host if is_local(host) else "", port) if launch.rank == 0 else None
+    return server, (host, port), secret, None
+
+
+def _by_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    note = _private_folder(settings) / f"{launch.rendezvous.job}.json"
+    if launch.rank == 0:
+        secret = secrets.token_bytes(32)
+        one_host = launch.local_size == launch.size or bool(launch.cluster and not settings.rendezvous_dir)
+        server = _serve(launch, settings, secret, LOOPBACK if one_host else _own_address(settings, []))
+        _write_privately(note, json.dumps([*server.address, secret.hex()]))
+        return server, server.address, secret, None
+
+    def look() -> tuple[Address, bytes]:
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                if note.stat().st_uid == os.getuid():
+                    host, port, secret_hex = json.loads(note.read_text())
+                    return (host, port), bytes.fromhex(secret_hex)
+            waiting.check(task_name(launch, 0), "it has not announced itself")
+            time.sleep(0.05)
+
+    address, secret = look()
+    return None, address, secret, look
+
+
+def forget_note(launch: Launch, settings: Settings) -> None:
+    """Removes the note that rank 0 left in the folder, once all ranks are connected."""
+    if launch.rank == 0 and launch.rendezvous.job:
+        with contextlib.suppress(OSError):
+            (_private_folder(settings) / f"{launch.rendezvous.job}.json").unlink()
+
+
+def _private_folder(settings: Settings) -> Path:
+    folder = Path(settings.rendezvous_dir or Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise MachineError(explain("The folder that carries the job's secret must belong to you alone",
+                                   f"chmod 700 {folder}, or set HVKERAS_RENDEZVOUS_DIR to another folder",
+                                   folder=str(folder), mode=oct(stat.S_IMODE(found.st_mode))))
+    return folder
+
+
+def _write_privately(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def _own_address(settings: Settings, hosts: list[str]) -> str:
+    """Chooses where rank 0 listens: the loopback for one host, else the way to the first other host."""
+    own = socket.gethostname()
+    others = [host for host in hosts if host != own]
+    if hosts and not others:
+        return LOOPBACK
+    return _towards(settings, others[0] if others else own)
+
+
+def _towards(settings: Settings, host: str) -> str:
+    return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
+
+
+def _check_port(host: str, port: int, launch: Launch) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise MachineError(explain(
+                f"The port that TF_CONFIG gives to {task_name(launch, launch.rank)} must be free ({error.strerror})",
+                "end the program that has it, or give this task another port in every TF_CONFIG", port=port)) from None
+
+
+def _http(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
+    """Asks horovodrun's store; a key that is not there yet reads as empty. Proxies are left out."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, data=body, method=method)
+    while True:
+        try:
+            with opener.open(request, timeout=5.0) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return b""
+            waiting.check("horovodrun's store", str(error))
+        except OSError as error:
+            waiting.check("horovodrun's store", str(error))
+        time.sleep(0.1)

@@ -1,0 +1,231 @@
+"""The control channel over real sockets: proof, agreement, failures and liveness."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import threading
+
+import pytest
+
+from hvkeras.control import wire
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient, Introduction
+from hvkeras.control.server import ControlServer, Deadlines
+from hvkeras.errors import MachineError, PeerError, UsageError
+
+SECRET = b"s" * 32
+
+
+class Channel:
+    """A server and its clients, closed at the end of the test."""
+
+    def __init__(self, size, **deadlines):
+        self.ends = queue.Queue()
+        self.server = ControlServer(size, SECRET, deadlines=Deadlines(**deadlines), on_end=self.ends.put)
+        self.server.start()
+        self.clients = []
+
+    def join(self, rank, size=2, secret=SECRET, on_end=lambda cause: None):
+        connection = socket.create_connection(self.server.address, timeout=5.0)
+        try:
+            client = ControlClient(connection, secret, Introduction(rank, size, f"host{rank}"), 5.0, on_end)
+        except BaseException:
+            connection.close()
+            raise
+        self.clients.append(client)
+        return client
+
+    def close(self):
+        for client in self.clients:
+            client.leave()
+        for client in self.clients:
+            client.close()
+        self.server.stop()
+
+
+@pytest.fixture
+def channel():
+    made = []
+
+    def make(size=2, **deadlines):
+        made.append(Channel(size, **deadlines))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def together(*calls):
+    """Runs calls at the same time and returns their results in order."""
+    results = [None] * len(calls)
+
+    def run(index):
+        results[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    return results
+
+
+def test_gather_gives_every_rank_all_values_in_rank_order(channel):
+    pair = channel()
+    clients = [pair.join(1), pair.join(0)]
+    values = together(*(lambda c=c: c.gather("k", {"me": c.introduction.rank}, 5.0) for c in clients))
+    assert values == [[{"me": 0}, {"me": 1}]] * 2
+    assert together(*(lambda c=c: c.gather("k", 7, 5.0) for c in clients)) == [[7, 7]] * 2
+
+
+def test_gather_names_the_missing_rank(channel):
+    pair = channel()
+    client = pair.join(0)
+    missing = []
+    with pytest.raises(PeerError, match="rank 1 did not come"):
+        client.gather("k", 1, 2.5, on_missing=lambda ranks, waited: missing.append(ranks))
+    assert [1] in missing
+
+
+def test_a_wrong_secret_is_refused_and_says_so(channel):
+    with pytest.raises((wire.ProofError, ConnectionError)):
+        channel().join(0, secret=b"another")
+
+
+def test_a_stranger_learns_nothing_and_cannot_speak(channel):
+    pair = channel()
+    with socket.create_connection(pair.server.address, timeout=5.0) as stranger:
+        challenge = stranger.recv(100)
+        assert challenge.startswith(wire.MAGIC) and SECRET not in challenge
+        stranger.sendall(b"\0" * 64 + json.dumps({"type": "failed"}).encode())
+        assert stranger.recv(100) == b""
+    clients = [pair.join(0), pair.join(1)]
+    assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
+
+
+def test_nobody_can_join_once_all_ranks_are_there(channel):
+    pair = channel()
+    clients = [pair.join(0), pair.join(1)]
+    together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients))
+    for _ in range(50):
+        try:
+            socket.create_connection(pair.server.address, timeout=5.0).close()
+        except ConnectionRefusedError:
+            return
+        threading.Event().wait(0.1)
+    pytest.fail("the server still listens")
+
+
+def test_frames_cannot_be_changed_replayed_or_reordered():
+    key = b"k" * 32
+    sender, receiver = wire.Seal(key, b"client", b"server"), wire.Seal(key, b"server", b"client")
+
+    def parts(frame):
+        head = wire.HEADER.size
+        return frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
+
+    first, second = parts(sender.close_frame({"n": 1})), parts(sender.close_frame({"n": 2}))
+    with pytest.raises(wire.ProofError):
+        receiver.open_frame(*second)
+    with pytest.raises(wire.ProofError):
+        receiver.open_frame(first[0], first[1].replace(b"1", b"3"))
+    assert receiver.open_frame(*first) == {"n": 1}
+    with pytest.raises(wire.ProofError):
+        receiver.open_frame(*first)
+    with pytest.raises(wire.ProofError):  # our own frames do not pass as the peer's
+        sender.open_frame(*second)
+
+
+def test_an_absurd_length_is_refused():
+    with pytest.raises(wire.ProofError, match="must be under"):
+        wire.payload_length(b"\xff\xff\xff\xff")
+
+
+def test_two_processes_of_one_rank_end_the_job_naming_both(channel):
+    pair = channel()
+    pair.join(0)
+    with pytest.raises(UsageError, match="two processes claim rank 0"):
+        pair.join(0)
+    assert f"pid {os.getpid()} on host0" in pair.ends.get(timeout=5.0).error
+
+
+def test_a_rank_that_was_told_another_size_is_refused(channel):
+    pair = channel()
+    with pytest.raises(UsageError, match="told of 3 ranks, the others of 2"):
+        pair.join(0, size=3)
+
+
+def test_a_failure_reaches_every_rank_with_its_cause(channel):
+    pair = channel()
+    heard = queue.Queue()
+    clients = [pair.join(0, on_end=heard.put), pair.join(1, on_end=heard.put)]
+    cause = Cause("exception", 1, "host1", 42, "failed with ValueError: boom", "Traceback ...")
+    clients[1].fail(cause)
+    assert [heard.get(timeout=5.0), heard.get(timeout=5.0), pair.ends.get(timeout=5.0)] == [cause] * 3
+    assert cause.sentence() == "rank 1 on host1 (pid 42) failed with ValueError: boom"
+
+
+def test_an_echo_of_a_failure_waits_for_the_root_cause(channel):
+    pair = channel()
+    clients = [pair.join(0), pair.join(1)]
+    clients[0].fail(Cause("exception", 0, "host0", 1, "failed with UnavailableError"), secondary=True)
+    clients[1].fail(Cause("exception", 1, "host1", 2, "failed with ValueError: boom"))
+    assert pair.ends.get(timeout=5.0).rank == 1
+    assert clients[0].wait_for_cause(5.0).rank == 1
+
+
+def test_a_lost_connection_is_a_failure_unless_the_rank_said_goodbye(channel):
+    trio = channel(3)
+    clients = [trio.join(rank, size=3) for rank in range(3)]
+    clients[1].leave()
+    clients[1].close()
+    with pytest.raises(queue.Empty):
+        trio.ends.get(timeout=0.5)
+    clients[2]._closed.set()
+    clients[2]._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a killed process
+    cause = trio.ends.get(timeout=5.0)
+    assert (cause.kind, cause.rank, cause.host) == ("lost", 2, "host2")
+
+
+def test_a_silent_rank_is_lost_after_the_liveness_deadline(channel):
+    pair = channel(liveness=1.0)
+    clients = [pair.join(0), pair.join(1)]
+    clients[1]._send = lambda message: None  # its process is stopped
+    cause = pair.ends.get(timeout=10.0)
+    assert (cause.kind, cause.rank) == ("silent", 1) and "no sign of life for 1 s" in cause.error
+
+
+def test_all_ranks_may_exit_only_when_all_have_spoken(channel):
+    pair = channel(exit_grace=5.0)
+    clients = [pair.join(0), pair.join(1)]
+    clients[1].fail(Cause("exception", 1, "host1", 42, "failed with ValueError: boom"))
+    clients[0].wait_for_cause(5.0)
+    first = threading.Thread(target=clients[1].ended, args=(10.0,))
+    first.start()
+    first.join(0.5)
+    assert first.is_alive()
+    clients[0].ended(10.0)
+    first.join(5.0)
+    assert not first.is_alive()
+
+
+def test_a_server_that_ends_in_good_order_takes_nobody_with_it(channel):
+    pair = channel()
+    heard = queue.Queue()
+    client = pair.join(1, on_end=heard.put)
+    pair.server.stop()
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=0.5)
+    assert client.detached
+
+
+def test_a_taken_port_is_a_clear_error():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        with pytest.raises(MachineError, match="must be able to listen"):
+            ControlServer(2, SECRET, "127.0.0.1", taken.getsockname()[1])

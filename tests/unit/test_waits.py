@@ -1,0 +1,111 @@
+"""Who waits for whom, from counts of entered plans."""
+
+from __future__ import annotations
+
+from hvkeras.control.waits import Waits
+
+
+def plan(label="gradients", tensors=("kernel float32[2, 3]",), ranks=(0, 1), operation="allreduce sum"):
+    return {"operation": operation, "label": label, "tensors": list(tensors), "ranks": list(ranks)}
+
+
+def make(**plans):
+    waits = Waits(mismatch_after=3.0, warn_after=10.0, stall_after=60.0)
+    for key, content in plans.items():
+        waits.describe(key, content)
+    return waits
+
+
+def test_equal_counts_wait_for_nobody():
+    waits = make(a=plan())
+    waits.update(0, {"a": 4})
+    waits.update(1, {"a": 4})
+    assert waits.check(0.0) == [] and waits.check(1000.0) == []
+
+
+def test_two_ranks_in_different_plans_are_a_mismatch_naming_the_first_differing_tensor():
+    waits = make(
+        a=plan(tensors=["bias float32[4]", "kernel float32[2, 3]"]),
+        b=plan(tensors=["bias float32[4]", "kernel float32[2, 5]"]),
+    )
+    waits.update(0, {"a": 1})
+    waits.update(1, {"b": 1})
+    assert waits.check(0.0) == [] and waits.check(2.9) == []
+    (finding,) = waits.check(3.0)
+    assert finding.kind == "mismatch" and finding.rank is None
+    assert "tensor 2 is kernel float32[2, 3] on rank 0 and kernel float32[2, 5] on rank 1" in finding.text
+
+
+def test_a_mismatch_names_a_tensor_that_only_one_rank_has():
+    waits = make(a=plan(tensors=["bias"]), b=plan(tensors=["bias", "extra"]))
+    waits.update(0, {"a": 1})
+    waits.update(1, {"b": 1})
+    waits.check(0.0)
+    (finding,) = waits.check(3.0)
+    assert "rank 0 has 1 tensors and rank 1 2" in finding.text and "extra" in finding.text
+
+
+def test_a_mismatch_of_operations_names_both():
+    waits = make(a=plan(label='allreduce "x"'), b=plan(label='broadcast "x"', operation="broadcast from 0"))
+    waits.update(0, {"a": 1})
+    waits.update(1, {"b": 1})
+    waits.check(0.0)
+    (finding,) = waits.check(3.0)
+    assert 'allreduce "x"' in finding.text and 'broadcast "x"' in finding.text
+
+
+def test_progress_makes_a_wait_start_anew():
+    waits = make(a=plan(), b=plan(label="other"))
+    waits.update(0, {"a": 1})
+    waits.update(1, {"b": 1})
+    waits.check(0.0)
+    waits.update(0, {"a": 2})
+    waits.update(1, {"a": 1})
+    assert waits.check(3.5) == []  # rank 0 waits for another count than before
+
+
+def test_a_late_rank_is_warned_about_at_intervals_and_then_ends_the_job():
+    waits = make(a=plan())
+    waits.update(0, {"a": 1})
+    waits.update(1, {"a": 0})
+    assert waits.check(0.0) == []
+    (finding,) = waits.check(10.0)
+    assert finding.kind == "warning" and finding.rank == 1 and "rank 0 has waited 10 s in gradients" in finding.text
+    assert waits.check(15.0) == []
+    assert [found.kind for found in waits.check(20.0)] == ["warning"]
+    (finding,) = waits.check(60.0)
+    assert finding.kind == "stalled" and finding.rank == 1
+
+
+def test_a_stall_limit_of_zero_never_ends_the_job():
+    waits = Waits(3.0, 10.0, 0.0)
+    waits.describe("a", plan())
+    waits.update(0, {"a": 1})
+    waits.check(0.0)
+    assert [finding.kind for finding in waits.check(1e6)] == ["warning"]
+
+
+def test_waiting_for_a_rank_that_left_is_found_soon():
+    waits = make(a=plan())
+    waits.update(0, {"a": 1})
+    waits.set_left(1, True)
+    waits.check(0.0)
+    (finding,) = waits.check(3.0)
+    assert finding.kind == "left" and finding.rank == 1
+    waits.set_left(1, False)
+    assert waits.check(4.0) == []
+
+
+def test_only_members_of_a_process_set_wait():
+    waits = make(a=plan(ranks=(1, 3)))
+    waits.update(1, {"a": 1})
+    waits.update(3, {"a": 1})
+    assert waits.check(0.0) == [] and waits.check(1000.0) == []
+
+
+def test_many_waiters_for_one_rank_are_one_warning():
+    waits = make(a=plan(ranks=(0, 1, 2, 3)))
+    for rank in (0, 1, 3):
+        waits.update(rank, {"a": 1})
+    waits.check(0.0)
+    assert [(found.kind, found.rank) for found in waits.check(10.0)] == [("warning", 2)]
