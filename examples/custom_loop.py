@@ -1,0 +1,85 @@
+"""The same training as `train.py` with a loop of one's own and a gradient tape.
+
+    hvkeras run -np 2 python examples/custom_loop.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import data
+import hvkeras as hvd
+import keras
+import tensorflow as tf
+
+options = argparse.ArgumentParser(description="Train a small convolutional network with a custom loop.")
+options.add_argument("--backend", help="collective engine: auto (default), tfdist, horovod or local")
+options.add_argument("--epochs", type=int, default=12)
+options.add_argument("--batch-size", type=int, default=32, help="images in a step of one process (default: 32)")
+options.add_argument("--dataset", choices=data.DATASETS, default="digits")
+options.add_argument("--checkpoint-dir", type=Path, help="where the model is saved at the end")
+args = options.parse_args()
+
+hvd.init(args.backend)
+
+x_train, y_train, x_test, y_test = data.load(args.dataset)
+keras.utils.set_random_seed(1 + hvd.rank())
+
+# Every rank takes every size-th image, and drops an incomplete last batch: all ranks make the same number of steps.
+dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shard(hvd.size(), hvd.rank())
+even = len(x_train) // hvd.size()
+dataset = dataset.take(even).shuffle(even).batch(args.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+model = keras.Sequential(
+    [
+        keras.Input(x_train.shape[1:]),
+        keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(10),
+    ]
+)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+steps = args.epochs * (even // args.batch_size)
+optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.001 * hvd.size(), steps))
+optimizer.build(model.trainable_variables)
+
+# All ranks start from the weights and the optimizer of rank 0.
+hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
+
+
+@tf.function
+def train_step(images: Any, labels: Any) -> Any:
+    """Makes one step and returns this rank's loss; the tape averages the gradients of all ranks."""
+    with tf.GradientTape() as tape:
+        loss = loss_of(labels, model(images, training=True))
+    tape = hvd.DistributedGradientTape(tape)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return loss
+
+
+for epoch in range(args.epochs):
+    losses = [train_step(images, labels) for images, labels in dataset]
+    loss = hvd.allreduce(tf.reduce_mean(losses), op=hvd.Average)
+    if hvd.rank() == 0:
+        print(f"epoch {epoch + 1}/{args.epochs}: loss {float(loss):.4f}", flush=True)
+
+if args.checkpoint_dir and hvd.rank() == 0:
+    args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    model.save(args.checkpoint_dir / "model.keras")
+
+# Each rank tests on its own part, and their counts are added up.
+x_test, y_test = x_test[hvd.rank() :: hvd.size()], y_test[hvd.rank() :: hvd.size()]
+guesses = model.predict(x_test, batch_size=256, verbose=0).argmax(axis=-1)
+right, total = hvd.allreduce([float((guesses == y_test).sum()), float(len(y_test))], op=hvd.Sum).numpy()
+if hvd.rank() == 0:
+    print(f"test accuracy: {right / total:.4f}", flush=True)
+
+hvd.shutdown()
