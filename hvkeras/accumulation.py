@@ -46,6 +46,8 @@ class Accumulation:
         """
         sums = [None if gradient is None else self._sum_of(variable)
                 for gradient, variable in zip(gradients, variables, strict=True)]
+        gradient: Any
+        total: Any
         for gradient, total in zip(gradients, sums, strict=True):
             if isinstance(gradient, tf.IndexedSlices):
                 total.scatter_add(tf.IndexedSlices(tf.cast(gradient.values, total.dtype), gradient.indices))

@@ -162,8 +162,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 ranks: tuple[int, ...]) -> list[Any]:
     job = context.current()
     results = list(gradients)
-    sent = [None if gradient is None else exchange.scaling.before(getattr(gradient, "values", gradient))
-            for gradient in gradients]
+    sent: list[Any] = [None if gradient is None else exchange.scaling.before(getattr(gradient, "values", gradient))
+                       for gradient in gradients]
     if all(one is None for one in sent):
         return results
     sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
@@ -173,13 +173,13 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     with job.entries.entering(plan):
         with on_device(exchange.device_dense):
             for number, bucket in enumerate(_buckets(dense, sent, variables, exchange.groups, limit)):
-                fused = [sent[place][0] for place in bucket]  # type: ignore[index]  # None is never in a bucket
+                fused = [sent[place][0] for place in bucket]
                 back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks)
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.after(tensor, sent[place][1], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
             for place in sparse:
-                slices, (values, restore) = gradients[place], sent[place]  # type: ignore[misc]
+                slices, (values, restore) = gradients[place], sent[place]
                 values = job.backend.allgather(values, f"{plan.key}.{place}.values", ranks)
                 indices = job.backend.allgather(slices.indices, f"{plan.key}.{place}.indices", ranks)
                 results[place] = tf.IndexedSlices(scaling.after(values, restore, len(ranks)), indices,
@@ -189,7 +189,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
 
 def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], exchange: Exchange,
           ranks: tuple[int, ...]) -> Plan:
-    dtypes, shapes = [], []
+    dtypes: list[str] = []
+    shapes: list[tuple[int | None, ...] | None] = []
     for place, one in enumerate(sent):
         if one is None:
             dtypes.append("no gradient")

@@ -46,7 +46,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         """
         self._local.add(compat.variable_key(var))
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts, if the model has its weights on every rank."""
         size = context.current().topology.size
         require_root(self.root_rank, range(size))
@@ -60,7 +60,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         if int(allreduce(int(bool(self.model.built)), op=Min, name="the model is built")):
             self._broadcast()
 
-    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts after the first step, if it was not possible before."""
         if not self.broadcast_done:
             self._broadcast()

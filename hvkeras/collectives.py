@@ -18,11 +18,7 @@ from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.operations import (
     NAMES,
     REDUCTIONS,
-    Adasum,
     Average,
-    Max,
-    Min,
-    Product,
     Scaling,
     Sum,
     members,
@@ -39,7 +35,7 @@ def allreduce(
     tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Any:
     """Combines a tensor of all ranks elementwise; every rank gets the result.
 
@@ -80,9 +76,11 @@ def allreduce(
 
 
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
+    device_sparse: str = "",  # noqa: ARG001 - Horovod's parameter
     compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     name: str | None = None,
 ) -> list[Any]:
     """Combines several tensors in as few collectives as possible, one a dtype.
@@ -120,7 +118,8 @@ def grouped_allreduce(
 
 
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Concatenates the ranks' tensors along the first dimension, in rank order.
 
@@ -147,7 +146,7 @@ def allgather(
     value = tf.convert_to_tensor(tensor)
     value = tf.reshape(value, [1]) if value.shape.rank == 0 else value
 
-    @tf.custom_gradient  # type: ignore[misc]  # TensorFlow ships no types
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             mine = ranks.index(context.current().topology.rank)
@@ -162,7 +161,8 @@ def allgather(
 
 
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    tensor: Any, root_rank: int, name: str | None = None,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Gives every rank the root's tensor.
@@ -189,7 +189,7 @@ def broadcast(
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
 
-    @tf.custom_gradient  # type: ignore[misc]  # TensorFlow ships no types
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             summed = _allreduce_raw([upstream], Reduction.SUM, ranks, _derived(name, "gradient"), "allreduce")[0]
@@ -237,7 +237,7 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
     if any(value.dtype == tf.bool for value in values):
         return _allreduce_booleans(values, scaled, name, process_set, operation)
 
-    @tf.custom_gradient  # type: ignore[misc]  # TensorFlow ships no types
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
         def gradient(*upstream: Any) -> list[Any]:
             if scaled.op not in (Average, Sum):
@@ -298,6 +298,7 @@ def _allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence
 
 
 def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
+    """Gathers a tensor, without a gradient."""
     job = context.current()
     if len(ranks) == 1:
         return tf.identity(tensor)

@@ -25,7 +25,7 @@ KERAS, TF_KERAS, TF_KERAS_LEGACY = "keras", "tf_keras", "tf_keras.legacy"
 
 def default_keras() -> Any:
     """The Keras that `tf.keras` is: Keras 3, or tf_keras when `TF_USE_LEGACY_KERAS` says so."""
-    if tf.keras.__version__.startswith("2."):
+    if tf.keras.Model.__module__.startswith("tf_keras."):
         import tf_keras
 
         return tf_keras
@@ -39,7 +39,8 @@ def default_keras() -> Any:
 
 def family_of(optimizer: Any) -> str | None:
     """Which family an optimizer is of; None for anything else. Imports no Keras that is not there yet."""
-    keras, tf_keras = sys.modules.get("keras"), sys.modules.get("tf_keras")
+    keras: Any = sys.modules.get("keras")
+    tf_keras: Any = sys.modules.get("tf_keras")
     if hasattr(keras, "optimizers") and isinstance(optimizer, keras.optimizers.Optimizer):
         return KERAS
     if tf_keras is not None:
@@ -52,7 +53,7 @@ def family_of(optimizer: Any) -> str | None:
 
 def foreign_backend() -> str | None:
     """The backend of Keras 3 if it is not TensorFlow."""
-    keras = sys.modules.get("keras")
+    keras: Any = sys.modules.get("keras")
     name = str(keras.backend.backend()) if hasattr(keras, "backend") else "tensorflow"
     return None if name == "tensorflow" else name
 
@@ -77,7 +78,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     """All variables of an optimizer: iterations, learning rate, slots and the loss scale."""
     found = optimizer.variables
     variables = list(found() if family_of(optimizer) == TF_KERAS_LEGACY else found)
-    loss_scale = getattr(optimizer, "_loss_scale", None)
+    loss_scale: Any = getattr(optimizer, "_loss_scale", None)
     if hasattr(loss_scale, "current_loss_scale"):  # tf_keras keeps it out of `variables`
         variables += [loss_scale.current_loss_scale, loss_scale.counter]
     return variables
@@ -164,13 +165,13 @@ def _tf_keras_step(around: Callable[..., Any], original: Callable[..., Any], sel
                   [gradient for gradient, _ in pairs], variables)
 
 
-def hook_jit_compile(refuse: Callable[[Any], bool]) -> None:
-    """Makes Keras 3's `jit_compile="auto"` mean False for a model for which `refuse` says so."""
+def hook_jit_compile(refuse: Callable[[], bool]) -> None:
+    """Makes Keras 3's `jit_compile="auto"` mean False while `refuse` says so."""
     import keras
 
     def resolve(original: Callable[..., Any], self: Any) -> Any:
         resolved = original(self)
-        return False if resolved and refuse(self) else resolved
+        return False if resolved and refuse() else resolved
 
     _hook(keras.Model, "_resolve_auto_jit_compile", resolve)
 
@@ -239,7 +240,9 @@ def count_in_graph(content: str) -> int:
     graph = ops.get_default_graph()
     while isinstance(graph, _CONTROL_FLOW_GRAPHS):
         graph = graph.outer_graph
-    counts: dict[str, int] = graph.__dict__.setdefault("_hvkeras_counts", {})
+    if not hasattr(graph, "_hvkeras_counts"):
+        graph._hvkeras_counts = {}
+    counts: dict[str, int] = graph._hvkeras_counts
     counts[content] = counts.get(content, -1) + 1
     return counts[content]
 

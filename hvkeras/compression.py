@@ -51,7 +51,7 @@ class NoneCompressor(Compressor):
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
+    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004 - there is nothing to undo
         """Returns the tensor itself."""
         return tensor
 
@@ -62,7 +62,7 @@ class _CastCompressor(Compressor):
     dtype: ClassVar[Any]
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:  # type: ignore[override]  # the dtype is the class's
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
         """Casts a wider float down."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size:
             return tf.cast(tensor, cls.dtype), tensor.dtype

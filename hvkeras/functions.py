@@ -17,7 +17,8 @@ from hvkeras.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_variables(
-    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
+    inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> None:
     """Gives every rank the root's values of variables, in few collectives.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -126,7 +127,8 @@ class Distributed:
         return optimizer.iterations
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        function, arguments, *state = super().__reduce_ex__(protocol)  # type: ignore[misc]  # a tuple in all Keras
+        reduced: Any = super().__reduce_ex__(protocol)  # a tuple in every Keras, not a string
+        function, arguments, *state = reduced
         cls = type(self)
         plain = cls._hvkeras_plain
         if getattr(function, "__self__", None) is cls:
@@ -211,18 +213,18 @@ def _step_aside(strategy: Any) -> None:
                                  strategy=type(strategy).__name__, size=job.topology.size))
 
 
-_said_no_xla = False
-
-
-def _refuses_xla(model: Any) -> bool:
-    """Whether Keras's automatic XLA must stay off for this model; says so once."""
-    global _said_no_xla
+def _refuses_xla() -> bool:
+    """Whether Keras's automatic XLA must stay off, because the backend's collectives cannot be compiled."""
     if not context.is_initialized():
         return False
     job = context.current()
     if job.topology.size == 1 or job.backend.supports_xla:
         return False
-    if job.topology.rank == 0 and not _said_no_xla:
-        say(f'jit_compile="auto" means False here: XLA cannot compile collectives of the backend {job.backend.name}')
-        _said_no_xla = True
+    if job.topology.rank == 0:
+        _say_no_xla(job.backend.name)
     return True
+
+
+@functools.cache
+def _say_no_xla(backend: str) -> None:
+    say(f'jit_compile="auto" means False here: XLA cannot compile the collectives of the backend {backend!r}')

@@ -12,7 +12,8 @@ from hvkeras.optimizer import DistributedOptimizer
 
 def load_model(
     filepath: Any, custom_optimizers: Sequence[type] | None = None, custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = Compression.none, legacy_opts: bool = False,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Any:
     """Loads a saved model and distributes its optimizer, with the state that was saved.
 

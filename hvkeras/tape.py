@@ -21,11 +21,11 @@ class _DistributedTape:
         self._tape, self._exchange = tape, exchange
         self._local: set[Any] = set()
 
-    def __enter__(self) -> _DistributedTape:
+    def __enter__(self) -> _DistributedTape:  # noqa: PYI034 - Self came with Python 3.11
         self._tape.__enter__()
         return self
 
-    def __exit__(self, *failure: Any) -> Any:
+    def __exit__(self, *failure: object) -> Any:
         return self._tape.__exit__(*failure)
 
     def __getattr__(self, name: str) -> Any:

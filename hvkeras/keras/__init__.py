@@ -1,0 +1,80 @@
+"""The twin of `horovod.keras`: `hvkeras.tensorflow.keras`, but that `allreduce` spells out that it averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras.compression import Compression
+from hvkeras.tensorflow import keras as _twin
+from hvkeras.tensorflow.keras import (
+    Adasum,
+    Average,
+    DistributedOptimizer,
+    ProcessSet,
+    Sum,
+    add_process_set,
+    allgather,
+    broadcast,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    load_model,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+)
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
+    "allreduce", "broadcast", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load_model", "local_rank",
+    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
+    "rocm_built", "shutdown", "size",
+]
+
+
+def allreduce(
+    value: Any, name: str | None = None, average: bool = True, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
+) -> Any:
+    """Combines a value of all ranks, as `hvkeras.allreduce` does.
+
+    Example:
+        mean = hvd.allreduce(accuracy)
+
+    Args:
+        value: A number, array or tensor.
+        name: Identifies the collective across ranks.
+        average: Whether to average rather than sum; `op`, if given, counts instead.
+        prescale_factor: Multiplies each rank's value first.
+        postscale_factor: Multiplies the result.
+        op: Average or another reduction.
+        compression: What the value travels as.
+
+    Returns:
+        The result as a NumPy value; a tensor inside `tf.function`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `hvkeras.allreduce`.
+    """
+    return _twin.allreduce(value, name, average if op is None else None, prescale_factor, postscale_factor, op,
+                           compression)
+
+
+from hvkeras.keras import callbacks  # noqa: E402 - a submodule, as Horovod's users expect it

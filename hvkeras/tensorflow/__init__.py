@@ -1,0 +1,88 @@
+"""The twin of `horovod.tensorflow`: the flat API of hvkeras, with Horovod's signatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allreduce
+from hvkeras.compression import Compression
+from hvkeras.context import init, is_initialized, shutdown
+from hvkeras.functions import allgather_object, broadcast_object, broadcast_variables
+from hvkeras.numbers import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    size,
+)
+from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
+from hvkeras.optimizer import DistributedOptimizer as _KerasOptimizer
+from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvkeras.tape import DistributedGradientTape
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedGradientTape", "DistributedOptimizer", "Max", "Min", "ProcessSet",
+    "Product", "Sum", "add_process_set", "allgather", "allgather_object", "allreduce", "barrier", "broadcast",
+    "broadcast_object", "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allreduce", "init", "is_homogeneous",
+    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "rank", "remove_process_set", "rocm_built", "shutdown", "size",
+]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's public name
+    optimizer: Any, name: str | None = None,
+    use_locking: bool = False,  # noqa: ARG001 - Horovod's parameter
+    device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none, sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:
+    """`hvkeras.DistributedOptimizer` with the order of parameters of `horovod.tensorflow`.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+    Args:
+        optimizer: A Keras optimizer; optimizers of TensorFlow 1 are not supported.
+        name: As for `hvkeras.DistributedOptimizer`, like all but `use_locking`.
+        use_locking: Accepted for Horovod's sake; it belongs to TensorFlow 1.
+        device_dense: See there.
+        device_sparse: See there.
+        compression: See there.
+        sparse_as_dense: See there.
+        backward_passes_per_step: See there.
+        op: See there.
+        gradient_predivide_factor: See there.
+        average_aggregated_gradients: See there.
+        num_groups: See there.
+        groups: See there.
+        process_set: See there.
+        scale_local_gradients: See there.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `hvkeras.DistributedOptimizer`.
+        UnsupportedError: As for `hvkeras.DistributedOptimizer`.
+    """
+    return _KerasOptimizer(
+        optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
+        sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
+        backward_passes_per_step=backward_passes_per_step, average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
+    )

@@ -1,0 +1,7 @@
+"""The twin of `horovod.tensorflow.compression`."""
+
+from __future__ import annotations
+
+from hvkeras.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

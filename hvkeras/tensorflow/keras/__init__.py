@@ -1,0 +1,115 @@
+"""The twin of `horovod.tensorflow.keras`: its collectives take and return values rather than tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras import collectives
+from hvkeras.compression import Compression
+from hvkeras.context import init, is_initialized, shutdown
+from hvkeras.numbers import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    size,
+)
+from hvkeras.operations import Adasum, Average, Sum
+from hvkeras.optimizer import DistributedOptimizer
+from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvkeras.saving import load_model
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
+    "allreduce", "broadcast", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load_model", "local_rank",
+    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
+    "rocm_built", "shutdown", "size",
+]
+
+
+def allreduce(
+    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
+) -> Any:
+    """Combines a value of all ranks, as `hvkeras.allreduce` does.
+
+    Example:
+        mean = hvd.allreduce(accuracy)
+
+    Args:
+        value: A number, array or tensor.
+        name: Identifies the collective across ranks.
+        average: Horovod's old way to say `op`.
+        prescale_factor: Multiplies each rank's value first.
+        postscale_factor: Multiplies the result.
+        op: Average (default) or another reduction.
+        compression: What the value travels as.
+
+    Returns:
+        The result as a NumPy value; a tensor inside `tf.function`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `hvkeras.allreduce`.
+    """
+    return _value(collectives.allreduce(value, average=average, op=op, prescale_factor=prescale_factor,
+                                        postscale_factor=postscale_factor, compression=compression, name=name))
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Concatenates the ranks' values, as `hvkeras.allgather` does.
+
+    Example:
+        everyone = hvd.allgather([hvd.rank()])
+
+    Args:
+        value: An array or tensor.
+        name: Identifies the collective across ranks.
+
+    Returns:
+        The result as a NumPy array; a tensor inside `tf.function`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+    """
+    return _value(collectives.allgather(value, name=name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Gives every rank the root's value, as `hvkeras.broadcast` does.
+
+    Example:
+        seed = hvd.broadcast(seed, root_rank=0)
+
+    Args:
+        value: A number, array or tensor.
+        root_rank: The rank that sends.
+        name: Identifies the collective across ranks.
+
+    Returns:
+        The root's value as a NumPy value; a tensor inside `tf.function`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: There is no such root.
+    """
+    return _value(collectives.broadcast(value, root_rank, name=name))
+
+
+def _value(tensor: Any) -> Any:
+    return tensor.numpy() if hasattr(tensor, "numpy") else tensor
+
+
+from hvkeras.tensorflow.keras import callbacks  # noqa: E402 - a submodule, as Horovod's users expect it

@@ -1,0 +1,50 @@
+"""N ranks over shards of a batch train as one process does on the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "same_training.py"
+TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
+LAUNCHER = {"tfdist": "tf_config", "horovod": "mpirun"}
+MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay")
+KERAS = {"keras3": "0", "tf_keras": "1"}
+
+
+def differences(launch_once: Callable[..., Outcome], backend: str, keras: str, size: int, *arguments: str) -> list[Any]:
+    outcome = launch_once(LAUNCHER[backend], WORKER, arguments, np=size, backend=backend,
+                          env={"TF_USE_LEGACY_KERAS": KERAS[keras]})
+    found: list[Any] = outcome.results("differences")
+    return found
+
+
+def assert_same(found: list[Any], case: str) -> None:
+    for rank, results in enumerate(found):
+        difference, moved, _ = results[case]
+        assert moved > 100 * TOLERANCE or case.endswith("Adadelta"), f"rank {rank} hardly trained"
+        assert difference < TOLERANCE, f"rank {rank} trained otherwise than one process"
+    assert len({results[case][2] for results in found}) == 1, "the ranks' weights differ"
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("case", MAIN_CASES)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("keras", KERAS)
+@pytest.mark.parametrize("backend", LAUNCHER)
+def test_fit_over_shards_gives_the_weights_of_one_process(
+    backend: str, keras: str, size: int, case: str, launch_once: Callable[..., Outcome]
+) -> None:
+    assert_same(differences(launch_once, backend, keras, size, *MAIN_CASES), case)
+
+
+@pytest.mark.parametrize("keras", KERAS)
+def test_every_optimizer_trains_the_same(keras: str, launch_once: Callable[..., Outcome]) -> None:
+    found = differences(launch_once, "tfdist", keras, 2, "--eager")
+    assert len(found[0]) >= 15
+    for case in found[0]:
+        assert_same(found, case)
