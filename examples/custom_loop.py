@@ -1,5 +1,7 @@
 """The same training as `train.py` with a loop of one's own and a gradient tape.
 
+Start it like that one:
+
     hvkeras run -np 2 python examples/custom_loop.py
 """
 
@@ -13,6 +15,7 @@ import data
 import hvkeras as hvd
 import keras
 import tensorflow as tf
+from network import accuracy, convolutional_network
 
 options = argparse.ArgumentParser(description="Train a small convolutional network with a custom loop.")
 options.add_argument("--backend", help="collective engine: auto (default), tfdist, horovod or local")
@@ -32,19 +35,7 @@ dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shard(hvd.size(
 even = len(x_train) // hvd.size()
 dataset = dataset.take(even).shuffle(even).batch(args.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
-model = keras.Sequential(
-    [
-        keras.Input(x_train.shape[1:]),
-        keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Flatten(),
-        keras.layers.Dropout(0.3),
-        keras.layers.Dense(10),
-    ]
-)
+model = convolutional_network(x_train.shape[1:])
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 steps = args.epochs * (even // args.batch_size)
 optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.001 * hvd.size(), steps))
@@ -75,11 +66,8 @@ if args.checkpoint_dir and hvd.rank() == 0:
     args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
     model.save(args.checkpoint_dir / "model.keras")
 
-# Each rank tests on its own part, and their counts are added up.
-x_test, y_test = x_test[hvd.rank() :: hvd.size()], y_test[hvd.rank() :: hvd.size()]
-guesses = model.predict(x_test, batch_size=256, verbose=0).argmax(axis=-1)
-right, total = hvd.allreduce([float((guesses == y_test).sum()), float(len(y_test))], op=hvd.Sum).numpy()
+test_accuracy = accuracy(model, x_test, y_test)
 if hvd.rank() == 0:
-    print(f"test accuracy: {right / total:.4f}", flush=True)
+    print(f"test accuracy: {test_accuracy:.4f}", flush=True)
 
 hvd.shutdown()

@@ -16,6 +16,7 @@ from pathlib import Path
 import data
 import hvkeras as hvd
 import keras
+from network import accuracy, convolutional_network
 
 options = argparse.ArgumentParser(description="Train a small convolutional network on several processes.")
 options.add_argument("--backend", help="collective engine: auto (default), tfdist, horovod or local")
@@ -34,19 +35,7 @@ even = len(x_train) - len(x_train) % hvd.size()
 x_train, y_train = x_train[:even][hvd.rank() :: hvd.size()], y_train[:even][hvd.rank() :: hvd.size()]
 
 keras.utils.set_random_seed(1 + hvd.rank())  # each process shuffles and drops out differently
-model = keras.Sequential(
-    [
-        keras.Input(x_train.shape[1:]),
-        keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Flatten(),
-        keras.layers.Dropout(0.3),
-        keras.layers.Dense(10),
-    ]
-)
+model = convolutional_network(x_train.shape[1:])
 
 # 3. Wrap the optimizer: it averages the gradients of all processes. As they see `size` times as many images
 #    in a step as one would, the learning rate grows with them.
@@ -69,11 +58,9 @@ model.fit(
     x_train, y_train, batch_size=args.batch_size, epochs=args.epochs, callbacks=callbacks, verbose=hvd.verbose()
 )
 
-# 5. Each process tests on its own part, and their counts are added up.
-x_test, y_test = x_test[hvd.rank() :: hvd.size()], y_test[hvd.rank() :: hvd.size()]
-guesses = model.predict(x_test, batch_size=256, verbose=0).argmax(axis=-1)
-right, total = hvd.allreduce([float((guesses == y_test).sum()), float(len(y_test))], op=hvd.Sum).numpy()
+# 5. All test together, each on its own part.
+test_accuracy = accuracy(model, x_test, y_test)
 if hvd.rank() == 0:
-    print(f"test accuracy: {right / total:.4f}", flush=True)
+    print(f"test accuracy: {test_accuracy:.4f}", flush=True)
 
 hvd.shutdown()
