@@ -6,6 +6,9 @@ from __future__ import annotations
 class HvkerasError(RuntimeError):
     """Base of every error that hvkeras raises on purpose."""
 
+    # AutoGraph would otherwise raise another class, with the text buried in a trace of generated code.
+    ag_pass_through = True
+
 
 class UsageError(HvkerasError, ValueError):
     """The caller asked for something that cannot be: a wrong argument, name or order of calls."""
