@@ -47,7 +47,7 @@ test-oldest: $(OLDEST)/.has-hvkeras
 lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy -p hvkeras
-	$(VENV)/bin/mypy examples tests
+	$(VENV)/bin/mypy examples tests/harness tests/conftest.py
 	@sources=$$(git ls-files '*.cc' '*.h' '*.cpp' '*.hpp'); [ -z "$$sources" ] || clang-format --dry-run --Werror $$sources
 
 wheel: $(VENV)/.has-tensorflow
@@ -58,44 +58,45 @@ clean:
 	rm -rf build dist $(VENV) $(OLDEST)
 
 $(VENV)/.has-python $(OLDEST)/.has-python: %/.has-python: | tools/make_venv.sh
-	tools/make_venv.sh $*
-	touch $@
+	@tools/make_venv.sh $*
+	@touch $@
 
 # tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
 $(VENV)/.has-tensorflow: $(VENV)/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
-	$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
-	$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
-	touch $@
+	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
+	@$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
+	@touch $@
 
 $(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(SOURCES)
 	@echo "Installing hvkeras"
-	$(call install_hvkeras,$(VENV),)
-	touch $@
+	@$(call install_hvkeras,$(VENV),)
+	@touch $@
 
 $(VENV)/.has-test-tools: pyproject.toml | $(VENV)/.has-hvkeras
-	$(call install_hvkeras,$(VENV),[test$(comma)mpi])
-	touch $@
+	@echo "Installing Open MPI and the test tools"
+	@$(call install_hvkeras,$(VENV),[test$(comma)mpi])
+	@touch $@
 
 $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 	@missing=$$(for tool in g++ make; do command -v $$tool >/dev/null || echo $$tool; done); \
 	  [ -z "$$missing" ] || tools/system_packages.sh $$missing
-	$(call python,$(VENV)) -m hvkeras.build_horovod --with-mpi
-	touch $@
+	@$(call python,$(VENV)) -m hvkeras.build_horovod --with-mpi
+	@touch $@
 
 $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
-	$(call install_hvkeras,$(VENV),[lint])
-	touch $@
+	@$(call install_hvkeras,$(VENV),[lint])
+	@touch $@
 
 $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
 	@echo "Installing tensorflow-cpu $(OLDEST_TENSORFLOW)"
-	$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
-	$(call pip,$(OLDEST)) --no-deps "tf_keras==$(OLDEST_TENSORFLOW).*"
-	touch $@
+	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
+	@$(call pip,$(OLDEST)) --no-deps "tf_keras==$(OLDEST_TENSORFLOW).*"
+	@touch $@
 
 $(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(SOURCES)
-	$(call install_hvkeras,$(OLDEST),[test])
-	touch $@
+	@$(call install_hvkeras,$(OLDEST),[test])
+	@touch $@
 
 # With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the
 # wheel and the source distribution leave it out.

@@ -60,7 +60,7 @@ def install_packages(packages: tuple[str, ...], environ: Mapping[str, str], cons
     """Installs what the build needs and pip can bring in."""
     if packages:
         console.print(f"Installing what the build needs: {', '.join(packages)}", highlight=False)
-        _run([*_pip("install"), "--quiet", *packages], environ, console, "Installing")
+        run_shown([*_pip("install"), "--quiet", *packages], environ, console, "Installing")
 
 
 def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[str, str], console: Console) -> None:
@@ -73,7 +73,8 @@ def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[st
         variables = horovod_variables(found, write_stubs(Path(stubs)), jobs, cuda, environ)
         # Without the cache: pip would hand out a wheel that was built against another TensorFlow.
         options = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--force-reinstall"]
-        _run([*_pip("install"), "--verbose", *options, HOROVOD], {**environ, **variables}, console, "Building Horovod")
+        command = [*_pip("install"), "--verbose", *options, HOROVOD]
+        run_shown(command, {**environ, **variables}, console, "Building Horovod")
 
 
 def verify(with_mpi: bool, environ: Mapping[str, str]) -> dict[str, bool]:
@@ -108,7 +109,18 @@ def _pip(command: str) -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", command]
 
 
-def _run(command: list[str], environ: Mapping[str, str], console: Console, title: str) -> None:
+def run_shown(command: list[str], environ: Mapping[str, str], console: Console, title: str) -> None:
+    """Runs a command, showing its progress.
+
+    Args:
+        command: The command line.
+        environ: Its environment.
+        console: Where to show it.
+        title: What it does, in a word or two.
+
+    Raises:
+        MachineError: It failed; the message has the end of its output.
+    """
     with (
         tempfile.NamedTemporaryFile("w", prefix="hvkeras-", suffix=".log", delete=False) as log,
         subprocess.Popen(command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

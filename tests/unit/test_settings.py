@@ -1,0 +1,107 @@
+"""Settings: one table feeds parsing, errors and the README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hvkeras.errors import UsageError
+from hvkeras.settings import TABLE, Setting, Settings
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+PUBLIC = [row for row in TABLE if not row.internal]
+
+
+def test_names_and_aliases_are_unique() -> None:
+    names = [row.name for row in TABLE] + [row.horovod for row in TABLE if row.horovod]
+    assert len(names) == len(set(names))
+
+
+def test_defaults_without_an_environment() -> None:
+    settings = Settings({})
+    assert {row.name: getattr(settings, row.name) for row in TABLE} == {row.name: row.default for row in TABLE}
+
+
+@pytest.mark.parametrize("row", PUBLIC, ids=lambda row: row.name)
+def test_every_setting_has_a_sentence_of_help(row: Setting) -> None:
+    assert row.help[0].isupper()
+    assert row.help.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("HVKERAS_BACKEND", "tfdist", "backend", "tfdist"),
+        ("HVKERAS_START_TIMEOUT", "2.5", "start_timeout", 2.5),
+        ("HVKERAS_START_TIMEOUT", " 90s ", "start_timeout", 90.0),
+        ("HOROVOD_START_TIMEOUT", "30", "start_timeout", 30.0),
+        ("HVKERAS_BUCKET_SIZE", "64MB", "bucket_size", 64_000_000),
+        ("HVKERAS_BUCKET_SIZE", "1.5 MiB", "bucket_size", 1_572_864),
+        ("HOROVOD_FUSION_THRESHOLD", "67108864", "bucket_size", 67_108_864),
+        ("HOROVOD_FUSION_THRESHOLD", "64MB", "bucket_size", 64_000_000),
+        ("HVKERAS_THREADS", "off", "threads", False),
+        ("HVKERAS_THREADS", "1", "threads", True),
+        ("HVKERAS_LOG_LEVEL", "debug", "log_level", "DEBUG"),
+        ("HVKERAS_NETWORK_INTERFACES", "eth0, lo,", "network_interfaces", ("eth0", "lo")),
+        ("HVKERAS_START_TIMEOUT", "  ", "start_timeout", 60.0),
+    ],
+)
+def test_values_are_read(variable: str, text: str, name: str, value: object) -> None:
+    assert getattr(Settings({variable: text}), name) == value
+
+
+def test_our_variable_wins_over_horovods() -> None:
+    environ = {"HVKERAS_START_TIMEOUT": "10", "HOROVOD_START_TIMEOUT": "20"}
+    assert Settings(environ).start_timeout == 10
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("HVKERAS_BUCKET_SIZE", "64 lots"),
+        ("HVKERAS_BUCKET_SIZE", "-1"),
+        ("HVKERAS_START_TIMEOUT", "soon"),
+        ("HVKERAS_START_TIMEOUT", "-1"),
+        ("HVKERAS_START_TIMEOUT", "nan"),
+        ("HVKERAS_THREADS", "perhaps"),
+        ("HVKERAS_LOG_LEVEL", "LOUD"),
+        ("HOROVOD_FUSION_THRESHOLD", "many"),
+    ],
+)
+def test_unreadable_values_are_errors_that_name_variable_and_value(variable: str, text: str) -> None:
+    with pytest.raises(UsageError, match=rf"{variable} must be readable.*Received: value='{text}'.*HINT: "):
+        Settings({variable: text})
+
+
+def test_unknown_variables_are_errors_that_suggest_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"variable='HVKERAS_BAKEND'.*did you mean HVKERAS_BACKEND"):
+        Settings({"HVKERAS_BAKEND": "tfdist"})
+    with pytest.raises(UsageError, match=r"the valid names are HVKERAS_BACKEND, .*HVKERAS_THREADS"):
+        Settings({"HVKERAS_XYZZY_PLUGH": "1"})
+
+
+def test_settings_are_read_only() -> None:
+    settings = Settings({})
+    with pytest.raises(AttributeError, match="read-only"):
+        settings.backend = "tfdist"
+    with pytest.raises(AttributeError, match="no setting is called 'colour'"):
+        _ = settings.colour
+
+
+def _shown(row: Setting) -> str:
+    if row.default is True or row.default is False:
+        return "on" if row.default else "off"
+    if isinstance(row.default, float):
+        return f"{row.default:g}"
+    if row.name == "bucket_size":
+        return f"{row.default // 1024**2}MiB"
+    return str(row.default) if row.default else ""
+
+
+def test_the_readme_has_the_table() -> None:
+    lines = ["| variable | default | Horovod's variable | meaning |", "| --- | --- | --- | --- |"]
+    for row in PUBLIC:
+        alias = f"`{row.horovod}`" if row.horovod else ""
+        lines.append(f"| `{row.variable}` | {_shown(row)} | {alias} | {row.help} |")
+    table = "\n".join(lines)
+    assert table in README.read_text(), f"README.md must hold this table of settings:\n{table}"
