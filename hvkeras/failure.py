@@ -26,6 +26,7 @@ from hvkeras.errors import PeerError
 from hvkeras.output import say
 
 INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
+ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
 
 
@@ -123,6 +124,8 @@ class FailureHooks:
             sys.stdout.flush()
             self._last_line(cause)
             self._client.ended(self._grace + 2.0)
+            if cause.rank != self._rank:
+                time.sleep(ROOT_FIRST)
             os._exit(code)
 
     def _last_line(self, cause: Cause | None) -> None:

@@ -106,13 +106,13 @@ class Waits:
         for since, wait in oldest.values():
             waited, label = now - since, self._plans[wait.key]["label"]
             if stall_after and waited >= stall_after:
-                return [Finding("stalled", wait.missing, f"is alive but has not entered {label}, in which rank"
+                return [Finding("stalled", wait.missing, f"has not entered {label}, in which rank"
                                 f" {wait.waiter} has waited {waited:.0f} s for it")]
             if warn_after and now - self._warned.get(wait, since) >= warn_after:
                 self._warned[wait] = now
                 end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
                 findings.append(Finding("warning", wait.missing, f"rank {wait.waiter} has waited {waited:.0f} s in"
-                                        f" {label} for rank {wait.missing}, which is alive but has not entered it{end}"))
+                                        f" {label} for rank {wait.missing}, which has not entered it{end}"))
         return findings
 
     def _difference(self, one: Wait, other: Wait) -> str:
