@@ -11,10 +11,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import data
-import hvkeras as hvd
 import keras
 import tensorflow as tf
+
+import data
+import hvkeras as hvd
 from network import accuracy, convolutional_network
 
 options = argparse.ArgumentParser(description="Train a small convolutional network with a custom loop.")

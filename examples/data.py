@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-import hvkeras as hvd
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
+
+import hvkeras as hvd
 
 DATASETS = ("digits", "mnist", "fashion_mnist")
 

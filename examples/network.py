@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import hvkeras as hvd
 import keras
+
+import hvkeras as hvd
 
 
 def convolutional_network(input_shape: tuple[int, ...], classes: int = 10) -> Any:

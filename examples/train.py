@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import keras
+
 import data
 import hvkeras as hvd
-import keras
 from network import accuracy, convolutional_network
 
 options = argparse.ArgumentParser(description="Train a small convolutional network on several processes.")

@@ -92,10 +92,10 @@ class Outcome:
         if self.first_failing is not None:
             parts.append(f"the first failing rank is {self.first_failing}")
         for rank in order:
-            lines = 60 if rank == first else 15
-            parts.append(f"--- rank {rank}, end of stderr:\n{_tail(self.stderr(rank), lines)}")
+            parts.append(f"--- rank {rank}, end of stderr:\n{_tail(self.stderr(rank), 60 if rank == first else 15)}")
             parts.append(f"--- rank {rank}, end of stdout:\n{_tail(self.stdout(rank), 10)}")
-        parts.insert(4, f"--- launcher:\n{_tail(self.output, 30)}")
+            if rank == first:
+                parts.append(f"--- launcher:\n{_tail(self.output, 30)}")
         return "\n".join(parts)
 
 

@@ -54,7 +54,7 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[
     """Words the command lines that start `np` ranks of a script.
 
     Args:
-        launcher: One of `LAUNCHERS`.
+        launcher: One of `LAUNCHERS`, or `none` for plain Python.
         np: How many ranks.
         script: The Python script and its arguments.
         logs: Where the launcher keeps a log for each rank, as `rank.<n>/stdout` and `stderr`.
@@ -71,6 +71,8 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[
         return [Command((str(BIN / "mpirun"), *flags, *ranks, *python))]
     if launcher in ("horovodrun_mpi", "horovodrun_gloo"):
         return [Command((str(BIN / "horovodrun"), "--" + launcher.split("_")[1], *ranks, *python))]
+    if launcher == "none":
+        return [Command(python, {}, rank) for rank in range(np)]  # np processes that know nothing of each other
     if launcher == "tf_config":
         cluster = {"worker": [f"localhost:{port}" for port in free_ports(np)]}
         tasks = [{"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(np)]

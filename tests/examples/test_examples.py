@@ -1,0 +1,75 @@
+"""The examples run unchanged under every launcher and on every engine, with the same result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import LAUNCHERS, PAIRS, Outcome
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
+SHORT = ("--epochs", "2")
+# For the loop, each launcher with one engine: both engines are seen, and `train.py` has all pairs.
+LOOP_PAIRS = [(launcher, ("tfdist", "horovod")[place % 2]) for place, launcher in enumerate(LAUNCHERS)]
+GOOD = 0.97
+SAME = 0.01
+
+
+def accuracy(outcome: Outcome) -> float:
+    """What rank 0 printed in the end, and no other rank."""
+    found = re.findall(r"^test accuracy: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)
+    assert len(found) == 1, outcome.report()
+    for rank in range(1, outcome.np):
+        assert "accuracy" not in outcome.stdout(rank)
+    return float(found[0])
+
+
+@pytest.fixture(scope="module")
+def reference(launch_once: Callable[..., Outcome]) -> Callable[[Path], float]:
+    """The accuracy of a short training of two processes, by which the others are judged."""
+    return lambda script: accuracy(launch_once("hvkeras_run", script, SHORT, np=2, backend="tfdist"))
+
+
+@pytest.mark.parametrize(("launcher", "engine"), PAIRS)
+def test_train_gives_the_same_everywhere(
+    launcher: str, engine: str, launch_once: Callable[..., Outcome], reference: Callable[[Path], float]
+) -> None:
+    outcome = launch_once(launcher, TRAIN, SHORT, np=2, backend=engine)
+    assert accuracy(outcome) == pytest.approx(reference(TRAIN), abs=SAME)
+
+
+@pytest.mark.parametrize(("launcher", "engine"), LOOP_PAIRS)
+def test_custom_loop_gives_the_same_everywhere(
+    launcher: str, engine: str, launch_once: Callable[..., Outcome], reference: Callable[[Path], float]
+) -> None:
+    outcome = launch_once(launcher, CUSTOM_LOOP, SHORT, np=2, backend=engine)
+    assert accuracy(outcome) == pytest.approx(reference(CUSTOM_LOOP), abs=SAME)
+
+
+@pytest.mark.parametrize(
+    ("script", "launcher", "np"),
+    [(TRAIN, "none", 1), (TRAIN, "hvkeras_run", 2), (TRAIN, "hvkeras_run", 4), (CUSTOM_LOOP, "hvkeras_run", 2)],
+    ids=lambda value: value.stem if isinstance(value, Path) else value,
+)
+def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callable[..., Outcome]) -> None:
+    assert accuracy(launch(launcher, script, np=np)) >= GOOD
+
+
+def test_only_rank_0_saves(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", TRAIN, (*SHORT, "--checkpoint-dir", "saved", "--backend", "tfdist"), np=2)
+    assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["epoch-01.keras", "epoch-02.keras"]
+
+
+@pytest.mark.parametrize("script", [TRAIN, CUSTOM_LOOP], ids=lambda path: path.stem)
+def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits(
+    script: Path, launch: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "KERAS_HOME": str(tmp_path)}
+    outcome = launch("hvkeras_run", script, ("--epochs", "1", "--dataset", "mnist"), np=2, env=nowhere)
+    assert "mnist cannot be downloaded here: training on scikit-learn's digits instead" in outcome.stdout(0)
+    assert "cannot be downloaded" not in outcome.stdout(1)
+    assert 0 <= accuracy(outcome) <= 1
