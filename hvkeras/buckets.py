@@ -168,11 +168,12 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
         return results
     sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
     dense = [place for place, one in enumerate(sent) if one is not None and place not in sparse]
-    plan = _plan(sent, sparse, names, exchange, ranks)
-    scaling, limit = exchange.scaling, job.settings.bucket_size
+    buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
+    plan = _plan(sent, sparse, names, buckets, exchange, ranks)
+    scaling = exchange.scaling
     with job.entries.entering(plan):
         with on_device(exchange.device_dense):
-            for number, bucket in enumerate(_buckets(dense, sent, variables, exchange.groups, limit)):
+            for number, bucket in enumerate(buckets):
                 fused = [sent[place][0] for place in bucket]
                 back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks)
                 for place, tensor in zip(bucket, back, strict=True):
@@ -187,8 +188,9 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     return results
 
 
-def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], exchange: Exchange,
-          ranks: tuple[int, ...]) -> Plan:
+def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],
+          exchange: Exchange, ranks: tuple[int, ...]) -> Plan:
+    """Describes all gradients at once; ranks that fuse them in other ways have other plans."""
     dtypes: list[str] = []
     shapes: list[tuple[int | None, ...] | None] = []
     for place, one in enumerate(sent):
@@ -201,7 +203,7 @@ def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], ex
         dtypes.append(f"sparse {one[0].dtype.name}" if is_sparse else one[0].dtype.name)
         # How many rows a sparse gradient has may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
-    operation = f"gradients {'average' if exchange.op == Average else 'sum'}"
+    operation = f"gradients {'average' if exchange.op == Average else 'sum'} in buckets {buckets}"
     plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
                 f"{exchange.name}#0")
     return number_in_graph(plan, exchange.name)

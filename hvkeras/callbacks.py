@@ -19,7 +19,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
     become the root's before the first step; if the model gets its weights only in the first step
-    (tf_keras, no input shape), right after it. Metrics keep their state, and random seeds do:
+    (it was given no input shape), right after it. Metrics keep their state, and random seeds do:
     ranks that were seeded differently go on drawing different dropout masks.
 
     Example:

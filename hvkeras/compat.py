@@ -78,10 +78,15 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     """All variables of an optimizer: iterations, learning rate, slots and the loss scale."""
     found = optimizer.variables
     variables = list(found() if family_of(optimizer) == TF_KERAS_LEGACY else found)
+    # What tf_keras keeps out of `variables`:
     loss_scale: Any = getattr(optimizer, "_loss_scale", None)
-    if hasattr(loss_scale, "current_loss_scale"):  # tf_keras keeps it out of `variables`
+    if hasattr(loss_scale, "current_loss_scale"):
         variables += [loss_scale.current_loss_scale, loss_scale.counter]
-    return variables
+    plain = inner_optimizer(optimizer) or optimizer
+    others = plain.__dict__.get("_hyper", {"learning_rate": plain.__dict__.get("_learning_rate")})
+    known = {id(variable) for variable in variables}
+    return variables + [other for _, other in sorted(others.items())
+                        if isinstance(other, tf.Variable) and id(other) not in known]
 
 
 def advance_iterations(optimizer: Any) -> None:

@@ -1,0 +1,391 @@
+"""What the Keras side does on two ranks: each check returns what the tests compare with the truth."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from harness.checks import check, run_checks
+
+import hvkeras as hvd
+
+keras: Any = tf.keras
+KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
+
+
+def variable(value: Any) -> Any:
+    return keras.Variable(value) if KERAS_3 else tf.Variable(value)
+
+
+def updated(gradients: list[Any], graph: bool = False, local: int | None = None, **options: Any) -> list[Any]:
+    """What SGD with learning rate 1 subtracts from zeros for these gradients."""
+    variables = [variable(np.zeros(gradient.shape if gradient is not None else (2,), "float32")) for gradient in gradients]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+    if local is not None:
+        optimizer.register_local_var(variables[local])
+    optimizer.build(variables)
+
+    def step() -> None:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    (tf.function(step) if graph else step)()
+    return [-np.asarray(each) for each in variables]
+
+
+def mine(*shape: int) -> Any:
+    """A gradient that is 1 on rank 0, 2 on rank 1, ..."""
+    return tf.ones(shape) * float(hvd.rank() + 1)
+
+
+@check
+def options() -> dict[str, Any]:
+    """The update by two gradients under each option; unreduced they are 1, 2, ... by rank."""
+    pair = [mine(3), mine(2, 2)]
+    first = variable(np.zeros(3, "float32"))
+    even = hvd.add_process_set([rank for rank in range(hvd.size()) if rank % 2 == 0])
+    odd = hvd.add_process_set([rank for rank in range(hvd.size()) if rank % 2 == 1])
+    found = {
+        "average": updated(pair),
+        "in a graph": updated(pair, graph=True),
+        "sum": updated(pair, op=hvd.Sum),
+        "predivide": updated(pair, gradient_predivide_factor=4.0),
+        "two groups": updated(pair, groups=2, graph=True),
+        "num_groups": updated(pair, num_groups=1),
+        "foreign groups": updated(pair, groups=[[first]]),
+        "local scaled": updated(pair, local=0),
+        "local unscaled": updated(pair, local=0, scale_local_gradients=False),
+        "process set": updated(pair, process_set=odd if hvd.rank() % 2 else even),
+    }
+    hvd.remove_process_set(odd)
+    hvd.remove_process_set(even)
+    return {name: [each.flat[0] for each in values] for name, values in found.items()}
+
+
+@check
+def compressed() -> dict[str, Any]:
+    """The update by a gradient that float16 and bfloat16 round differently."""
+    gradient = tf.constant([1.0 + 1 / 3, 100.1]) * float(hvd.rank() + 1)
+    return {name: updated([gradient], compression=getattr(hvd.Compression, name), graph=True)[0]
+            for name in ("none", "fp16", "bf16")}
+
+
+@check
+def gradients_that_are_none() -> list[Any]:
+    """The update where the second of three variables has no gradient."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [each.flat[0] for each in updated([mine(2), None, mine(2)])]
+
+
+def embedding_gradient(sparse_as_dense: bool = False) -> tuple[Any, Any]:
+    """The gradient for a table of four rows, of which rank r looks up row r and row 3."""
+    table = variable(np.ones((4, 2), "float32"))
+    with tf.GradientTape() as tape:
+        rows = tf.gather(table.value if KERAS_3 else table, [hvd.rank(), 3])
+        loss = tf.reduce_sum(rows) * float(hvd.rank() + 1)
+    tape = hvd.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense)
+    return table, tape.gradient(loss, table.value if KERAS_3 else table)
+
+
+@check
+def sparse_gradients() -> dict[str, Any]:
+    """Whether embedding gradients stay sparse, what they sum to, and the table after an update by an optimizer."""
+    _, sparse = embedding_gradient()
+    _, dense = embedding_gradient(sparse_as_dense=True)
+    table = variable(np.ones((4, 2), "float32"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([table])
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table.value if KERAS_3 else table, [hvd.rank(), 3])
+            loss = tf.reduce_sum(rows) * float(hvd.rank() + 1)
+        gradient = tape.gradient(loss, table.value if KERAS_3 else table)
+        assert isinstance(gradient, tf.IndexedSlices)
+        optimizer.apply_gradients([(gradient, table)])
+
+    step()
+    return {
+        "sparse": isinstance(sparse, tf.IndexedSlices),
+        "dense": isinstance(dense, tf.IndexedSlices),
+        "values": tf.convert_to_tensor(sparse)[:, 0],
+        "values of the dense": tf.convert_to_tensor(dense)[:, 0],
+        "table": np.asarray(table)[:, 0],
+    }
+
+
+def accumulated(average: bool, graph: bool) -> list[float]:
+    target, other = variable(np.zeros(2, "float32")), variable(np.zeros(2, "float32"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2,
+                                         average_aggregated_gradients=average)
+
+    def step(number: Any) -> None:
+        optimizer.apply_gradients([(mine(2) * number, target), (tf.zeros(2), other)])
+
+    run = tf.function(step) if graph else step
+    values = []
+    for number in range(4):
+        run(tf.constant(float(number + 1)))
+        values.append(-float(np.asarray(target)[0]))
+    return [*values, int(optimizer.iterations)]
+
+
+@check
+def accumulation() -> dict[str, Any]:
+    """A variable after each of four passes, where an update takes two; and the iterations."""
+    return {"summed": accumulated(False, False), "averaged": accumulated(True, False),
+            "in a graph": accumulated(True, True)}
+
+
+def small_model(policy: Any = None, width: int = 3) -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(width, activation="tanh"), keras.layers.Dense(1)])
+
+
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes the loss scale and the sum of the weights after each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, float]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        optimizer = self.model.optimizer
+        scale = optimizer.dynamic_scale if KERAS_3 else optimizer.loss_scale
+        self.seen.append((float(scale), float(sum(np.sum(np.abs(one)) for one in self.model.get_weights()))))
+
+
+def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: bool = False) -> Any:
+    """Loss scale and weights after each of four steps, in the second of which rank 1 alone overflows."""
+    x, y = np.ones((8, 4), "float32") / 8, np.ones((8, 1), "float32") / 8
+    if hvd.rank() == 1:
+        x[2:4] = np.inf
+
+    def wrapped() -> Any:
+        plain = keras.optimizers.SGD(0.1)
+        options = {"backward_passes_per_step": passes}
+        if explicit:
+            plain = keras.mixed_precision.LossScaleOptimizer(plain)
+        return hvd.DistributedOptimizer(plain, **options)
+
+    optimizer = wrapped() if wrap_first else None
+    policy = keras.mixed_precision.global_policy() if not KERAS_3 else keras.config.dtype_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = small_model()
+        optimizer = optimizer or wrapped()
+        if local:
+            for weight in model.trainable_weights:
+                optimizer.register_local_var(weight)
+        watch = Watch()
+        model.compile(optimizer, "mse")
+        model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[watch])
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    return watch.seen
+
+
+@check
+def overflow_on_one_rank() -> dict[str, Any]:
+    return {
+        "policy before wrapping": overflow(wrap_first=False),
+        "policy after wrapping": overflow(wrap_first=True),
+        "explicit loss scale": overflow(wrap_first=False, explicit=True),
+        "local variables": overflow(wrap_first=False, local=True),
+        "two passes": overflow(wrap_first=False, passes=2),
+    }
+
+
+@check
+def bfloat16_policy() -> Any:
+    """The weights after training under mixed_bfloat16 on different data."""
+    policy = keras.mixed_precision.global_policy() if not KERAS_3 else keras.config.dtype_policy()
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = small_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+        model.fit(np.full((4, 4), hvd.rank(), "float32"), np.ones((4, 1)), verbose=0, epochs=2)
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    return [np.asarray(weight).tolist() for weight in model.get_weights()]
+
+
+def shard(rows: int = 12) -> tuple[Any, Any]:
+    random = np.random.default_rng(hvd.rank())
+    return random.normal(size=(rows, 4)).astype("float32"), random.normal(size=(rows, 1)).astype("float32")
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """A model that trains in a step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_model()
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+@check
+def ways_to_train() -> dict[str, Any]:
+    """The weights of ranks with different data after each way to train; they must be equal."""
+    x, y = shard()
+    found = {}
+    for name, arguments in (("many steps an execution", {"steps_per_execution": 3}), ("eager", {"run_eagerly": True})):
+        model = small_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse", **arguments)
+        model.fit(x, y, batch_size=2, verbose=0)
+        found[name] = model.get_weights()
+    own = OwnStep()
+    own.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    own.fit(x, y, batch_size=4, verbose=0)
+    found["own train_step"] = own.get_weights()
+    return {name: [np.asarray(weight).tolist() for weight in weights] for name, weights in found.items()}
+
+
+@check
+def partial_batch_on_one_rank() -> Any:
+    """The weights after a custom loop in which rank 1 alone traces its step again, for a shorter batch."""
+    model = small_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    x, y = shard(8)
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+    for start, end in ((0, 4), (4, 7 if hvd.rank() == 1 else 8), (0, 4)):
+        step(x[start:end], y[start:end])
+    return [np.asarray(weight).tolist() for weight in model.get_weights()]
+
+
+@check
+def two_optimizers_in_one_step() -> list[Any]:
+    """Two variables of one shape, each with its own optimizer, updated in one graph."""
+    one, other = variable(np.zeros(2, "float32")), variable(np.zeros(2, "float32"))
+    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)) for _ in range(2)]
+    for optimizer, target in zip(optimizers, (one, other), strict=True):
+        optimizer.build([target])
+
+    @tf.function
+    def step() -> None:
+        optimizers[0].apply_gradients([(mine(2), one)])
+        optimizers[1].apply_gradients([(mine(2) * 10.0, other)])
+
+    step()
+    step()
+    return [-float(np.asarray(each)[0]) for each in (one, other)]
+
+
+@check
+def tapes() -> dict[str, Any]:
+    """Gradients of distributed tapes over nested sources, persistent, in a graph, with a local source."""
+    one, other = tf.Variable([1.0, 1.0]), tf.Variable([[1.0]])
+
+    def gradients(persistent: bool, local: bool = False, **options: Any) -> Any:
+        with tf.GradientTape(persistent=persistent) as tape:
+            loss = tf.reduce_sum(one) * float(hvd.rank() + 1) + tf.reduce_sum(other) * 10.0 * float(hvd.rank() + 1)
+        tape = hvd.DistributedGradientTape(tape, **options)
+        if local:
+            tape.register_local_source(one)
+        for _ in range(2 if persistent else 1):
+            found = tape.gradient(loss, {"b": [other], "a": one})
+        return [found["a"][0], found["b"][0][0][0]]
+
+    with hvd.DistributedGradientTape(tf.GradientTape()) as entered:
+        loss = tf.reduce_sum(one) * float(hvd.rank() + 1)
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def unknown_length(values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            loss = tf.reduce_sum(values) * float(hvd.rank() + 1)
+        return hvd.DistributedGradientTape(tape).gradient(loss, values)
+
+    return {
+        "once": gradients(False),
+        "persistent": gradients(True),
+        "sum": gradients(False, op=hvd.Sum),
+        "in a graph": tf.function(lambda: gradients(False))(),
+        "local source": gradients(False, local=True),
+        "entered itself": entered.gradient(loss, [one, other]),
+        "of unknown length": unknown_length(tf.ones([5])),
+    }
+
+
+def start_apart() -> Any:
+    """A model with BatchNormalization and another start on every rank."""
+    keras.utils.set_random_seed(hvd.rank())
+    layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    return layers
+
+
+@check
+def broadcast_callback() -> dict[str, Any]:
+    """Weights after training: of rank 0's start by the callback, and the same without it from equal starts."""
+    x, y = shard(8)
+    found = {}
+    for name, built in (("built", True), ("unbuilt", False)):
+        model = keras.Sequential(([keras.Input((4,))] if built else []) + start_apart())
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * (hvd.rank() + 1), 0.9)), "mse")
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        trainable = [np.asarray(weight).tolist() for weight in model.trainable_weights]
+        found[name] = [trainable, float(model.optimizer.learning_rate), int(model.optimizer.iterations)]
+    same = keras.Sequential([keras.Input((4,)), *start_apart()])
+    hvd.broadcast_variables(same.weights, root_rank=0)
+    same.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, 0.9)), "mse")
+    same.fit(x, y, batch_size=8, verbose=0)
+    found["truth"] = [[np.asarray(weight).tolist() for weight in same.trainable_weights], 0.1, 1]
+    return found
+
+
+@check
+def broadcast_keeps_local_variables() -> list[float]:
+    """A local weight and another one after a broadcast from rank 1."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    model.set_weights([np.full((2, 1), hvd.rank() + 1.0), np.full((1,), hvd.rank() + 1.0)])
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[model.trainable_weights[1]])
+    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0, callbacks=[callback])
+    return [float(weight.flat[0]) for weight in model.get_weights()]
+
+
+@check
+def plain_optimizer_warning() -> list[str]:
+    """What the callback says of a model that does not average."""
+    model = small_model()
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(*shard(2), verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    return [str(warning.message) for warning in caught if "hvkeras" in str(warning.message)]
+
+
+@check
+def jit_compile_error() -> list[str]:
+    """The error's class and text when a step is compiled by XLA."""
+    model = small_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
+    try:
+        model.fit(*shard(4), verbose=0)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["", "no error"]
+
+
+if __name__ == "__main__":
+    run_checks(before=hvd.init, after=hvd.shutdown)
