@@ -14,7 +14,9 @@ Names are looked up when they are first used, so that importing the package does
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +42,36 @@ _HOMES = {
     "hvkeras.compression": ("Compression", "Compressor"),
     "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
     "hvkeras.saving": ("load_model",),
+    "hvkeras.collectives": ("allreduce", "grouped_allreduce", "allgather", "broadcast", "barrier"),
+    "hvkeras.functions": ("broadcast_variables", "broadcast_object", "allgather_object"),
+    "hvkeras.optimizer": ("DistributedOptimizer",),
+    "hvkeras.tape": ("DistributedGradientTape",),
+    "hvkeras.saving": ("load_model",),
+    "hvkeras.compression": ("Compression",),
+    "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
+    "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
     "hvkeras.output": ("verbose", "rank0_callbacks"),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "UnsupportedError", "MachineError",
                        "PeerError"),
 }
 _ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("callbacks",)
+_MODULES = ("callbacks", "keras", "tensorflow")
 
 __all__ = ["__version__", *_ORIGIN, *_MODULES]
+
+
+def _quiet_before_tensorflow() -> None:
+    """Makes the log level count for TensorFlow's C++ part, which reads its own only when it is loaded."""
+    if "tensorflow" not in sys.modules:
+        from hvkeras.errors import UsageError
+        from hvkeras.output import quiet_engines
+        from hvkeras.settings import Settings
+
+        with contextlib.suppress(UsageError):  # init() tells it
+            quiet_engines(Settings().log_level)
+
+
+_quiet_before_tensorflow()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ def quiet_engines(log_level: str) -> None:
     """Sets `quiet_variables` where the user has not set them."""
     for name, value in quiet_variables(log_level).items():
         os.environ.setdefault(name, value)
+    logging.getLogger("tensorflow").setLevel(getattr(logging, {"TRACE": "DEBUG"}.get(log_level, log_level)))
 
 
 def verbose() -> int:
