@@ -120,6 +120,16 @@ class ControlServer:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
 
+    @property
+    def connected(self) -> frozenset[int]:
+        """The ranks that are connected now."""
+        return frozenset(self._members)
+
+    @property
+    def met(self) -> frozenset[int]:
+        """The ranks that have ever been connected."""
+        return self.connected | frozenset(self._lost)
+
     # What follows runs in the server's thread.
 
     def _run(self) -> None:

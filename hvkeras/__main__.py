@@ -1,0 +1,10 @@
+"""`python -m hvkeras`: the command `hvkeras`."""
+
+from __future__ import annotations
+
+import sys
+
+from hvkeras.launcher.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

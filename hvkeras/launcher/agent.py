@@ -1,0 +1,234 @@
+"""Starts the ranks of one host, passes on what they print, and leaves none behind.
+
+The launcher sends this file's text to a bare Python, here or over ssh, so it needs nothing but the standard
+library, and no installation on the other host. On standard input come lines of JSON: the job, then signals to
+send (`{"signal": 15, "ranks": [0]}`). On standard output go events (read by `hvkeras.launcher.host_agents`):
+
+    {"type": "hello", "pid": 7, "host": "node1"}
+    {"type": "started", "rank": 0, "pid": 8}
+    {"type": "failed", "rank": 0, "error": "No such file or directory", "culprit": "pyton", "code": 127}
+    {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
+    {"type": "exit", "rank": 0, "code": -9}
+
+When standard input ends, because the job is over or the launcher is gone, every process below this one ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tty
+from typing import Any
+
+TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
+KILL_GRACE = 5.0  # seconds for SIGKILL to work; a process that hangs in the kernel is not waited for
+CHUNK = 65536
+_SET_PARENT_DEATH_SIGNAL = 1  # prctl's numbers, from <linux/prctl.h>
+_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Rank:
+    """One running rank: its process, which leads a session of its own, and the ends of its output."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
+        self.number = number
+        self.process = process
+        self.streams = streams
+        self.over = False
+
+
+class Agent:
+    """The ranks of one host.
+
+    The job has `folder`, `environment`, and `ranks` with `rank`, `command`, `environment` and `terminal`.
+    """
+
+    def __init__(self) -> None:
+        self._job: dict[str, Any] | None = None
+        self._ranks: list[Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._launcher_is_there = True
+        self._partial = b""
+
+    def run(self) -> None:
+        """Says hello, starts the ranks that it is then told to, and serves them until standard input ends."""
+        _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        woken, waker = os.pipe()
+        for descriptor in (0, woken, waker):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(waker)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._selector.register(0, selectors.EVENT_READ, self._on_command)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, CHUNK))
+        self._tell({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
+        while self._launcher_is_there:
+            self._turn(None)
+        self._end_all()
+
+    def _start(self, job: dict[str, Any], wanted: dict[str, Any]) -> None:
+        environment = {**os.environ, **job["environment"], **wanted["environment"]}
+        parent = os.getpid()
+
+        def before_the_command() -> None:
+            _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        outputs = _terminal(wanted["terminal"]) if wanted["terminal"] else os.pipe()
+        errors = os.pipe()
+        try:
+            process = subprocess.Popen(
+                wanted["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
+                stdout=outputs[1], stderr=errors[1], start_new_session=True,
+                preexec_fn=before_the_command)  # noqa: PLW1509 - this process has one thread
+        except OSError as error:
+            for descriptor in (outputs[0], errors[0]):
+                os.close(descriptor)
+            culprit = job["folder"] if error.filename == job["folder"] else wanted["command"][0]
+            self._tell({"type": "failed", "rank": wanted["rank"], "error": error.strerror, "culprit": culprit,
+                        "code": 126 if isinstance(error, PermissionError) else 127})
+            return
+        finally:
+            os.close(outputs[1])
+            os.close(errors[1])
+        rank = Rank(wanted["rank"], process, {outputs[0]: "stdout", errors[0]: "stderr"})
+        self._ranks.append(rank)
+        for descriptor in rank.streams:
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, selectors.EVENT_READ,
+                                    lambda rank=rank, descriptor=descriptor: self._pass_on(rank, descriptor))
+        self._tell({"type": "started", "rank": rank.number, "pid": process.pid})
+
+    def _turn(self, timeout: float | None) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.fd in self._selector.get_map():
+                key.data()
+        self._reap()
+
+    def _on_command(self) -> None:
+        text = os.read(0, CHUNK)  # nothing waits in sys.stdin: the launcher goes on after our hello
+        if not text:
+            self._launcher_is_there = False
+            self._selector.unregister(0)
+        *lines, self._partial = (self._partial + text).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        if self._job is None:
+            self._job = command
+            for wanted in command["ranks"]:
+                self._start(command, wanted)
+            return
+        for rank in self._ranks:
+            if not rank.over and rank.number in command["ranks"]:
+                _signal_group(rank.process.pid, command["signal"])
+
+    def _pass_on(self, rank: Rank, descriptor: int) -> bool:
+        """Passes on what is there; says whether there may be more."""
+        try:
+            data = os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # a terminal ends with EIO
+            data = b""
+        if not data:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+            del rank.streams[descriptor]
+            return False
+        self._tell({"type": "output", "rank": rank.number, "stream": rank.streams[descriptor],
+                    "data": base64.b64encode(data).decode()})
+        return True
+
+    def _reap(self) -> None:
+        """Notes which processes have ended; a rank's last output goes before its end."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for rank in self._ranks:
+                if rank.process.pid == pid:
+                    rank.over = True
+                    rank.process.returncode = os.waitstatus_to_exitcode(status)
+                    for descriptor in list(rank.streams):
+                        while self._pass_on(rank, descriptor):
+                            pass
+                    self._tell({"type": "exit", "rank": rank.number, "code": rank.process.returncode})
+
+    def _end_all(self) -> None:
+        """Ends what is left: the ranks with a grace, and then every process that descends from this one."""
+        for rank in self._ranks:
+            if not rank.over:
+                _signal_group(rank.process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATE_GRACE
+        while time.monotonic() < deadline and not all(rank.over for rank in self._ranks):
+            self._turn(0.05)
+        while time.monotonic() < deadline + KILL_GRACE and (left := _descendants(os.getpid())):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._turn(0.01)
+        for rank in self._ranks:
+            for descriptor in list(rank.streams):
+                while self._pass_on(rank, descriptor):
+                    pass
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        try:
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            self._launcher_is_there = False
+
+
+def _terminal(size: list[int]) -> tuple[int, int]:
+    """Makes a terminal of `size` (columns, rows) that passes bytes as they are."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+    return ours, theirs
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """Lists the living processes below one, in whatever session or group they are."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents[int(name)] = int(parent)
+    found: list[int] = []
+    for pid in parents:
+        above = pid
+        while above in parents and above != ancestor:
+            above = parents[above]
+        if above == ancestor != pid:
+            found.append(pid)
+    return found
+
+
+if __name__ == "__main__":
+    Agent().run()

@@ -1,0 +1,119 @@
+"""The command line of `hvkeras run`: horovodrun's flags, as far as they make sense here."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from hvkeras import __version__
+from hvkeras.errors import UsageError, explain
+
+# Flags of horovodrun that are not taken, with what to do instead.
+_NO_ELASTIC = "hvkeras trains with a fixed number of ranks: -np"
+_NO_TUNING = "leave it out; it tunes Horovod's own engine, which listens to its HOROVOD_* variable"
+_ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
+_NOT_TAKEN = {
+    **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script",
+                     "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"), _NO_ELASTIC),
+    **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp"), _ENGINE),
+    **dict.fromkeys(("--mpi-args", "--binding-args", "--mpi-threads-disable", "--thread-affinity"),
+                    "start with mpirun to pass options to MPI"),
+    **dict.fromkeys(("--autotune", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
+                     "--autotune-log-file", "--autotune-steps-per-sample", "--autotune-warmup-samples",
+                     "--cache-capacity", "--cycle-time-ms", "--disable-cache", "--gloo-timeout-seconds",
+                     "--hierarchical-allgather", "--hierarchical-allreduce", "--no-hierarchical-allgather",
+                     "--no-hierarchical-allreduce", "--no-torus-allreduce", "--torus-allreduce",
+                     "--num-nccl-streams", "--timeline-filename", "--timeline-mark-cycles",
+                     "--log-without-timestamp"), _NO_TUNING),
+    "--fusion-threshold-mb": "set HVKERAS_BUCKET_SIZE=64MiB",
+    "--log-level": "set HVKERAS_LOG_LEVEL",
+    "--no-stall-check": "set HVKERAS_STALL_SHUTDOWN=0",
+    "--stall-check-warning-time-seconds": "set HVKERAS_STALL_WARNING",
+    "--stall-check-shutdown-time-seconds": "set HVKERAS_STALL_SHUTDOWN",
+    "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
+    "--config-file": "give the flags on the command line",
+}
+
+_EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
+environment. Example: hvkeras run -np 2 python train.py --epochs 3"""
+
+
+class _NotTaken(argparse.Action):
+    """Refuses a flag of horovodrun, rather than to pass it to the command or to ignore it."""
+
+    def __call__(self, *arguments: Any, **_: Any) -> NoReturn:
+        flag = arguments[-1]
+        raise UsageError(explain(f"hvkeras run does not take horovodrun's {flag}", _NOT_TAKEN[flag]))
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are `UsageError`s in the house form."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what argparse would print."""
+        raise UsageError(explain(f"The command line must be readable ({message})", f"see {self.prog} --help"))
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"a number of seconds is positive, not {text}")
+    return value
+
+
+def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
+    """Builds the parser."""
+    made = Parser(prog=prog, description="Starts a training script on several processes and hosts.", epilog=_EPILOG,
+                  allow_abbrev=False, usage=f"{prog} -np N [-H host:slots,...] [options] command ...")
+    made.add_argument("-v", "--version", action="version", version=f"hvkeras {__version__}")
+    made.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="Number of processes; with -H or"
+                      " -hostfile, as many as there are slots by default.")
+    made.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many processes each may have.")
+    made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line `host slots=N` for each host.")
+    made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
+    made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
+    made.add_argument("--start-timeout", type=_seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
+                      " come up (HVKERAS_START_TIMEOUT).")
+    made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
+    made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
+                      " the job uses between hosts (HVKERAS_NETWORK_INTERFACES).")
+    made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
+                      " and stderr.")
+    made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
+                      help="Begins each line of output with the time.")
+    made.add_argument("--verbose", action="store_true", help="Says each step of the launcher.")
+    made.add_argument("-cb", "--check-build", action="store_true", help="Shows which launchers and backends work here,"
+                      " and why not.")
+    made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    for flag in _NOT_TAKEN:
+        made.add_argument(flag, action=_NotTaken, nargs=0, help=argparse.SUPPRESS)
+    return made
+
+
+def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Namespace:
+    """Reads a command line.
+
+    Args:
+        arguments: What follows `hvkeras run`.
+        prog: What the command is called in help and errors.
+
+    Returns:
+        The flags, and the ranks' `command`.
+
+    Raises:
+        UsageError: A flag is unknown, not taken, or cannot be read, or the command is missing.
+    """
+    made = parser(prog)
+    found, unknown = made.parse_known_args(list(arguments))
+    if unknown:
+        known = [option for action in made._actions for option in action.option_strings]
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise UsageError(explain(f"Flags before the command must be {prog}'s",
+                                 f"did you mean {near[0]}" if near else f"see {prog} --help", flag=unknown[0]))
+    if found.command[:1] == ["--"]:
+        del found.command[0]
+    if not found.command and not found.check_build:
+        raise UsageError(explain("The command that the ranks run must be given", f"{prog} -np 2 python train.py"))
+    return found

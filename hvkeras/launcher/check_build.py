@@ -1,0 +1,122 @@
+"""`hvkeras run --check-build`: which launcher works with which backend on this machine, and why not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hvkeras import __version__
+from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends.horovod import installed
+from hvkeras.backends.interface import Backend
+from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.launcher.link import horovod_is_installed
+
+PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod")
+_VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
+
+
+def _rows() -> list[tuple[str, Launch, str]]:
+    """Each launcher's name, what a rank of it would find, and why the launcher itself does not work here."""
+    no_mpi = "" if found("mpirun") or found("mpiexec") else "mpirun is not installed: pip install 'hvkeras[mpi]'"
+    no_horovod = "" if horovod_is_installed() else "Horovod's horovodrun is not installed: " + installed.BUILD
+    no_slurm = "" if found("srun") else "srun is not installed"
+    return [
+        ("hvkeras run", Launch("hvkeras run", 0, 2, Rendezvous("run")), ""),
+        ("mpirun", Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True), no_mpi or _no_mpi4py()),
+        ("horovodrun --mpi", Launch("horovodrun (MPI)", 0, 2, Rendezvous("mpi"), mpi=True),
+         no_horovod or no_mpi or _no_mpi4py() or _built_without("MPI", installed.has_mpi())),
+        ("horovodrun --gloo", Launch("horovodrun (Gloo)", 0, 2, Rendezvous("horovod_store")),
+         no_horovod or _built_without("Gloo", installed.has_gloo())),
+        ("TF_CONFIG", Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")), ""),
+        ("srun", Launch("srun (Slurm)", 0, 2, Rendezvous("folder")), no_slurm),
+        ("python (one process)", Launch("none"), ""),
+    ]
+
+
+def _no_mpi4py() -> str:
+    return "" if version_of("mpi4py") else "ranks need mpi4py to find each other: pip install 'hvkeras[mpi]'"
+
+
+def _built_without(part: str, there: bool) -> str:
+    return "" if there else f"Horovod was built without {part}: {installed.BUILD}"
+
+
+def verdict(backend: type[Backend], launch: Launch, launcher_problem: str) -> str:
+    """Says why a pair does not work here; "" when it does."""
+    available = backend.availability()
+    return launcher_problem or ("" if available.ok else available.reason) or backend.objection(launch)
+
+
+def check_build() -> int:
+    """Prints the table, the reasons under it, and the versions.
+
+    Returns:
+        The exit code, 0.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    names = backend_names()
+    table = Table(title="Which launcher works with which backend here", title_justify="left")
+    table.add_column("launcher")
+    for name in names:
+        table.add_column(name, justify="center")
+    reasons: dict[str, int] = {}
+    for title, launch, problem in _rows():
+        cells = []
+        for name in names:
+            reason = verdict(backend_class(name), launch, problem)
+            if reason:
+                cells.append(f"no ({reasons.setdefault(reason, len(reasons) + 1)})")
+            else:
+                cells.append("yes")
+        table.add_row(title, *cells)
+    console.print(table)
+    for reason, number in reasons.items():
+        console.print(f"({number}) {reason}", markup=False)
+    console.print()
+    for line in facts(names):
+        console.print(line, markup=False)
+    return 0
+
+
+def facts(names: list[str]) -> list[str]:
+    """What is installed, one fact a line."""
+    lines = [f"hvkeras {__version__}, Python {sys.version.split()[0]} at {sys.executable}"]
+    lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
+    lines += [f"backend {name}: {backend_class(name).availability().reason}" for name in names]
+    for launcher in ("mpirun", "horovodrun", "srun", "ssh"):
+        path = found(launcher)
+        lines.append(f"{launcher}: {path}{_version_line(path) if launcher == 'mpirun' else ''}" if path else
+                     f"{launcher}: not installed")
+    return lines
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package by its import name, or ""."""
+    for distribution in (package, f"{package}-cpu", f"{package}-intel", package.replace("_", "-")):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def found(command: str) -> str:
+    """The path of a command: beside this Python first, since environments are not always activated; or ""."""
+    beside = Path(sys.executable).parent / command
+    return str(beside) if beside.is_file() else shutil.which(command) or ""
+
+
+def _version_line(path: str) -> str:
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE,
+                                check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return " (does not start)"
+    return f" ({answer.splitlines()[0].strip()})" if answer.strip() else ""

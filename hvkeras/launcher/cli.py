@@ -1,0 +1,127 @@
+"""The command `hvkeras`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hvkeras import __version__
+from hvkeras.errors import HvkerasError, UsageError, explain
+from hvkeras.launcher.arguments import parse
+from hvkeras.launcher.host_agents import Ssh
+from hvkeras.launcher.placement import place
+from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.run import Job
+from hvkeras.launcher.run import run as run_job
+from hvkeras.settings import Settings
+
+USAGE = """usage: hvkeras COMMAND ...
+
+commands:
+  run               start a training script on several processes and hosts (hvkeras run --help)
+  link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
+
+options:
+  -h, --help        show this help
+  -v, --version     show the version"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: The command line after `hvkeras`; this process's by default.
+
+    Returns:
+        The exit code.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given[0] if given else "--help"
+    if command in ("-v", "--version"):
+        print(f"hvkeras {__version__}")
+    elif command in ("-h", "--help"):
+        print(USAGE)
+    elif command == "run":
+        return run(given[1:])
+    elif command == "link-horovodrun":
+        from hvkeras.launcher.link import link
+
+        return _guarded("hvkeras link-horovodrun", lambda: link(given[1:]))
+    else:
+        print(f"{USAGE}\n\nhvkeras: there is no command {command!r}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
+    """Runs `hvkeras run`.
+
+    Args:
+        arguments: What follows it on the command line.
+        prog: What the command is called in help and errors.
+
+    Returns:
+        The exit code: that of the rank that failed first, 2 for a wrong command line.
+    """
+    return _guarded(prog, lambda: _run(arguments, prog))
+
+
+def _guarded(prog: str, action: Callable[[], int]) -> int:
+    """Turns our errors into one line and a code, without a traceback."""
+    try:
+        return action()
+    except UsageError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except HvkerasError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: Sequence[str], prog: str) -> int:
+    flags = parse(arguments, prog)
+    if flags.check_build:
+        from hvkeras.launcher.check_build import check_build
+
+        return check_build()
+    environment = _environment(flags)
+    settings = Settings(environment)
+    folder = Path(flags.output_filename).absolute() if flags.output_filename else None
+    live = sys.stdout.isatty()
+    job = Job(
+        command=flags.command,
+        hosts=place(flags.np, flags.hosts, flags.hostfile),
+        environment=environment,
+        ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout),
+        verbose=flags.verbose,
+        terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
+    )
+    try:
+        printer = Printer(job.size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
+                          folder)
+    except OSError as error:
+        raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
+                                 "choose another one", output_filename=flags.output_filename)) from None
+    return run_job(job, printer)
+
+
+def _environment(flags: argparse.Namespace) -> dict[str, str]:
+    """This process's environment, with the flags that are settings of hvkeras."""
+    chosen = {
+        "HVKERAS_BACKEND": flags.backend,
+        "HVKERAS_START_TIMEOUT": flags.start_timeout,
+        "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
+    }
+    return {**os.environ, **{name: str(value) for name, value in chosen.items() if value is not None}}
+
+
+def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:
+    """The size of our terminal, less the room for the prefix."""
+    columns, rows = shutil.get_terminal_size()
+    return max(20, columns - len("[0] ") - (len("2000-01-01 00:00:00 ") if timestamps else 0)), rows

@@ -1,0 +1,188 @@
+"""The launcher's side of an agent: starts it here or over ssh, hands it the job, and reads its events."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvkeras.errors import MachineError, explain
+from hvkeras.launcher.placement import HostRanks
+
+# Runs the agent from the text on standard input: the other host needs no hvkeras for it, and versions cannot differ.
+BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"
+AGENT = Path(__file__).with_name("agent.py")
+LINE_LIMIT = 4 * 1024 * 1024
+# What describes the launcher's host or session rather than the job.
+_OWN_TO_A_HOST = frozenset({
+    "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL",
+    "SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM", "USER", "XAUTHORITY",
+    "XDG_RUNTIME_DIR", "XDG_SESSION_ID", "_",
+})
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How ssh is called: `-p` and `-i`, and the seconds until a host counts as not there."""
+
+    port: int | None = None
+    identity_file: str | None = None
+    timeout: float = 60.0
+
+    def command(self, host: str) -> list[str]:
+        """The ssh command line that starts an agent; nothing secret is on it."""
+        options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
+                   "-o", "ServerAliveInterval=15"]
+        options += ["-p", str(self.port)] if self.port is not None else []
+        options += ["-i", self.identity_file] if self.identity_file is not None else []
+        return ["ssh", *options, host, "exec " + shlex.join(_agent_command())]
+
+
+def _agent_command() -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", BOOT]
+
+
+def exported(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that other hosts get, too: all but those that belong to this host or session."""
+    return {name: value for name, value in environ.items() if name not in _OWN_TO_A_HOST}
+
+
+class HostAgent:
+    """One agent, seen from the launcher.
+
+    Args:
+        host: The host and its ranks.
+        ssh: How to reach other hosts.
+        on_event: Called with each event that names a rank.
+    """
+
+    def __init__(self, host: HostRanks, ssh: Ssh, on_event: Callable[[HostAgent, Event], None]) -> None:
+        self.host = host
+        self.host_name = host.name
+        self.pids: dict[int, int] = {}
+        self._ssh = ssh
+        self._on_event = on_event
+        self._process: asyncio.subprocess.Process | None = None
+        self._complaints: asyncio.Task[str] | None = None
+
+    async def connect(self) -> None:
+        """Starts the agent and waits for its hello.
+
+        Raises:
+            MachineError: There is no ssh, or the host cannot be reached in time.
+        """
+        command = _agent_command() if self.host.local else self._ssh.command(self.host.name)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=LINE_LIMIT)
+        except FileNotFoundError:
+            raise MachineError(explain("ssh must be installed to start ranks on other hosts",
+                                       "install OpenSSH's client", host=self.host.name)) from None
+        self._complaints = asyncio.ensure_future(_end_of(self._pipe("stderr")))
+        source = AGENT.read_bytes()
+        self._send(str(len(source)).encode() + b"\n" + source)
+        try:
+            await asyncio.wait_for(self._hello(), self._ssh.timeout)
+        except asyncio.TimeoutError:
+            raise self._unreachable(f"no answer for {self._ssh.timeout:g} s") from None
+        except EOFError:
+            raise self._unreachable(await self.complaint()) from None
+
+    def _unreachable(self, why: str) -> MachineError:
+        if self.host.local:
+            return MachineError(explain(f"Python must start on this host ({why})", "check the installation",
+                                        python=sys.executable))
+        return MachineError(explain(
+            f"Every host must answer over ssh without a password, and have Python at the same path ({why})",
+            f"try: ssh -o BatchMode=yes {self.host.name} {shlex.quote(sys.executable)} --version", host=self.host.name))
+
+    async def _hello(self) -> None:
+        while True:
+            event = _event(await self._line())  # a login shell may greet as well
+            if event is not None and event["type"] == "hello":
+                self.host_name = str(event["host"])
+                return
+
+    async def run(self, job: Mapping[str, Any]) -> None:
+        """Hands over the job, and passes events on until the agent ends."""
+        self._send(json.dumps(job).encode() + b"\n")
+        with contextlib.suppress(EOFError):
+            while True:
+                event = _event(await self._line())
+                if event is not None and "rank" in event:
+                    if event["type"] == "started":
+                        self.pids[event["rank"]] = event["pid"]
+                    elif event["type"] == "output":
+                        event["data"] = base64.b64decode(event["data"])
+                    self._on_event(self, event)
+
+    def signal(self, number: int, ranks: Sequence[int]) -> None:
+        """Sends a signal to the process groups of running ranks."""
+        self._send(json.dumps({"signal": number, "ranks": list(ranks)}).encode() + b"\n")
+
+    def release(self) -> None:
+        """Ends the agent's standard input: it ends whatever is left there."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def ended(self, timeout: float) -> None:
+        """Waits for the agent's process, and kills it when it stays."""
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._complaints is not None:
+            self._complaints.cancel()
+
+    async def complaint(self) -> str:
+        """What the agent, or ssh, printed to standard error, in one line."""
+        if self._complaints is None:
+            return ""
+        with contextlib.suppress(asyncio.TimeoutError):
+            text = await asyncio.wait_for(asyncio.shield(self._complaints), 1.0)
+            return "; ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "it ended at once"
+        return "it ended"
+
+    def _send(self, data: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(data)
+
+    async def _line(self) -> bytes:
+        line = await self._pipe("stdout").readline()
+        if not line:
+            raise EOFError
+        return line
+
+    def _pipe(self, name: str) -> asyncio.StreamReader:
+        reader: asyncio.StreamReader = getattr(self._process, name)
+        return reader
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "type" in event else None
+
+
+async def _end_of(reader: asyncio.StreamReader) -> str:
+    """Reads to the end and keeps the last part."""
+    kept = b""
+    while data := await reader.read(65536):
+        kept = (kept + data)[-65536:]
+    return kept.decode(errors="replace")

@@ -1,0 +1,116 @@
+"""Which rank runs on which host: what `-np`, `-H` and `-hostfile` say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.network import is_local
+
+THIS_HOST = "localhost"
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(?::(?P<slots>\d+))?")
+_LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """The ranks of one host.
+
+    Attributes:
+        name: The host, as the user wrote it; `localhost` for this machine, whatever it was called.
+        ranks: Their numbers, consecutive.
+        local: Whether it is this machine, where no ssh is needed.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    local: bool
+
+
+def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[HostRanks]:
+    """Spreads ranks over hosts, filling each host's slots in the given order.
+
+    Example:
+        >>> place(3, "node1:2,node2:2", None)[1].ranks
+        (2,)
+
+    Args:
+        count: The number of ranks, or None for as many as there are slots.
+        hosts: `name:slots,name:slots`, or None.
+        hostfile: A file with `name slots=n` or `name:n` a line, or None.
+
+    Returns:
+        The hosts that have ranks, in order.
+
+    Raises:
+        UsageError: The arguments cannot be read, contradict each other, or ask for too many ranks.
+    """
+    if hosts and hostfile:
+        raise UsageError(explain("Hosts must come from one place", "leave out either -H or -hostfile", hosts=hosts,
+                                 hostfile=hostfile))
+    if count is not None and count < 1:
+        raise UsageError(explain("The number of processes must be at least 1", "-np 2", np=count))
+    if not hosts and not hostfile:
+        if count is None:
+            raise UsageError(explain("The number of processes must be given", "hvkeras run -np 2 python train.py"))
+        return [HostRanks(THIS_HOST, tuple(range(count)), local=True)]
+    slots = _merged(_from_hosts(hosts) if hosts else _from_file(Path(hostfile or "")))
+    available = sum(slots.values())
+    if count is None:
+        count = available
+    if count > available:
+        raise UsageError(explain(f"There must be a slot for every process, and {len(slots)} host"
+                                 f"{'s have' if len(slots) > 1 else ' has'} {available}",
+                                 "raise the slots (-H node1:4,node2:4), or lower -np", np=count))
+    placed, first = [], 0
+    for name, number in slots.items():
+        ranks = tuple(range(first, min(first + number, count)))
+        first += number
+        if ranks:
+            placed.append(HostRanks(name, ranks, local=name == THIS_HOST))
+    return placed
+
+
+def _from_hosts(text: str) -> list[tuple[str, int]]:
+    found = []
+    for entry in text.split(","):
+        match = _HOST.fullmatch(entry.strip())
+        if match is None or match["slots"] == "0":
+            raise UsageError(explain("Hosts must be written as name:slots, separated by commas",
+                                     "-H node1:2,node2:2", hosts=text, entry=entry))
+        found.append((match["name"].strip("[]"), int(match["slots"] or 1)))
+    return found
+
+
+def _from_file(path: Path) -> list[tuple[str, int]]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(explain(f"The hostfile must be readable ({getattr(error, 'strerror', None) or 'not text'})",
+                                 "check the path after -hostfile", hostfile=str(path))) from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _LINE.fullmatch(text)
+        slots = (match["slots"] or match["colon"] or "1") if match else "0"
+        if match is None or int(slots) < 1 or _HOST.fullmatch(match["name"]) is None:
+            raise UsageError(explain("A line of the hostfile must be a host with its slots", "node1 slots=2",
+                                     hostfile=str(path), line=number, text=line))
+        found.append((match["name"].strip("[]"), int(slots)))
+    if not found:
+        raise UsageError(explain("The hostfile must name at least one host", "write a line like: node1 slots=2",
+                                 hostfile=str(path)))
+    return found
+
+
+def _merged(entries: list[tuple[str, int]]) -> dict[str, int]:
+    """Adds up the slots of hosts that are named twice; all names of this machine are one host."""
+    slots: dict[str, int] = {}
+    for name, number in entries:
+        key = THIS_HOST if is_local(name) else name
+        slots[key] = slots.get(key, 0) + number
+    return slots

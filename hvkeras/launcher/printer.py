@@ -1,0 +1,132 @@
+"""Shows the ranks' output on one screen, line by line, each line under its rank.
+
+Whole lines alone are shown, so that no two ranks mix in one. Where standard output is a terminal, rank 0's
+unfinished line is shown as well, at the bottom, so that its progress bar moves; a line of another rank pushes
+it down. In a file, a line that was redrawn by carriage returns is what it was in the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the last word
+LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it goes on
+_CLEAR = b"\r\x1b[K"
+
+
+class Printer:
+    """The screen, and with `--output-filename` one file a rank and stream.
+
+    Args:
+        size: The number of ranks.
+        stdout: Where ranks' standard output goes.
+        stderr: Where ranks' standard error goes.
+        live: Whether rank 0's unfinished line is shown: when `stdout` is a terminal.
+        timestamps: Whether lines begin with the time.
+        folder: Where `rank.<n>/stdout` and `rank.<n>/stderr` go, or None.
+        clock: Tells the time in seconds since the epoch.
+    """
+
+    def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
+                 folder: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._screens = {"stdout": stdout, "stderr": stderr}
+        self._live = live
+        self._timestamps = timestamps
+        self._clock = clock
+        self._unfinished: dict[tuple[int, str], bytes] = {}
+        self._screens_are_there = True  # a closed pipe or terminal raises once, and is left alone after that
+        self._shown = b""  # the unfinished line at the bottom of the terminal
+        self._tails: dict[int, bytes] = {}
+        self._files: dict[tuple[int, str], BinaryIO] = {}
+        if folder is not None:
+            width = len(str(size - 1))
+            for rank in range(size):
+                place = folder / f"rank.{rank:0{width}}"
+                place.mkdir(parents=True, exist_ok=True)
+                for stream in self._screens:
+                    self._files[rank, stream] = (place / stream).open("wb", buffering=0)
+
+    def show(self, rank: int, stream: str, data: bytes) -> None:
+        """Takes what a rank has printed.
+
+        Args:
+            rank: Who.
+            stream: `stdout` or `stderr`.
+            data: The bytes, which may end in the middle of a line.
+
+        Raises:
+            OSError: The screen is gone (a closed pipe or terminal); later calls keep the files alone.
+        """
+        if (rank, stream) in self._files:
+            self._files[rank, stream].write(data)
+        if stream == "stderr":
+            self._tails[rank] = (self._tails.get(rank, b"") + data)[-TAIL:]
+        *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        # A carriage return at the very end takes effect with what follows it.
+        self._unfinished[rank, stream] = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        if lines:
+            self._print(stream, b"".join(self._prefix(rank) + _last_state(line) + b"\n" for line in lines))
+        if self._live and rank == 0 and stream == "stdout":
+            self._show_unfinished()
+
+    def say(self, text: str) -> None:
+        """Prints lines of the launcher's own, to standard error."""
+        self._print("stderr", "".join(f"{line}\n" for line in text.splitlines()).encode())
+
+    def tail(self, rank: int) -> str:
+        """The end of a rank's standard error."""
+        return self._tails.get(rank, b"").decode(errors="replace")
+
+    def finish(self) -> None:
+        """Shows lines that were never ended, and closes the files."""
+        for (rank, stream), text in sorted(self._unfinished.items()):
+            if text:
+                self._print(stream, self._prefix(rank) + _last_state(text) + b"\n", keep_unfinished=False)
+        self._unfinished.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _prefix(self, rank: int) -> bytes:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._clock())) if self._timestamps else ""
+        return f"{stamp}[{rank}] ".encode()
+
+    def _print(self, stream: str, text: bytes, keep_unfinished: bool = True) -> None:
+        if self._shown:
+            self._write("stdout", _CLEAR)
+            self._shown = b""
+        self._write(stream, text)
+        if self._live and keep_unfinished:
+            self._show_unfinished()
+
+    def _show_unfinished(self) -> None:
+        text = _last_state(self._unfinished.get((0, "stdout"), b""))
+        line = self._prefix(0) + text if text else b""
+        if line != self._shown:
+            self._write("stdout", _CLEAR + line if self._shown or line else b"")
+            self._shown = line
+
+    def _write(self, stream: str, data: bytes) -> None:
+        if self._screens_are_there:
+            try:
+                self._screens[stream].write(data)
+                self._screens[stream].flush()
+            except OSError:
+                self._screens_are_there = False
+                raise
+
+
+def _last_state(line: bytes) -> bytes:
+    r"""What a line looks like after its carriage returns: the text after the last one that had some.
+
+    Backspaces before a carriage return, which Keras's progress bar prints, are part of the redrawing.
+    """
+    if b"\r" not in line and b"\b" not in line:
+        return line
+    states = [state for state in (part.strip(b"\b") for part in line.split(b"\r")) if state]
+    return states[-1] if states else b""

@@ -1,0 +1,61 @@
+"""The last word of a job: what failed first, and the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+from hvkeras.control.cause import Cause
+
+TAIL_LINES = 20
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def described_end(code: int) -> str:
+    """Words how a process ended: `exited with code 3`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}"
+
+
+def shell_code(code: int) -> int:
+    """The exit code that a shell shows for a process: 128 and the signal for a killed one."""
+    return code if code >= 0 else 128 - code
+
+
+def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
+    """The job's exit code: the one of the rank that failed first.
+
+    Args:
+        cause: Why the job ended early, if it did.
+        codes: How the processes ended that ended by themselves, in the order of their ends.
+    """
+    if cause is None:
+        return next((shell_code(code) for code in codes.values() if code), 0)
+    own = codes.get(cause.rank, 0) if cause.rank is not None else 0
+    return shell_code(own) or cause.exit_code or 1
+
+
+def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
+    """Words what failed first, with the failed rank's traceback, or the end of its standard error, last.
+
+    Args:
+        cause: Why the job ended early.
+        codes: How the processes ended that ended by themselves.
+        tail: The end of the failed rank's standard error.
+    """
+    if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
+        cause = dataclasses.replace(cause, error=described_end(codes[cause.rank]))
+    sentence = f"hvkeras run: {cause.sentence()}"
+    if cause.traceback:
+        return f"{sentence}\n{cause.traceback.rstrip()}"
+    lines = tail.rstrip().splitlines()
+    if cause.rank is None or cause.kind not in ("lost", "exit", "signal") or not lines:
+        return sentence
+    starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    shown = lines[starts[-1] :] if starts else lines[-TAIL_LINES:]
+    return f"{sentence}; its standard error ends with\n" + "\n".join(shown)
