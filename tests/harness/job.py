@@ -196,7 +196,7 @@ class Job:
         codes = tuple(process.wait(timeout=10) for process in self._processes)
         self._note_first_failure()
         output = self.folder / "launcher" / "stdout"
-        text = output.read_text(errors="replace") if output.exists() else ""
+        text = _RANK_TAG.sub("", output.read_text(errors="replace")) if output.exists() else ""
         return Outcome(self.np, codes, seconds, text, self._first_failing, tuple(() if running else orphans),
                        self.folder, self.cwd)
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from hvkeras.build_horovod import building, record, stubs
 from hvkeras.build_horovod import prerequisites as needs
 from hvkeras.errors import MachineError, UsageError
-from rich.console import Console
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import LaunchError, Outcome, start_job
+from harness import LAUNCHERS, LaunchError, Outcome, start_job
 from harness.checks import names_of_checks
 
 BEHAVE = Path(__file__).parent / "harness_scripts" / "behave.py"
-THIRD_PARTY_LAUNCHERS = ("mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
 
 
-@pytest.fixture(params=THIRD_PARTY_LAUNCHERS)
+
+@pytest.fixture(params=LAUNCHERS)
 def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

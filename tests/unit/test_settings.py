@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from hvkeras.errors import UsageError
 from hvkeras.settings import TABLE, Setting, Settings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from hvkeras.topology import topology_from_hosts
 
 # Hosts by rank, then for each rank: local rank, local size, cross rank, cross size.
