@@ -35,6 +35,7 @@ class TfdistBackend(Backend):
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
+        self._tokens: dict[str, Any] = {}
 
     @classmethod
     def availability(cls) -> Availability:
@@ -89,8 +90,9 @@ class TfdistBackend(Backend):
         wide = self._widen(bucket, _REDUCIBLE, dtype)
         reduced = tf.raw_ops.CollectiveReduceV2(
             input=wide, group_size=len(ranks), group_key=_number("group", *ranks),
-            instance_key=_instance(key, tf.size(wide), bucket.shape.is_fully_defined()), ordering_token=[],
-            merge_op=_MERGE[reduction], final_op="Id", communication_hint=self._hint)
+            instance_key=_instance(key, tf.size(wide), bucket.shape.is_fully_defined()),
+            ordering_token=self._token(key), merge_op=_MERGE[reduction], final_op="Id",
+            communication_hint=self._hint)
         reduced = tf.cast(reduced, tensors[0].dtype)
         parts = tf.split(reduced, [*sizes, *[1] * spare]) if len(tensors) + spare > 1 else [reduced]
         results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]
@@ -149,8 +151,24 @@ class TfdistBackend(Backend):
 
         return tf.raw_ops.CollectiveGatherV2(
             input=tensor, group_size=count, group_key=_number("group", *ranks),
-            instance_key=_instance(key, tf.size(tensor), tensor.shape.is_fully_defined()), ordering_token=[],
-            communication_hint=self._hint)
+            instance_key=_instance(key, tf.size(tensor), tensor.shape.is_fully_defined()),
+            ordering_token=self._token(key), communication_hint=self._hint)
+
+    def _token(self, key: str) -> list[Any]:
+        """A resource of the collective's own, for a graph under construction.
+
+        TensorFlow runs stateful ops of a function one after the other unless they have different
+        resources. With it, buckets overlap, and ranks may put named collectives into their graphs in any
+        order; only collectives of one key wait for each other. NCCL wants one order, so it gets none.
+        """
+        import tensorflow as tf
+
+        if tf.executing_eagerly() or self._hint != "ring":
+            return []
+        if key not in self._tokens:
+            with tf.init_scope(), tf.device("/CPU:0"):
+                self._tokens[key] = tf.Variable(0, trainable=False, name="hvkeras_order")
+        return [self._tokens[key].handle]
 
     def _widen(self, tensor: Tensor, taken: Sequence[str], dtype: str) -> Tensor:
         import tensorflow as tf

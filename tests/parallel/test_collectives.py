@@ -1,0 +1,87 @@
+"""The collectives against NumPy, on two and on three ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "collectives.py"
+RUNS = {"tfdist-3": ("tf_config", "tfdist", 3), "horovod-3": ("mpirun", "horovod", 3)}
+
+
+@pytest.fixture(params=RUNS)
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, size = RUNS[request.param]
+    return launch_once(launcher, WORKER, np=size, backend=backend)
+
+
+@pytest.mark.parametrize("check", ["reductions", "gathers", "broadcasts"])
+def test_every_dtype_gives_what_numpy_does(check: str, outcome: Outcome) -> None:
+    assert outcome.results(check) == [[]] * outcome.np
+
+
+def test_any_and_all(outcome: Outcome) -> None:
+    assert outcome.results("booleans") == [{"any": [True, True, False], "all": [False, True, False]}] * outcome.np
+
+
+def test_scaling(outcome: Outcome) -> None:
+    size = outcome.np
+    for found in outcome.results("scaling"):
+        assert found == {"prescale": 5.0 * size, "postscale": 30.0 * size, "integers": 2 * size, "average=True": 10.0,
+                         "average=False": 10.0 * size, "number": 4.0, "compressed": 10.0}
+
+
+def test_groups_keep_dtypes_and_shapes(outcome: Outcome) -> None:
+    size = outcome.np
+    ranks = sum(range(size))
+    expected = [["float32", [2], 2.0 * ranks], ["int32", [1, 2], 2 * ranks], ["float64", [], 1.0 * size],
+                ["float32", [], 2.0 * size]]
+    assert outcome.results("groups") == [expected] * size
+
+
+def test_slices_stay_sparse(outcome: Outcome) -> None:
+    size = outcome.np
+    assert outcome.results("sparse") == [[True, [size + 1.0] + [1.0] * (size - 1)]] * size
+
+
+@pytest.mark.parametrize("name", ["sum", "average", "group", "allgather", "broadcast"])
+def test_gradients_are_the_numeric_ones(name: str, outcome: Outcome) -> None:
+    assert [found[name] for found in outcome.results("gradients")] == [[True, True]] * outcome.np
+
+
+def test_max_has_no_gradient(outcome: Outcome) -> None:
+    assert all("op=hvd.Max has no gradient" in text for text in outcome.results("no_gradient_of_max"))
+
+
+def test_names_match_in_any_order(outcome: Outcome) -> None:
+    size = outcome.np
+    assert outcome.results("names_in_any_order") == [[0.0, 1.0 * size, 2.0 * size]] * size
+
+
+def test_objects(outcome: Outcome) -> None:
+    size = outcome.np
+    everyone = [{"rank": rank, "data": "x" * rank} for rank in range(size)]
+    assert outcome.results("objects") == [{"from the last": everyone[-1], "of all": everyone}] * size
+
+
+def test_variables(outcome: Outcome) -> None:
+    size = outcome.np
+    assert outcome.results("variables") == [[size, size, size, 1.0, size]] * size
+
+
+def test_process_sets(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("process_sets")):
+        members = [other for other in range(outcome.np) if other % 2 == rank % 2]
+        assert found["sum"] == sum(members)
+        assert found["gather"] == found["objects"] == members
+        assert found["broadcast"] == members[-1]
+        assert found["place"] == [members.index(rank), len(members), True, False, 1 + rank % 2]
+        assert "Only members of a process set take part in its allreduce" in found["foreign"]
+        assert found["removed"] == [True, True, False]
+
+
+def test_xla_is_refused_in_one_sentence(outcome: Outcome) -> None:
+    assert all("cannot be compiled by XLA" in text and "\n" not in text for text in outcome.results("xla"))

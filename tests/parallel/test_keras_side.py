@@ -1,0 +1,133 @@
+"""What optimizers, tapes and callbacks do on two ranks, with both Keras versions and both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "keras_side.py"
+RUNS = {
+    "keras3-tfdist": ("tf_config", "tfdist", "0"),
+    "tf_keras-tfdist": ("tf_config", "tfdist", "1"),
+    "keras3-horovod": ("mpirun", "horovod", "0"),
+}
+
+
+@pytest.fixture(params=RUNS)
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, legacy = RUNS[request.param]
+    return launch_once(launcher, WORKER, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
+
+
+@pytest.mark.parametrize("option", ["average", "in a graph", "predivide", "two groups", "num_groups",
+                                    "foreign groups"])
+def test_options_that_average(option: str, outcome: Outcome) -> None:
+    assert [found[option] for found in outcome.results("options")] == [[1.5, 1.5], [1.5, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("option", "by_rank"),
+    [("sum", [[3.0, 3.0], [3.0, 3.0]]), ("local scaled", [[0.5, 1.5], [1.0, 1.5]]),
+     ("local unscaled", [[1.0, 1.5], [2.0, 1.5]]), ("process set", [[1.0, 1.0], [2.0, 2.0]])],
+)
+def test_options_that_do_not(option: str, by_rank: list[Any], outcome: Outcome) -> None:
+    assert [found[option] for found in outcome.results("options")] == by_rank
+
+
+def test_compression_rounds_what_travels(outcome: Outcome) -> None:
+    for found in outcome.results("compressed"):
+        exact = np.array([(1 + 1 / 3) * 1.5, 150.15])
+        assert found["none"] == pytest.approx(exact, rel=1e-6)
+        assert found["fp16"] == pytest.approx(exact, rel=1e-3)
+        assert found["bf16"] == pytest.approx(exact, rel=1e-2)
+        assert len({found[name][1] for name in ("none", "fp16", "bf16")}) == 3
+
+
+def test_gradients_that_are_none_stay_none(outcome: Outcome) -> None:
+    assert outcome.results("gradients_that_are_none") == [[1.5, 0.0, 1.5]] * 2
+
+
+def test_sparse_gradients_stay_sparse_unless_asked(outcome: Outcome) -> None:
+    for found in outcome.results("sparse_gradients"):
+        assert (found["sparse"], found["dense"]) == (True, False)
+        assert found["values"] == found["values of the dense"] == [0.5, 1.0, 0.0, 1.5]
+        assert found["table"] == [0.5, 0.0, 1.0, -0.5]
+
+
+def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
+    # Passes bring 1, 2, 3, 4 times the rank + 1; the mean over the ranks is 1.5 times that.
+    for found in outcome.results("accumulation"):
+        assert found["summed"] == [0.0, 4.5, 4.5, 15.0, 4]
+        assert found["averaged"] == found["in a graph"] == [0.0, 2.25, 2.25, 7.5, 4]
+
+
+@pytest.mark.parametrize("way", ["policy before wrapping", "policy after wrapping", "explicit loss scale",
+                                 "local variables"])
+def test_all_ranks_skip_the_step_in_which_one_overflows(way: str, outcome: Outcome) -> None:
+    first, second = (found[way] for found in outcome.results("overflow_on_one_rank"))
+    assert [scale for scale, _ in first] == [32768.0, 16384.0, 16384.0, 16384.0]
+    sums = [weights for _, weights in first]
+    assert sums[0] == sums[1], "the step was not skipped"
+    assert len(set(sums)) == 3, "another step was skipped"
+    assert [scale for scale, _ in second] == [scale for scale, _ in first]
+    assert [weights for _, weights in second] == sums or way == "local variables"
+
+
+def test_an_overflow_skips_the_update_of_all_its_passes(outcome: Outcome) -> None:
+    first, second = (found["two passes"] for found in outcome.results("overflow_on_one_rank"))
+    assert first == second
+    assert [scale for scale, _ in first] == [32768.0, 16384.0, 16384.0, 16384.0]
+    sums = [weights for _, weights in first]
+    assert sums[0] == sums[1] == sums[2] != sums[3]
+
+
+@pytest.mark.parametrize("check", ["bfloat16_policy", "ways_to_train", "partial_batch_on_one_rank"])
+def test_ranks_with_different_data_keep_equal_weights(check: str, outcome: Outcome) -> None:
+    first, second = outcome.results(check)
+    assert first == second
+
+
+def test_equal_gradients_in_one_graph_are_told_apart(outcome: Outcome) -> None:
+    assert outcome.results("two_optimizers_in_one_step") == [[3.0, 30.0]] * 2
+
+
+def test_tapes(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("tapes")):
+        assert found["once"] == found["persistent"] == found["in a graph"] == [1.5, 15.0]
+        assert found["sum"] == [3.0, 30.0]
+        assert found["local source"] == [(rank + 1) / 2, 15.0]
+        assert found["entered itself"] == [[1.5, 1.5], None]
+        assert found["of unknown length"] == [1.5] * 5
+
+
+def test_the_callback_starts_all_ranks_from_the_root(outcome: Outcome) -> None:
+    first, second = outcome.results("broadcast_callback")
+    assert first == second
+    assert first["unbuilt"][1:] == [pytest.approx(0.1), 1]
+    weights, rate, iterations = first["built"]
+    assert (rate, iterations) == (pytest.approx(0.1), 1)
+    for found, truth in zip(weights, first["truth"][0], strict=True):
+        assert np.asarray(found) == pytest.approx(np.asarray(truth), abs=1e-6)
+
+
+def test_the_callback_leaves_local_variables(outcome: Outcome) -> None:
+    assert outcome.results("broadcast_keeps_local_variables") == [[2.0, 1.0], [2.0, 2.0]]
+
+
+def test_the_callback_warns_of_a_plain_optimizer(outcome: Outcome) -> None:
+    for warnings in outcome.results("plain_optimizer_warning"):
+        assert len(warnings) == 1
+        assert "compile with hvkeras.DistributedOptimizer(optimizer)" in warnings[0]
+
+
+def test_jit_compile_is_refused_in_one_sentence(outcome: Outcome) -> None:
+    for kind, text in outcome.results("jit_compile_error"):
+        assert kind == "UnsupportedError"
+        assert "cannot be compiled by XLA" in text
+        assert "pass jit_compile=False" in text
+        assert "\n" not in text
