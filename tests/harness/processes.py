@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 
+from harness.launchers import announced_rank
+
 MARK = "HARNESS_JOB"
 
 
@@ -48,8 +50,10 @@ def end_marked(mark: str, grace: float = 0.0) -> list[str]:
 
 
 def dump_stacks(mark: str) -> None:
-    """Lets every marked Python process print its stacks (and die of it)."""
-    for process, _ in marked(mark):
+    """Lets every rank print its stacks (and die of it); the launchers live on, and pass the output on."""
+    found = list(marked(mark))
+    ranks = [process for process, environ in found if announced_rank(environ) is not None]
+    for process in ranks or [process for process, _ in found]:
         with contextlib.suppress(psutil.Error):
             if "python" in process.name():
                 process.send_signal(signal.SIGCONT)

@@ -22,7 +22,7 @@ def rank_and_folder() -> tuple[int | None, str]:
 @check
 def a_set_of_variables() -> list[str]:
     """Which launchers' variables it sees."""
-    return sorted({"HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "TF_CONFIG"} & set(os.environ))
+    return sorted({"HOROVOD_RANK", "HVKERAS_RUN_RANK", "OMPI_COMM_WORLD_RANK", "TF_CONFIG"} & set(os.environ))
 
 
 @check
