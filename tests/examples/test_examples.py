@@ -52,7 +52,12 @@ def test_custom_loop_gives_the_same_everywhere(
 
 @pytest.mark.parametrize(
     ("script", "launcher", "np"),
-    [(TRAIN, "none", 1), (TRAIN, "hvkeras_run", 2), (TRAIN, "hvkeras_run", 4), (CUSTOM_LOOP, "hvkeras_run", 2)],
+    [
+        (TRAIN, "none", 1),
+        pytest.param(TRAIN, "hvkeras_run", 2, marks=pytest.mark.oldest),
+        (TRAIN, "hvkeras_run", 4),
+        pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=pytest.mark.oldest),
+    ],
     ids=lambda value: value.stem if isinstance(value, Path) else value,
 )
 def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callable[..., Outcome]) -> None:
