@@ -27,6 +27,7 @@ from hvkeras.output import say
 
 INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
+LOG_GRACE = 0.2  # seconds in which the engine's own words about an aborted collective come out
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
 
 
@@ -94,8 +95,9 @@ class FailureHooks:
             number = code if isinstance(code, int) else 1
             text = f"exited with {code!r}" if isinstance(code, str) else f"exited with code {number}"
             self._client.fail(Cause("exit", self._rank, self._host, os.getpid(), text, "", number))
-            self._last_line(self._client.wait_for_cause(SECONDARY_GRACE))
-            self._client.ended(self._grace + 2.0)
+            cause = self._client.wait_for_cause(SECONDARY_GRACE)
+            if cause is not None:
+                self._end_process(cause)
         else:
             self._client.leave()
 
@@ -111,22 +113,23 @@ class FailureHooks:
         if cause is None and self._is_echo(error):
             self._client.fail(self._cause_of(error), secondary=True)
             cause = self._client.wait_for_cause(SECONDARY_GRACE + 2.0)
-        survivor = cause is not None and cause.rank != self._rank
-        if not survivor or self._show_secondary:
+        # Where the job's end is known, an aborted collective or an interrupt is but its echo.
+        told = cause is not None and (cause.rank != self._rank or self._is_echo(error) or cause.kind == "signal")
+        if not told or self._show_secondary:
             self._previous_hook(kind, error, trace)
         if cause is None:
             cause = self._cause_of(error)
             self._client.fail(cause)
-        self._end_process(cause, 130 if isinstance(error, KeyboardInterrupt) else 1)
+        self._end_process(cause)
 
-    def _end_process(self, cause: Cause, code: int) -> None:
+    def _end_process(self, cause: Cause) -> None:
         with self._speaking:
             sys.stdout.flush()
             self._last_line(cause)
             self._client.ended(self._grace + 2.0)
             if cause.rank != self._rank:
                 time.sleep(ROOT_FIRST)
-            os._exit(code)
+            os._exit(cause.exit_code if cause.rank == self._rank else 1)
 
     def _last_line(self, cause: Cause | None) -> None:
         if cause is None:
@@ -159,7 +162,7 @@ class FailureHooks:
                 deadline += self._grace
                 self._unwinding.clear()
         # The main thread is busy in Python or stuck in a call that cannot be aborted.
-        self._end_process(cause, 1 if cause.kind != "signal" else cause.exit_code)
+        self._end_process(cause)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT:
@@ -173,9 +176,9 @@ class FailureHooks:
                           128 + number)
             self._client.fail(cause)
         with self._speaking:
+            time.sleep(LOG_GRACE)
             self._last_line(cause)
             self._client.ended(CAUSE_GRACE)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
             os._exit(128 + number)
 
 

@@ -1,0 +1,113 @@
+"""A rank that is killed, stopped, sleeps, raises or leaves ends the job: in one way on every backend."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness import ENGINES, start_job
+
+WORKER = Path(__file__).parent / "workers" / "misbehave.py"
+QUICK = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_STALL_WARNING": "2", "HVKERAS_STALL_SHUTDOWN": "6",
+         "HVKERAS_LOG_LEVEL": "WARNING"}
+
+# What rank 0's last line says of rank 1.
+WORDS = {
+    "raise": r"failed with ValueError: the sky is falling",
+    "exit": r"exited with code 7",
+    "leave": r"left the job in good order while rank 0 still (needed it|waits for it in .*loop.*)",
+    "kill": r"ended without a word \(killed, crashed, or out of memory\)",
+    "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",
+    "sleep": r"has not entered .*loop.*, in which rank 0 has waited \d+ s for it",
+}
+
+
+def last_line(text):
+    return [line for line in text.splitlines() if line.strip()][-1]
+
+
+def misbehaving(launcher, how, folder, np=2, backend="tfdist", **options):
+    """Runs a job whose rank 1 misbehaves, and returns its outcome once rank 0 has ended."""
+    with start_job(launcher, WORKER, (how,), np=np, folder=folder, backend=backend, env=QUICK, expect_failure=True,
+                   deadline=90.0, **options) as job:
+        job.wait_for(1, "step 5")
+        if how == "stop" and launcher == "tf_config":
+            pid = job.pid(1)
+            job._processes[0].wait(timeout=60)
+            os.kill(pid, signal.SIGKILL)  # nobody else can: it was stopped, and has no launcher
+        return job.wait()
+
+
+@pytest.mark.parametrize("how", WORDS)
+@pytest.mark.parametrize("backend", ENGINES)
+def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, how):
+    outcome = misbehaving("tf_config", how, tmp_path, backend=backend)
+    line = last_line(outcome.stderr(0))
+    assert re.fullmatch(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}", line)
+    assert outcome.exit_codes[0] == 1
+    assert outcome.seconds < 60
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun_gloo"])
+@pytest.mark.parametrize("how", ["raise", "kill", "stop"])
+def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, how):
+    backend = "horovod" if launcher == "mpirun" else "tfdist"
+    outcome = misbehaving(launcher, how, tmp_path, backend=backend)
+    assert re.search(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}",
+                     outcome.stderr(0))
+    assert outcome.exit_code and not outcome.orphans
+
+
+def test_every_survivor_of_four_names_the_failed_rank(tmp_path):
+    outcome = misbehaving("mpirun", "raise", tmp_path, np=4)
+    for rank in (0, 2, 3):
+        assert re.search(rf"hvkeras: rank {rank} on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS['raise']}",
+                         last_line(outcome.stderr(rank)))
+    assert "ValueError: the sky is falling" in outcome.stderr(1)
+
+
+def test_the_failed_rank_prints_its_traceback_and_survivors_do_not_bury_it(tmp_path):
+    outcome = misbehaving("tf_config", "raise", tmp_path)
+    assert 'raise ValueError("the sky is falling")' in outcome.stderr(1)
+    assert re.fullmatch(r"hvkeras: rank 1 on \S+ \(pid \d+\) failed with ValueError: the sky is falling; the job ends on"
+                        r" all ranks", last_line(outcome.stderr(1)))
+    assert "Traceback" not in outcome.stderr(0)
+
+
+def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
+    outcome = misbehaving("mpirun", "exit", tmp_path)
+    assert outcome.exit_code == 7
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_mismatch_is_an_error_on_every_rank_that_names_the_tensor(tmp_path, backend):
+    outcome = misbehaving("tf_config", "differ", tmp_path, backend=backend)
+    for rank in (0, 1):
+        line = last_line(outcome.stderr(rank))
+        assert line.startswith(f"hvkeras: rank {rank} on ")
+        assert "float32[100] on rank 0" in line and "float32[7] on rank 1" in line
+
+
+def test_another_collective_on_one_rank_is_an_error_that_names_both(tmp_path):
+    outcome = misbehaving("tf_config", "other", tmp_path)
+    for rank in (0, 1):
+        line = last_line(outcome.stderr(rank))
+        assert "allreduce" in line and "broadcast" in line and "another" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number):
+    with start_job("tf_config", WORKER, ("wait",), np=2, folder=tmp_path, backend=backend, expect_failure=True,
+                   deadline=60.0, env={"HVKERAS_STALL_WARNING": "1"}) as job:
+        job.wait_for(0, "rank 0 has waited", stream="stderr")
+        os.kill(job.pid(0), number)
+        outcome = job.wait(deadline=20.0)
+    words = "received SIGTERM" if number == signal.SIGTERM else r"was interrupted \(Ctrl-C\)"
+    assert re.search(rf"rank 0 on \S+ \(pid \d+\) {words}", last_line(outcome.stderr(0)))
+    assert re.search(rf"rank 1 on \S+ ends because rank 0 on \S+ \(pid \d+\) {words}", last_line(outcome.stderr(1)))
+    assert outcome.exit_codes[0] == (143 if number == signal.SIGTERM else 130)

@@ -1,0 +1,12 @@
+"""Rank 1 never calls init()."""
+
+from __future__ import annotations
+
+import time
+
+import hvkeras as hvd
+from hvkeras.launch_environments import detect_launch
+
+if detect_launch().rank == 1:
+    time.sleep(300)
+hvd.init()

@@ -1,0 +1,48 @@
+"""Joins its job, adds up the ranks, and says where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import hvkeras as hvd
+
+if "busy" in sys.argv:
+    import tensorflow as tf
+
+    tf.constant(1.0)
+if os.environ.get("MEET_DELAY"):
+    time.sleep(float(os.environ["MEET_DELAY"]))
+if "argument" in sys.argv:
+    hvd.init(os.environ["MEET_BACKEND"])
+else:
+    hvd.init()
+
+import tensorflow as tf  # noqa: E402
+
+from hvkeras.context import current  # noqa: E402
+
+
+def facts() -> dict[str, object]:
+    return {
+        "rank": hvd.rank(),
+        "size": hvd.size(),
+        "local": [hvd.local_rank(), hvd.local_size()],
+        "cross": [hvd.cross_rank(), hvd.cross_size()],
+        "sum": float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum)),
+        "backend": current().backend.name,
+        "launcher": current().launch.launcher,
+        "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+        "sigterm": "SIG_DFL" not in open("/proc/self/status").read(),
+    }
+
+
+print("FACTS " + json.dumps(facts()), flush=True)
+if "again" in sys.argv:
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.init()
+    print("FACTS " + json.dumps(facts()), flush=True)
+hvd.shutdown()
