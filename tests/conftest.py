@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,13 @@ def no_leaked_files() -> Iterator[None]:
     assert not left, f"the test left files in {folder}: {sorted(left)}"
     ours = {name for name in leaks.left_after_grace(leaks.shared_memory, segments) if not leaks.is_foreign(name)}
     assert not ours, f"the test left shared memory in /dev/shm: {sorted(ours)}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_job() -> Iterator[None]:
+    """A test that calls `init()` in this process calls `shutdown()` as well."""
+    yield
+    context = sys.modules.get("hvkeras.context")
+    if context is not None and context.is_initialized():
+        context.shutdown()
+        pytest.fail("the test left hvkeras initialised")
