@@ -6,11 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from rich.console import Console
 
-from hvkeras.build_horovod import building, record
+from hvkeras.backends.horovod import installed
+from hvkeras.build_horovod import building
 from hvkeras.build_horovod.prerequisites import build_environment, find_prerequisites
 from hvkeras.errors import HvkerasError, MachineError
 
@@ -62,19 +62,17 @@ def _build(options: argparse.Namespace, console: Console) -> int:
                   f" ({'MPI and Gloo' if found.mpi else 'Gloo'}); this takes some minutes.", highlight=False)
     building.build(found, max(options.jobs, 1), options.cuda, environ, console)
     features = building.verify(bool(found.mpi), environ)
-    record.write_record(found.tensorflow, features)
     console.print(f"Horovod is built and imports, with {_words(features)}.", highlight=False)
     return 0
 
 
 def _usable(with_mpi: bool, environ: dict[str, str]) -> str:
     """What the installed Horovod was built with, in words; "" when there is none that would do."""
-    noted = record.read_record()
+    if not installed.availability().ok or (with_mpi and not installed.has_mpi()):
+        return ""
     try:
-        if not noted or record.outdated() or noted["horovod"] != metadata.version("horovod"):
-            return ""
         return _words(building.verify(with_mpi, environ))
-    except (MachineError, metadata.PackageNotFoundError):
+    except MachineError:
         return ""
 
 

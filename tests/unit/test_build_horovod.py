@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hvkeras.build_horovod import building, record, stubs
+from hvkeras.build_horovod import building, stubs
 from hvkeras.build_horovod import prerequisites as needs
 from hvkeras.errors import MachineError, UsageError
 
@@ -118,17 +118,6 @@ def test_no_cmake_is_brought_in(tools: Callable[..., str]) -> None:
     assert needs.CMAKE in needs.missing_packages(tools())
 
 
-def test_another_tensorflow_asks_for_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert record.outdated() == ""
-    record.write_record(needs.installed_tensorflow(), {"mpi": True, "gloo": True, "nccl": False})
-    assert record.outdated() == ""
-    record.write_record("2.17.0", {"mpi": True, "gloo": True, "nccl": False})
-    assert record.outdated() == (
-        f"Horovod was built against TensorFlow 2.17.0, and {needs.installed_tensorflow()} is installed now."
-        " HINT: build it again: python -m hvkeras.build_horovod.")
-
-
 def test_a_failing_step_shows_its_output_and_keeps_it() -> None:
     program = "import sys; print('[  5%] Building'); print('[ 40%] Building'); print('the reason'); sys.exit(3)"
     screen = io.StringIO()
@@ -150,4 +139,11 @@ def test_the_command_says_what_is_missing_and_fails(tmp_path: Path) -> None:
 def test_the_built_horovod_imports_with_mpi_and_gloo() -> None:
     environ = needs.build_environment(os.environ)
     assert building.verify(with_mpi=True, environ=environ) == {"mpi": True, "gloo": True, "nccl": False}
-    assert record.outdated() == ""
+
+
+def test_a_build_that_would_do_is_not_repeated(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "hvkeras.build_horovod", "--with-mpi"], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    tensorflow = needs.installed_tensorflow()
+    assert done.stdout == f"Horovod is already built against TensorFlow {tensorflow}, with MPI, Gloo.\n"
