@@ -238,8 +238,8 @@ class Launcher:
         self._loop.call_later(grace + KILL_AFTER, self._signal_ranks, signal.SIGKILL, False)
 
     def _signal_ranks(self, number: int, only_strangers: bool) -> None:
-        """Signals running ranks: all, or those that the control channel does not reach."""
-        reached = self._server.connected if only_strangers and self._server is not None else frozenset()
+        """Signals running ranks: all, or those that never joined, which nobody else tells of the end."""
+        reached = self._server.met if only_strangers and self._server is not None else frozenset()
         for agent in self._agents:
             ranks = [rank for rank in agent.host.ranks if rank not in self._codes and rank not in reached]
             if ranks:

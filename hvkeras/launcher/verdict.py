@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 
 from hvkeras.control.cause import Cause
 
 TAIL_LINES = 20
+_CHATTER = re.compile(r"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before absl::")  # TensorFlow's log
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -53,9 +55,11 @@ def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
     sentence = f"hvkeras run: {cause.sentence()}"
     if cause.traceback:
         return f"{sentence}\n{cause.traceback.rstrip()}"
-    lines = tail.rstrip().splitlines()
+    lines = [line for line in tail.rstrip().splitlines() if not _CHATTER.match(line)]
     if cause.rank is None or cause.kind not in ("lost", "exit", "signal") or not lines:
         return sentence
+    heading = f"hvkeras run: the standard error of rank {cause.rank} ends with"
     starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    shown = lines[starts[-1] :] if starts else lines[-TAIL_LINES:]
-    return f"{sentence}; its standard error ends with\n" + "\n".join(shown)
+    if starts:
+        return "\n".join([sentence, heading, *lines[starts[-1] :]])
+    return "\n".join([heading, *lines[-TAIL_LINES:], sentence])

@@ -1,0 +1,192 @@
+"""`hvkeras run`: what ranks get, how their output looks, and which command lines it takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvkeras
+from hvkeras.launcher.arguments import parser
+from launch.hvkeras_run import python, run
+
+
+def test_every_rank_runs_the_command_with_its_own_arguments(tmp_path: Path) -> None:
+    done = run(["-np", "3", *python("print(rank, sys.argv[1:])"), "--epochs", "3", "-np", "9"], tmp_path)
+    assert done.returncode == 0
+    expected = [f"[{rank}] {rank} ['--epochs', '3', '-np', '9']" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == expected
+    assert done.stderr == ""
+
+
+def test_ranks_are_told_their_place_and_a_secret_that_is_on_no_command_line(tmp_path: Path) -> None:
+    code = """
+import glob
+own = {name: value for name, value in os.environ.items() if name.startswith("HVKERAS_")}
+lines = b" ".join(open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline") if os.path.exists(path))
+shown = own["HVKERAS_SECRET"].encode() in lines
+print("size", own["HVKERAS_RUN_SIZE"], "local", own["HVKERAS_RUN_LOCAL_RANK"], own["HVKERAS_RUN_LOCAL_SIZE"],
+      "at", own["HVKERAS_RUN_CONTROL"].split(":")[0], "secret", len(own["HVKERAS_SECRET"]), "shown", shown,
+      "unbuffered", os.environ["PYTHONUNBUFFERED"], "quiet", os.environ["TF_CPP_MIN_LOG_LEVEL"])
+"""
+    done = run(["-np", "2", *python(code)], tmp_path)
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] size 2 local {rank} 2 at 127.0.0.1 secret 64 shown False unbuffered 1 quiet 2" for rank in (0, 1)]
+
+
+def test_each_job_has_a_secret_of_its_own(tmp_path: Path) -> None:
+    command = ["-np", "1", *python("print(os.environ['HVKERAS_SECRET'])")]
+    first, second = (run(command, tmp_path, env={"HVKERAS_SECRET": "mine"}).stdout for _ in range(2))
+    assert len({first, second, "[0] mine\n"}) == 3
+
+
+def test_flags_that_are_settings_reach_the_ranks(tmp_path: Path) -> None:
+    code = "print(*(os.environ['HVKERAS_' + name] for name in ('BACKEND', 'START_TIMEOUT', 'NETWORK_INTERFACES')))"
+    done = run(["-np", "1", "--backend", "tfdist", "--start-timeout", "9", "--network-interface", "lo",
+                *python(code)], tmp_path)
+    assert done.stdout == "[0] tfdist 9.0 lo\n"
+
+
+def test_what_the_user_set_stays(tmp_path: Path) -> None:
+    done = run(["-np", "1", *python("print(os.environ['TF_CPP_MIN_LOG_LEVEL'])")], tmp_path,
+               env={"TF_CPP_MIN_LOG_LEVEL": "1"})
+    assert done.stdout == "[0] 1\n"
+
+
+def test_streams_stay_apart_and_lines_whole(tmp_path: Path) -> None:
+    code = """
+for number in range(200):
+    for part in (f"{rank}:", "x" * 50, f":{number}"):
+        sys.stdout.write(part)
+        sys.stdout.flush()
+    print()
+print("complaint", file=sys.stderr)
+sys.stdout.write("no end of line")
+"""
+    done = run(["-np", "2", *python(code)], tmp_path)
+    for rank in (0, 1):
+        mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+        assert mine == [f"[{rank}] {rank}:{'x' * 50}:{number}" for number in range(200)] + [f"[{rank}] no end of line"]
+    assert sorted(done.stderr.splitlines()) == ["[0] complaint", "[1] complaint"]
+
+
+def test_a_line_redrawn_by_carriage_returns_is_shown_once_in_a_file(tmp_path: Path) -> None:
+    code = r"sys.stdout.write('\r 10%'); sys.stdout.flush(); time.sleep(0.1); sys.stdout.write('\b\b\b\r 99%\n')"
+    assert run(["-np", "1", *python(code)], tmp_path).stdout == "[0]  99%\n"
+
+
+def test_lines_begin_with_the_time_on_request(tmp_path: Path) -> None:
+    for flag in ("-prefix-timestamp", "--prefix-output-with-timestamp"):
+        done = run(["-np", "1", flag, *python("print('hello')")], tmp_path)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[0\] hello\n", done.stdout)
+
+
+def test_each_ranks_output_is_kept_as_it_was(tmp_path: Path) -> None:
+    code = r"sys.stdout.write(f'\r1\r2 of {rank}\nopen end'); print('problem', rank, file=sys.stderr)"
+    done = run(["-np", "2", "--output-filename", "logs", *python(code)], tmp_path)
+    assert done.returncode == 0
+    for rank in (0, 1):
+        folder = tmp_path / "logs" / f"rank.{rank}"
+        assert (folder / "stdout").read_bytes() == f"\r1\r2 of {rank}\nopen end".encode()
+        assert (folder / "stderr").read_text() == f"problem {rank}\n"
+        assert f"[{rank}] 2 of {rank}\n" in done.stdout
+
+
+def test_verbose_says_each_step(tmp_path: Path) -> None:
+    done = run(["-np", "1", "--verbose", *python("")], tmp_path)
+    for step in ("control channel listens on 127.0.0.1:", "rank 0 runs on ", "rank 0 exited with code 0"):
+        assert step in done.stderr
+
+
+def test_ranks_get_an_empty_standard_input(tmp_path: Path) -> None:
+    assert run(["-np", "1", *python("print(repr(sys.stdin.read()))")], tmp_path).stdout == "[0] ''\n"
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    ([], "The command that the ranks run must be given"),
+    (["-np", "2"], "The command that the ranks run must be given"),
+    (["python", "train.py"], "The number of processes must be given. HINT: hvkeras run -np 2"),
+    (["-np", "0", "true"], "at least 1. Received: np=0"),
+    (["-np", "two", "true"], "invalid int value: 'two'"),
+    (["-np", "2", "--start-timeout", "0", "true"], "positive"),
+    (["-np", "2", "--verbos", "true"], "Received: flag='--verbos'. HINT: did you mean --verbose"),
+    (["-np", "2", "--gloo", "true"], "does not take horovodrun's --gloo. HINT: leave it out"),
+    (["-np", "2", "--min-np", "1", "true"], "horovodrun's --min-np. HINT: hvkeras trains with a fixed number"),
+    (["-np", "2", "--fusion-threshold-mb", "64", "true"], "HVKERAS_BUCKET_SIZE"),
+    (["-np", "3", "-H", "localhost:2", "true"], "1 host has 2. Received: np=3"),
+    (["-np", "2", "-H", "a:x", "true"], "name:slots"),
+    (["-H", "localhost", "-hostfile", "hosts", "true"], "leave out either -H or -hostfile"),
+    (["-hostfile", "nowhere", "true"], "The hostfile must be readable (No such file or directory)"),
+    (["-hostfile", "hosts", "true"], "line=2, text='node1 slots=many'"),
+    (["-np", "1", "--output-filename", "hosts", "true"], "must be writable"),
+])
+def test_a_wrong_command_line_is_one_line_and_code_2(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# mine\nnode1 slots=many\n")
+    done = run(arguments, tmp_path)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_a_wrong_setting_is_found_before_anything_starts(tmp_path: Path) -> None:
+    done = run(["-np", "2", *python("print('started')")], tmp_path, env={"HVKERAS_BUCKETSIZE": "1"})
+    assert done.returncode == 2
+    assert "did you mean HVKERAS_BUCKET_SIZE" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_hostfile_with_this_host_gives_its_slots(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2  # this one\n127.0.0.1:1\n")
+    done = run(["-hostfile", "hosts", *python("print(os.environ['HVKERAS_RUN_LOCAL_SIZE'])")], tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] 3", "[1] 3", "[2] 3"]
+
+
+def test_two_dashes_end_the_flags(tmp_path: Path) -> None:
+    assert run(["-np", "1", "--", *python("print('hello')")], tmp_path).stdout == "[0] hello\n"
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    assert run(["-v"], tmp_path).stdout == f"hvkeras {hvkeras.__version__}\n"
+
+
+def test_help_lists_every_flag_that_is_taken(tmp_path: Path) -> None:
+    text = run(["--help"], tmp_path).stdout
+    for flag in ("-np", "-H", "-hostfile", "-p ", "-i ", "--start-timeout", "--verbose", "--output-filename",
+                 "-prefix-timestamp", "-cb", "--network-interfaces", "--backend"):
+        assert flag in text
+    assert "--autotune" not in text
+
+
+def test_every_flag_of_horovodrun_is_taken_or_refused_with_a_reason() -> None:
+    known = {option for action in parser()._actions for option in action.option_strings}
+    for flag in HOROVODRUN_FLAGS.split():
+        assert flag in known, flag
+
+
+def test_check_build_prints_the_table_with_reasons(tmp_path: Path) -> None:
+    for flag in ("-cb", "--check-build"):
+        done = run([flag], tmp_path, env={"COLUMNS": "200"})
+        assert done.returncode == 0
+        rows = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
+        assert set(rows) >= {"hvkeras run", "mpirun", "horovodrun --mpi", "horovodrun --gloo", "TF_CONFIG", "srun"}
+        assert rows["hvkeras run"].count("yes") >= 1
+        assert "local serves one process and hvkeras run started 2" in done.stdout
+        for fact in ("tensorflow 2.", "keras ", "mpi4py", "horovod", f"Python {sys.version.split()[0]}"):
+            assert fact in done.stdout
+
+
+HOROVODRUN_FLAGS = """
+--autotune --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise --autotune-log-file
+--autotune-steps-per-sample --autotune-warmup-samples --binding-args --blacklist-cooldown-range --cache-capacity
+--config-file --cycle-time-ms --disable-cache --elastic-timeout --fusion-threshold-mb --gloo --gloo-timeout-seconds
+--hierarchical-allgather --hierarchical-allreduce --host-discovery-script --jsrun --log-level --log-without-timestamp
+--max-np --min-np --mpi --mpi-args --mpi-threads-disable --network-interface --network-interfaces
+--no-hierarchical-allgather --no-hierarchical-allreduce --no-stall-check --no-torus-allreduce --num-nccl-streams
+--output-filename --reset-limit --slots-per-host --stall-check-shutdown-time-seconds
+--stall-check-warning-time-seconds --start-timeout --tcp --thread-affinity --timeline-filename
+--timeline-mark-cycles --torus-allreduce --verbose -H --hosts -cb --check-build -h --help -hostfile --hostfile
+-i --ssh-identity-file -np --num-proc -p --ssh-port -prefix-timestamp --prefix-output-with-timestamp -v --version
+"""

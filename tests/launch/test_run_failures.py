@@ -1,0 +1,187 @@
+"""`hvkeras run` when a rank fails or the launcher is ended: the last words, the exit code, and no orphans."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.hvkeras_run import Started, python, run
+
+FOR_EVER = "time.sleep(1000)"
+
+
+def test_a_ranks_exit_code_is_kept_and_the_others_end(tmp_path: Path) -> None:
+    done = run(["-np", "3", *python(f"sys.exit(7) if rank == 1 else {FOR_EVER}")], tmp_path)
+    assert done.returncode == 7
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("hvkeras run: rank 1 on ")
+    assert last.endswith("exited with code 7")
+
+
+def test_the_first_failing_ranks_traceback_is_last(tmp_path: Path) -> None:
+    code = f"""
+if rank == 1:
+    raise ValueError("the sky is falling")
+try:
+    {FOR_EVER}
+finally:
+    print("late words", file=sys.stderr)
+"""
+    done = run(["-np", "2", *python(code)], tmp_path)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("hvkeras run: rank 1 on "))
+    assert "exited with code 1" in lines[start]
+    assert lines[start + 1] == "hvkeras run: the standard error of rank 1 ends with"
+    assert lines[start + 2] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: the sky is falling"
+
+
+def test_a_rank_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
+    code = f"print('my last words', file=sys.stderr)\nos.kill(os.getpid(), 9) if rank == 1 else {FOR_EVER}"
+    done = run(["-np", "2", *python(code)], tmp_path)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert done.stderr.splitlines()[-3:-1] == ["hvkeras run: the standard error of rank 1 ends with", "my last words"]
+    assert done.stderr.splitlines()[-1].endswith("was killed by SIGKILL")
+
+
+def test_a_crash_keeps_its_signal(tmp_path: Path) -> None:
+    done = run(["-np", "1", *python("import faulthandler; faulthandler._sigsegv()")], tmp_path)
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert done.stderr.splitlines()[-1].endswith("was killed by SIGSEGV")
+
+
+def test_a_rank_that_ignores_sigterm_ends_all_the_same(tmp_path: Path) -> None:
+    code = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if rank == 1:
+    while not os.path.exists("ready"):
+        time.sleep(0.05)
+    sys.exit(3)
+open("ready", "w").close()
+{FOR_EVER}
+"""
+    assert run(["-np", "2", *python(code)], tmp_path).returncode == 3
+
+
+def test_the_others_get_sigterm_and_may_clean_up(tmp_path: Path) -> None:
+    code = f"""
+import signal
+def clean_up(number, frame):
+    print("cleaned up")
+    sys.exit(0)
+if rank == 1:
+    while not os.path.exists("ready"):
+        time.sleep(0.05)
+    sys.exit(4)
+signal.signal(signal.SIGTERM, clean_up)
+open("ready", "w").close()
+{FOR_EVER}
+"""
+    done = run(["-np", "2", *python(code)], tmp_path)
+    assert done.returncode == 4
+    assert done.stdout == "[0] cleaned up\n"
+
+
+def test_a_missing_command_is_named(tmp_path: Path) -> None:
+    done = run(["-np", "2", "no-such-command"], tmp_path)
+    assert done.returncode == 127
+    assert "could not be started: The command must start on every host (No such file or directory)" in done.stderr
+    assert "Received: command='no-such-command'" in done.stderr
+
+
+def test_a_command_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("text")
+    done = run(["-np", "1", "./script"], tmp_path)
+    assert done.returncode == 126
+    assert "Permission denied" in done.stderr
+
+
+FAMILY = """
+import subprocess
+subprocess.Popen(["sleep", "1000"])                             # in the rank's process group
+subprocess.Popen(["sleep", "1000"], start_new_session=True)     # and one that has left it
+print("ready")
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "words"), [
+    (signal.SIGINT, 130, "the launcher was interrupted (Ctrl-C)"),
+    (signal.SIGTERM, 143, "the launcher received SIGTERM"),
+    (signal.SIGHUP, 129, "the launcher received SIGHUP"),
+    (signal.SIGKILL, -9, ""),
+], ids=["Ctrl-C", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_launcher_that_is_ended_leaves_no_orphan(number: int, code: int, words: str, tmp_path: Path) -> None:
+    started = Started(["-np", "2", *python(FAMILY + FOR_EVER)], tmp_path)
+    started.wait_for("ready", 2)
+    assert started.living() >= 1 + 1 + 2 * 3
+    started.process.send_signal(number)
+    done = started.finish()
+    assert done.returncode == code
+    assert started.orphans == []
+    assert words in done.stderr
+
+
+def test_what_a_rank_leaves_behind_ends_with_the_job(tmp_path: Path) -> None:
+    assert run(["-np", "2", *python(FAMILY)], tmp_path).returncode == 0
+
+
+def test_ranks_are_not_interrupted_by_the_launchers_terminal(tmp_path: Path) -> None:
+    code = "print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())"
+    assert run(["-np", "1", *python(code)], tmp_path).stdout == "[0] True True\n"
+
+
+def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
+    started = Started(["-np", "2", *python("while True: print('more'); time.sleep(0.01)")], tmp_path)
+    started.wait_for("more")
+    assert started.process.stdout is not None
+    started.process.stdout.close()
+    assert started.process.wait(timeout=60) == 128 + signal.SIGPIPE
+    started.process.stdout = None
+    started.finish()
+    assert started.orphans == []
+
+
+INIT = "import hvkeras as hvd; hvd.init('tfdist'); print('ready')\n"
+
+
+def test_the_cause_that_ranks_agree_on_is_the_last_word(tmp_path: Path) -> None:
+    code = INIT + f"if rank == 1: raise ValueError('the sky is falling')\n{FOR_EVER}"
+    done = run(["-np", "2", *python(code)], tmp_path)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    sentence = next(line for line in lines if line.startswith("hvkeras run: rank 1 on "))
+    assert sentence.endswith("failed with ValueError: the sky is falling")
+    assert lines[lines.index(sentence) + 1] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: the sky is falling"
+    survivor = [line for line in lines if line.startswith("[0] ")][-1]
+    assert survivor.startswith("[0] hvkeras: rank 0 on ")
+    assert sentence.removeprefix("hvkeras run: ") in survivor
+
+
+def test_a_rank_that_never_calls_init_is_named_at_once(tmp_path: Path) -> None:
+    done = run(["-np", "2", "--start-timeout", "100", *python("if rank == 1: sys.exit(0)\n" + INIT)], tmp_path)
+    assert done.returncode == 1
+    assert "rank 1 on " in done.stderr.splitlines()[-1]
+    assert "exited with code 0 and never called hvd.init()" in done.stderr.splitlines()[-1]
+
+
+def test_an_interrupted_job_says_so_on_every_rank(tmp_path: Path) -> None:
+    started = Started(["-np", "2", *python(INIT + FOR_EVER)], tmp_path)
+    started.wait_for("ready", 2)
+    started.process.send_signal(signal.SIGINT)
+    done = started.finish()
+    assert done.returncode == 130
+    for rank in (0, 1):
+        assert f"[{rank}] hvkeras: rank {rank} on " in done.stderr
+    assert done.stderr.count("because the launcher was interrupted (Ctrl-C)") == 2
+    assert started.orphans == []
+
+
+def test_python_is_the_same_for_launcher_and_ranks(tmp_path: Path) -> None:
+    done = run(["-np", "1", "python", "-c", "import sys; print(sys.prefix)"], tmp_path)
+    assert done.stdout == f"[0] {sys.prefix}\n"
