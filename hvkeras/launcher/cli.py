@@ -97,6 +97,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     job = Job(
         command=flags.command,
         hosts=place(flags.np, flags.hosts, flags.hostfile),
+        folder=os.getcwd(),
         environment=environment,
         ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout),
         verbose=flags.verbose,

@@ -10,7 +10,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.network import is_local
 
 THIS_HOST = "localhost"
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(?::(?P<slots>\d+))?")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::(?P<slots>\d+))?")
 _LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
 
 

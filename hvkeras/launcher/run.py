@@ -38,6 +38,7 @@ class Job:
     Attributes:
         command: The ranks' command line.
         hosts: Where they run.
+        folder: Their working folder, on every host.
         environment: Their environment, the settings of hvkeras among it.
         ssh: How other hosts are reached.
         verbose: Whether each step is said.
@@ -46,6 +47,7 @@ class Job:
 
     command: Sequence[str]
     hosts: Sequence[HostRanks]
+    folder: str
     environment: Mapping[str, str]
     ssh: Ssh = field(default_factory=Ssh)
     verbose: bool = False
@@ -158,7 +160,7 @@ class Launcher:
         defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(self._settings.log_level)}
         environment = dict(self._job.environment) if host.local else exported(self._job.environment)
         return {
-            "folder": os.getcwd(),
+            "folder": self._job.folder,
             "environment": {**defaults, **environment, **shared},
             "ranks": [{"rank": rank, "command": list(self._job.command),
                        "environment": {hvkeras_run.PROCESS_ID: str(rank),
@@ -174,6 +176,7 @@ class Launcher:
             complaint = await agent.complaint()
             self._fail(Cause("lost", left[0], agent.host_name, agent.pids.get(left[0]),
                              f"was lost with its host ({complaint})"))
+            self._signalled.update(left)
             for rank in left:
                 if agent.host.local and rank in agent.pids:
                     with contextlib.suppress(ProcessLookupError, PermissionError):

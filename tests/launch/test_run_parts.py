@@ -1,0 +1,170 @@
+"""The parts of `hvkeras run` that need no process: the screen, the places, the last words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from hvkeras.control.cause import Cause
+from hvkeras.errors import UsageError
+from hvkeras.launcher.host_agents import Ssh, exported
+from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.verdict import exit_code, last_words
+
+
+def screen(live: bool = True) -> tuple[Printer, io.BytesIO]:
+    """A printer on a terminal that is one buffer."""
+    terminal = io.BytesIO()
+    return Printer(2, terminal, terminal, live), terminal
+
+
+def shown(terminal: io.BytesIO) -> list[str]:
+    """What a terminal shows after these bytes: carriage returns go back, and ESC [K clears to the end."""
+    lines = [""]
+    column = 0
+    text = terminal.getvalue().decode()
+    while text:
+        if text.startswith("\x1b[K"):
+            lines[-1], text = lines[-1][:column], text[3:]
+            continue
+        character, text = text[0], text[1:]
+        if character == "\n":
+            lines.append("")
+            column = 0
+        elif character == "\r":
+            column = 0
+        else:
+            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
+            column += 1
+    return lines
+
+
+def test_a_progress_bar_moves_in_place() -> None:
+    printer, terminal = screen()
+    for state in (b"Epoch 1\n", b"\r1/9 [>..]", b"\b" * 10 + b"\r5/9 [=>.]"):
+        printer.show(0, "stdout", state)
+    assert shown(terminal) == ["[0] Epoch 1", "[0] 5/9 [=>.]"]
+    printer.show(0, "stdout", b"\r9/9\n")
+    assert shown(terminal) == ["[0] Epoch 1", "[0] 9/9", ""]
+
+
+def test_another_ranks_line_goes_above_the_bar() -> None:
+    printer, terminal = screen()
+    printer.show(0, "stdout", b"\r50 %")
+    printer.show(1, "stderr", b"careful\nunfinished")
+    assert shown(terminal) == ["[1] careful", "[0] 50 %"]
+    printer.show(0, "stdout", b"\r60 %")
+    assert shown(terminal) == ["[1] careful", "[0] 60 %"]
+    printer.finish()
+    assert shown(terminal) == ["[1] careful", "[0] 60 %", "[1] unfinished", ""]
+
+
+def test_a_carriage_return_works_across_pieces() -> None:
+    printer, terminal = screen(live=False)
+    for piece in (b"first\r", b"second", b"\r", b"third\r\n"):
+        printer.show(0, "stdout", piece)
+    assert terminal.getvalue() == b"[0] third\n"
+
+
+def test_bars_of_other_ranks_are_shown_when_they_end() -> None:
+    printer, terminal = screen()
+    printer.show(1, "stdout", b"\r10 %\r20 %")
+    assert terminal.getvalue() == b""
+    printer.show(1, "stdout", b"\r30 %\n")
+    assert shown(terminal) == ["[1] 30 %", ""]
+
+
+def test_characters_that_are_cut_in_two_arrive_whole() -> None:
+    printer, terminal = screen(live=False)
+    for byte in "Größe\n".encode():
+        printer.show(0, "stdout", bytes([byte]))
+    assert terminal.getvalue().decode() == "[0] Größe\n"
+
+
+def test_a_screen_that_is_gone_leaves_the_files(tmp_path: Path) -> None:
+    class Gone(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise BrokenPipeError
+
+    printer = Printer(1, Gone(), Gone(), folder=tmp_path)
+    with pytest.raises(BrokenPipeError):
+        printer.show(0, "stdout", b"one\n")
+    printer.show(0, "stdout", b"two\n")
+    printer.finish()
+    assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"one\ntwo\n"
+
+
+def test_folders_of_many_ranks_sort_by_number(tmp_path: Path) -> None:
+    Printer(11, io.BytesIO(), io.BytesIO(), folder=tmp_path).finish()
+    assert sorted(path.name for path in tmp_path.iterdir())[:3] == ["rank.00", "rank.01", "rank.02"]
+
+
+@pytest.mark.parametrize(("count", "hosts", "placed"), [
+    (2, None, [("localhost", (0, 1), True)]),
+    (None, "a.invalid:2,b.invalid", [("a.invalid", (0, 1), False), ("b.invalid", (2,), False)]),
+    (2, "a.invalid:2,b.invalid:2", [("a.invalid", (0, 1), False)]),
+    (None, "a.invalid:1,localhost:1,a.invalid:1,127.0.0.1:1",
+     [("a.invalid", (0, 1), False), ("localhost", (2, 3), True)]),
+])
+def test_ranks_fill_the_hosts_slots_in_order(count: int | None, hosts: str | None,
+                                             placed: list[tuple[str, tuple[int, ...], bool]]) -> None:
+    assert place(count, hosts, None) == [HostRanks(*each) for each in placed]
+
+
+@pytest.mark.parametrize("hosts", ["a:0", "a:-1", ":2", "a;b", "a:1,,b:1", "a b", "-oProxyCommand", "-v:1"])
+def test_hosts_that_cannot_be_read_are_refused(hosts: str) -> None:
+    with pytest.raises(UsageError):
+        place(None, hosts, None)
+
+
+def test_a_host_cannot_be_an_option_of_ssh(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("-oProxyCommand slots=1\n")
+    with pytest.raises(UsageError, match="must be a host with its slots"):
+        place(None, None, str(tmp_path / "hosts"))
+
+
+def test_an_empty_hostfile_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# none\n\n")
+    with pytest.raises(UsageError, match="at least one host"):
+        place(None, None, str(tmp_path / "hosts"))
+
+
+def test_what_belongs_to_this_host_is_not_exported() -> None:
+    mine = {"MINE": "1", "PATH": "/bin"}
+    assert exported({**mine, "SSH_AUTH_SOCK": "/x", "HOME": "/root"}) == mine
+
+
+def test_ssh_asks_for_no_password() -> None:
+    assert "BatchMode=yes" in Ssh().command("node2")
+
+
+KILLED = Cause("lost", 1, "node1", 7, "ended without a word")
+
+
+@pytest.mark.parametrize(("cause", "codes", "code"), [
+    (None, {0: 0, 1: 0}, 0),
+    (None, {0: 0, 1: 3}, 3),
+    (KILLED, {0: 1, 1: -9}, 137),
+    (KILLED, {0: 1}, 1),
+    (Cause("exception", 1, "node1", 7, "failed"), {0: 5, 1: 1}, 1),
+    (Cause("exit", 1, "node1", 7, "exited", "", 7), {0: 5}, 7),
+    (Cause("mismatch", None, "", None, "they differ"), {0: 1, 1: 1}, 1),
+])
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(cause: Cause | None, codes: dict[int, int],
+                                                             code: int) -> None:
+    assert exit_code(cause, codes) == code
+
+
+def test_the_last_words_leave_out_tensorflows_chatter() -> None:
+    tail = "I0000 00:00:1795.1 7 port.cc:153] oneDNN\nout of memory\n"
+    assert last_words(KILLED, {1: -9}, tail).splitlines() == [
+        "hvkeras run: the standard error of rank 1 ends with", "out of memory",
+        "hvkeras run: rank 1 on node1 (pid 7) was killed by SIGKILL"]
+
+
+def test_a_traceback_is_the_very_last() -> None:
+    cause = Cause("exception", 1, "node1", 7, "failed with ValueError: x", "Traceback ...\nValueError: x\n")
+    assert last_words(cause, {1: 1}, "other").splitlines()[-2:] == ["Traceback ...", "ValueError: x"]
