@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launch.hvkeras_run import Started, python, run
@@ -124,6 +126,38 @@ def test_a_launcher_that_is_ended_leaves_no_orphan(number: int, code: int, words
     assert done.returncode == code
     assert started.orphans == []
     assert words in done.stderr
+
+
+def test_a_second_ctrl_c_ends_ranks_that_ignore_sigterm(tmp_path: Path) -> None:
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); {FOR_EVER}"
+    started = Started(["-np", "2", *python(code)], tmp_path)
+    started.wait_for("ready", 2)
+    started.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    started.process.send_signal(signal.SIGINT)
+    assert started.finish().returncode == 130
+    assert started.orphans == []
+
+
+def test_ctrl_z_stops_the_ranks_and_fg_continues_them(tmp_path: Path) -> None:
+    code = """
+print("pid", os.getpid())
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+    started = Started(["-np", "1", "--output-filename", "logs", *python(code)], tmp_path)
+    started.wait_for("pid")
+    rank = psutil.Process(int((tmp_path / "logs" / "rank.0" / "stdout").read_text().split()[1]))
+    started.process.send_signal(signal.SIGTSTP)
+    deadline = time.monotonic() + 30
+    while rank.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert rank.status() == psutil.STATUS_STOPPED
+    (tmp_path / "go").touch()
+    while psutil.Process(started.process.pid).status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        time.sleep(0.02)
+    started.process.send_signal(signal.SIGCONT)
+    assert started.finish().returncode == 0
 
 
 def test_what_a_rank_leaves_behind_ends_with_the_job(tmp_path: Path) -> None:
