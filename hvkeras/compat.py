@@ -108,7 +108,9 @@ def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
 def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
     """Makes a subclass of `mixin` and `base` that is saved under the name of `base`."""
     namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    made: type = type(base)(base.__name__, (mixin, base), {**namespace, **attributes})
+    exported = {name: base.__dict__[name] for name in ("_keras_api_names", "_keras_api_names_v1")
+                if name in base.__dict__}  # tf_keras looks its public names up there
+    made: type = type(base)(base.__name__, (mixin, base), {**namespace, **exported, **attributes})
     for module, tables in _NAMES_BY_CLASS:
         if module in sys.modules:
             for table in tables:
@@ -200,6 +202,26 @@ def _hook(cls: type, method: str, replacement: Callable[..., Any]) -> None:
 def model_weights(model: Any) -> list[Any]:
     """The model's trainable and non-trainable weights: no metrics, no states of random seeds."""
     return list(model.weights)
+
+
+def repair_optimizer(model: Any, filepath: Any) -> None:
+    """Gives a model from a Keras 3 HDF5 file the optimizer state of the file.
+
+    Keras builds that optimizer on an empty list of variables, so that `fit` fails for want of known
+    ones, with or without hvkeras.
+    """
+    broken = getattr(model, "optimizer", None)
+    if family_of(broken) != KERAS or not broken.built or broken._trainable_variables or not model.trainable_variables:
+        return
+    import h5py
+    from keras.src.legacy.saving import legacy_h5_format
+
+    with h5py.File(filepath, "r") as file:
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+    model.optimizer = type(broken).from_config(broken.get_config())
+    model.optimizer.build(model.trainable_variables)
+    for variable, value in zip(model.optimizer.variables, values, strict=True):
+        variable.assign(value)
 
 
 def steps_by_itself(model: Any) -> bool:

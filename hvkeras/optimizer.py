@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -162,6 +163,20 @@ class _DistributedTfKeras(Distributed):
         variables = [variable for _, variable in pairs]
         return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),
                                   self, [gradient for gradient, _ in pairs], variables)
+
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copies the optimizer, which serves the same variables; plain ones of tf_keras stumble over their strategy."""
+        strategy = self.__dict__.get("_distribution_strategy")
+        memo[id(strategy)] = strategy
+        own_way = getattr(super(), "__deepcopy__", None)
+        if own_way is not None:
+            return own_way(memo)
+        function, arguments, state, *_ = self.__reduce_ex__(4)
+        twin = function(*arguments)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(state, memo))
+        return twin
 
 
 def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: bool = False) -> Any:

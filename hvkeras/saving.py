@@ -39,6 +39,7 @@ def load_model(
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     model = compat.default_keras().models.load_model(filepath, custom_objects=known)
+    compat.repair_optimizer(model, filepath)
     optimizer = getattr(model, "optimizer", None)
     if compat.family_of(optimizer) is not None:
         DistributedOptimizer(optimizer, compression=compression)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "collectives.py"
-RUNS = {"tfdist-3": ("tf_config", "tfdist", 3), "horovod-3": ("mpirun", "horovod", 3)}
+RUNS = {"tfdist-3": ("tf_config", "tfdist", 3), "horovod-2": ("mpirun", "horovod", 2)}
 
 
 @pytest.fixture(params=RUNS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "keras_side.py"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "same_training.py"

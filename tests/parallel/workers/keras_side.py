@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness.checks import check, run_checks
 
 import hvkeras as hvd
+from harness.checks import check, run_checks
 
 keras: Any = tf.keras
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")

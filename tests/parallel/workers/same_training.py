@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from harness.checks import check, run_checks
 
 import hvkeras as hvd
+from harness.checks import check, run_checks
 
 STEPS, BATCH = 5, 16
 keras: Any = tf.keras
