@@ -210,18 +210,18 @@ def repair_optimizer(model: Any, filepath: Any) -> None:
     Keras builds that optimizer on an empty list of variables, so that `fit` fails for want of known
     ones, with or without hvkeras.
     """
-    broken = getattr(model, "optimizer", None)
+    broken: Any = getattr(model, "optimizer", None)
     if family_of(broken) != KERAS or not broken.built or broken._trainable_variables or not model.trainable_variables:
         return
-    import h5py
+    import h5py  # type: ignore[import-untyped]
     from keras.src.legacy.saving import legacy_h5_format
 
-    with h5py.File(filepath, "r") as file:
-        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
     model.optimizer = type(broken).from_config(broken.get_config())
     model.optimizer.build(model.trainable_variables)
-    for variable, value in zip(model.optimizer.variables, values, strict=True):
-        variable.assign(value)
+    with h5py.File(filepath, "r") as file:
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+        for variable, value in zip(model.optimizer.variables, values, strict=True):
+            variable.assign(value[()])
 
 
 def steps_by_itself(model: Any) -> bool:

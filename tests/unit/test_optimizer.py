@@ -144,7 +144,8 @@ def test_saved_models_open_plain_and_load_model_wraps_them(
     assert distributed_part(again.optimizer)._hvkeras_exchange.compression is hvd.Compression.fp16
     saved = [np.sum(weight) for weight in variables_of(plain.optimizer)]
     if family is not keras or ending != ".h5":  # see compat.repair_optimizer
-        assert [np.sum(weight) for weight in variables_of(again.optimizer)] == saved  # not all formats of Keras 2 keep it
+        # Not every format of Keras 2 keeps the state.
+        assert [np.sum(weight) for weight in variables_of(again.optimizer)] == saved
     else:
         assert [np.sum(weight) for weight in variables_of(again.optimizer)] == [
             np.sum(weight) for weight in variables_of(model.optimizer)]
@@ -172,7 +173,7 @@ def test_saved_models_open_without_hvkeras(tmp_path: Path) -> None:
 
 def test_custom_optimizers_keep_their_registered_name() -> None:
     @keras.saving.register_keras_serializable(package="tests")
-    class Own(keras.optimizers.SGD):
+    class Own(keras.optimizers.SGD):  # type: ignore[misc]
         pass
 
     wrapped = hvd.DistributedOptimizer(Own(0.1))
@@ -247,7 +248,7 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
 
 
 def test_adasum_is_not_there_yet() -> None:
-    with pytest.raises(hvd.UnsupportedError, match="use hvd.Average"):
+    with pytest.raises(hvd.UnsupportedError, match=r"use hvd\.Average"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Adasum)
 
 

@@ -22,7 +22,7 @@ def value(rank: int) -> Any:
 
 def truth(operation: str, size: int) -> Any:
     everything = np.stack([value(rank) for rank in range(size)]).astype("float64")
-    reduce = {"Average": np.mean, "Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}[operation]
+    reduce: Any = {"Average": np.mean, "Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}[operation]
     return reduce(everything, axis=0)
 
 
@@ -35,7 +35,7 @@ def reductions() -> list[str]:
     """Every operation on every dtype, eager and in a graph; returns what differs from NumPy."""
     wrong = []
     for graph, dtypes in ((False, EAGER), (True, DTYPES)):
-        def everything() -> dict[str, Any]:
+        def everything(dtypes: tuple[str, ...] = dtypes) -> dict[str, Any]:
             mine = {dtype: tf.constant(value(hvd.rank()), dtype) for dtype in dtypes if dtype != "bool"}
             return {f"{operation} {dtype}": hvd.allreduce(tensor, op=number) for operation, number in OPERATIONS.items()
                     for dtype, tensor in mine.items()}
@@ -96,7 +96,7 @@ def gathers() -> list[str]:
     parts = [np.full((rank, 2), rank) for rank in range(hvd.size())]
     expected = np.concatenate(parts)
     for graph, dtypes in ((False, EAGER), (True, DTYPES)):
-        def everything() -> dict[str, Any]:
+        def everything(dtypes: tuple[str, ...] = dtypes) -> dict[str, Any]:
             return {dtype: hvd.allgather(tf.cast(parts[hvd.rank()], dtype)) for dtype in dtypes}
 
         for dtype, result in run(everything, graph).items():
@@ -115,7 +115,7 @@ def broadcasts() -> list[str]:
     wrong = []
     root = hvd.size() - 1
     for graph, dtypes in ((False, EAGER), (True, DTYPES)):
-        def everything() -> dict[str, Any]:
+        def everything(dtypes: tuple[str, ...] = dtypes) -> dict[str, Any]:
             return {dtype: hvd.broadcast(tf.cast(value(hvd.rank()), dtype), root) for dtype in dtypes}
 
         for dtype, result in run(everything, graph).items():
@@ -184,7 +184,7 @@ def names_in_any_order() -> list[Any]:
     names = ["one", "two", "three"]
     order = names if hvd.rank() == 0 else names[::-1]
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step() -> dict[str, Any]:
         return {name: hvd.allreduce(tf.constant(float(names.index(name))), op=hvd.Sum, name=name) for name in order}
 

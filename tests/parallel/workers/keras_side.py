@@ -21,7 +21,8 @@ def variable(value: Any) -> Any:
 
 def updated(gradients: list[Any], graph: bool = False, local: int | None = None, **options: Any) -> list[Any]:
     """What SGD with learning rate 1 subtracts from zeros for these gradients."""
-    variables = [variable(np.zeros(gradient.shape if gradient is not None else (2,), "float32")) for gradient in gradients]
+    shapes = [(2,) if gradient is None else gradient.shape for gradient in gradients]
+    variables = [variable(np.zeros(shape, "float32")) for shape in shapes]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
     if local is not None:
         optimizer.register_local_var(variables[local])
@@ -98,7 +99,7 @@ def sparse_gradients() -> dict[str, Any]:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([table])
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step() -> None:
         with tf.GradientTape() as tape:
             rows = tf.gather(table.value if KERAS_3 else table, [hvd.rank(), 3])
@@ -233,7 +234,7 @@ class OwnStep(keras.Model):  # type: ignore[misc]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
         weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return {"loss": loss}
 
 
@@ -261,12 +262,12 @@ def partial_batch_on_one_rank() -> Any:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     x, y = shard(8)
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
         weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
     for start, end in ((0, 4), (4, 7 if hvd.rank() == 1 else 8), (0, 4)):
         step(x[start:end], y[start:end])
@@ -281,7 +282,7 @@ def two_optimizers_in_one_step() -> list[Any]:
     for optimizer, target in zip(optimizers, (one, other), strict=True):
         optimizer.build([target])
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step() -> None:
         optimizers[0].apply_gradients([(mine(2), one)])
         optimizers[1].apply_gradients([(mine(2) * 10.0, other)])
@@ -309,7 +310,7 @@ def tapes() -> dict[str, Any]:
     with hvd.DistributedGradientTape(tf.GradientTape()) as entered:
         loss = tf.reduce_sum(one) * float(hvd.rank() + 1)
 
-    @tf.function(input_signature=[tf.TensorSpec([None])])
+    @tf.function(input_signature=[tf.TensorSpec([None])])  # type: ignore[untyped-decorator]
     def unknown_length(values: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(values)
@@ -330,8 +331,7 @@ def tapes() -> dict[str, Any]:
 def start_apart() -> Any:
     """A model with BatchNormalization and another start on every rank."""
     keras.utils.set_random_seed(hvd.rank())
-    layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    return layers
+    return [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
 
 
 @check
@@ -382,7 +382,7 @@ def jit_compile_error() -> list[str]:
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
     try:
         model.fit(*shard(4), verbose=0)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the class is what the test looks at
         return [type(error).__name__, str(error)]
     return ["", "no error"]
 

@@ -5,6 +5,7 @@ Arguments: the names of the cases, and `--eager` to run every step eagerly.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -34,16 +35,17 @@ PLAIN = ("Adadelta", "Adafactor", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lion", 
 LEGACY = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop", "SGD")
 for _name in PLAIN:
     if hasattr(keras.optimizers, _name):
-        CASES[_name] = lambda cls=getattr(keras.optimizers, _name): cls(learning_rate=0.02)
+        CASES[_name] = functools.partial(getattr(keras.optimizers, _name), learning_rate=0.02)
 if not KERAS_3:
     for _name in LEGACY:
-        CASES[f"legacy_{_name}"] = lambda cls=getattr(keras.optimizers.legacy, _name): cls(learning_rate=0.02)
+        CASES[f"legacy_{_name}"] = functools.partial(getattr(keras.optimizers.legacy, _name), learning_rate=0.02)
 
 
 def data() -> tuple[Any, Any]:
     """The whole batches, the same on every rank."""
     random = np.random.default_rng(1)
-    return random.normal(size=(STEPS * BATCH, 6)).astype("float32"), random.normal(size=(STEPS * BATCH, 3)).astype("float32")
+    rows = STEPS * BATCH
+    return random.normal(size=(rows, 6)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
 
 
 def model() -> Any:

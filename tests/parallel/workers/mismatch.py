@@ -1,0 +1,36 @@
+"""Ranks that do different things; the argument says which."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+
+keras: Any = tf.keras
+
+
+def different_models() -> None:
+    layers = [keras.layers.Dense(3), keras.layers.Dense(4 + hvd.rank()), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(np.zeros((4, 2)), np.zeros((4, 1)), verbose=0)
+
+
+def a_gradient_that_is_none_on_one_rank() -> None:
+    one, other = keras.Variable(np.zeros(2)), keras.Variable(np.zeros(2))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([one, other])
+    optimizer.apply([tf.zeros(2), tf.zeros(2) if hvd.rank() else None], [one, other])
+
+
+def different_names() -> None:
+    hvd.allreduce(tf.zeros(2), name=f"of {hvd.rank()}")
+
+
+hvd.init()
+{"models": different_models, "none": a_gradient_that_is_none_on_one_rank, "names": different_names}[sys.argv[1]]()
+hvd.shutdown()
