@@ -180,6 +180,7 @@ def _join(launch: Launch, settings: Settings, requested: str) -> Job:
         _Process.sessions += 1
         facts = _exchange(client, launch, settings, _own_facts(requested, launch))
         forget_note(launch, settings)
+        meeting.release_port()
         topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
                                        [fact["identity"] for fact in facts])
         _check_local_ranks(launch, topology)

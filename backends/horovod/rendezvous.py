@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hvkeras.backends.interface import Start
+from hvkeras.errors import MachineError, explain
 from hvkeras.network import LOOPBACK, interface_of
+from hvkeras.topology import topology_from_hosts
 
 # Horovod may not print walls of names for a late rank: our control channel says who is late in one line.
 _ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
@@ -45,6 +49,8 @@ class GlooRendezvous:
         topology = start.topology
         one_host = len(set(topology.hosts)) == 1
         address = LOOPBACK if one_host else start.control.local_address
+        if not one_host:
+            _check_own_name()
         if previous is not None:
             previous.close()
         self._server: Any = self._serve(start, address) if topology.rank == 0 else None
@@ -74,8 +80,6 @@ class GlooRendezvous:
         server.daemon_threads = True
         hosts = start.topology.hosts
         slots = []
-        from hvkeras.topology import topology_from_hosts
-
         for rank, host in enumerate(hosts):
             place = topology_from_hosts(rank, hosts)
             slots.append(SlotInfo(host, rank, place.local_rank, place.cross_rank, place.size, place.local_size,
@@ -96,3 +100,18 @@ class GlooRendezvous:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+
+def _check_own_name() -> None:
+    """Gloo announces this host by whatever its own name resolves to, and crashes when that is nothing.
+
+    Raises:
+        MachineError: It is nothing, or the loopback, which no other host reaches.
+    """
+    name, found = socket.gethostname(), ""
+    with contextlib.suppress(OSError):
+        found = socket.gethostbyname(name)
+    if not found or ipaddress.ip_address(found).is_loopback:
+        raise MachineError(explain("Horovod's Gloo needs each host's own name to resolve to an address that the other"
+                                   " hosts reach", f"write that address and {name} into /etc/hosts on this host, or use"
+                                   " mpirun or the tfdist backend", host=name, resolves_to=found or None))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_two_workers_with_one_index_are_told_apart(tmp_path):
             each.bind(("127.0.0.1", 0))
             ports.append(each.getsockname()[1])
     cluster = tf_config(*(f"localhost:{port}" for port in ports))
-    outcome = failing(tmp_path, env=cluster)
+    outcome = failing(tmp_path, env=cluster | {"HVKERAS_START_TIMEOUT": "8"})
     told = outcome.stderr(0) + outcome.stderr(1)
     assert re.search(r"two processes claim rank 0|The port that TF_CONFIG gives to worker 0", told)
     assert all(outcome.exit_codes)
@@ -113,11 +114,20 @@ def test_an_unknown_setting_is_an_error(tmp_path):
 
 
 def test_a_launcher_of_another_mpi_is_an_error_not_n_single_jobs(tmp_path):
-    """Hydra's variables without Hydra: what MPICH's mpirun gives to a Python whose mpi4py loads Open MPI."""
+    """What MPICH's mpirun gives to a Python whose mpi4py loads Open MPI; and an Open MPI that counts another size."""
     outcome = failing(tmp_path, "none", np=1, env={"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0",
                                                    "MPI_LOCALNRANKS": "2"})
-    assert re.search(r"MachineError: \S.* announced 2 ranks, but the MPI library that Python loads counts 1",
-                     outcome.stderr(0))
+    assert re.search(r"MachineError: \S.* and the MPI library that Python loads must belong together\. Received:"
+                     r" library='Open MPI", outcome.stderr(0))
+
+
+def test_a_launcher_that_announces_more_ranks_than_mpi_counts_is_an_error(tmp_path):
+    announced = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                 "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OPAL_PREFIX": sys.prefix, "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    outcome = failing(tmp_path, "none", np=1, env=announced)
+    assert re.search(r"MachineError: mpirun \(Open MPI\) announced 2 ranks, but the MPI library that Python loads"
+                     r" counts 1", outcome.stderr(0))
 
 
 def test_variables_that_cannot_be_read_are_an_error(tmp_path):

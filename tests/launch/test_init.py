@@ -78,7 +78,7 @@ def test_two_jobs_on_one_host_never_meet(tmp_path):
 @pytest.mark.parametrize("backend", ENGINES)
 def test_proxies_do_not_come_between_ranks(launch, backend):
     dead = "http://127.0.0.1:9"
-    proxies = {name: dead for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"), dead)
     launcher = "horovodrun_gloo" if backend == "tfdist" else "tf_config"
     outcome = launch(launcher, WORKER, np=2, backend=backend, env=proxies)
     assert facts(outcome, 0)["sum"] == 3.0

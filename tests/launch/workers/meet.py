@@ -20,9 +20,9 @@ if "argument" in sys.argv:
 else:
     hvd.init()
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
-from hvkeras.context import current  # noqa: E402
+from hvkeras.context import current
 
 
 def facts() -> dict[str, object]:

@@ -1,0 +1,95 @@
+"""Two hosts with names of their own: TF_CONFIG, mpirun and failures across a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import hosts as machines
+from harness.launchers import BIN, clean_environment
+
+pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
+
+WORKERS = Path(__file__).parent / "workers"
+SECRET = {"HVKERAS_SECRET": "not a secret outside of this test"}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with machines.two_hosts() as hosts:
+        yield hosts
+
+
+def run_tf_config(pair, tmp_path, backend, script, *arguments, expect=0, extra=None):
+    """Starts one worker on each host and returns their outputs."""
+    cluster = {"worker": [f"{host.address}:2222" for host in pair]}
+    workers = []
+    for index, host in enumerate(pair):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        environment = clean_environment(tmp_path) | {"TF_CONFIG": json.dumps(task), "HVKERAS_BACKEND": backend,
+                                                     **SECRET, **(extra or {})}
+        command = host.command(sys.executable, str(WORKERS / script), *arguments)
+        workers.append(subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, start_new_session=True))
+    try:
+        outputs = [worker.communicate(timeout=90)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.communicate()
+    assert [bool(worker.returncode) for worker in workers] == [bool(expect)] * 2, outputs
+    return outputs
+
+
+def facts(text):
+    return [json.loads(found) for found in re.findall(r"FACTS (\{.*?\})", text)]
+
+
+@pytest.mark.parametrize("backend", ["tfdist", "horovod"])
+def test_tf_config_spans_two_hosts(pair, tmp_path, backend):
+    outputs = run_tf_config(pair, tmp_path, backend, "meet.py")
+    for rank in (0, 1):
+        (found,) = facts(outputs[rank])
+        assert (found["rank"], found["sum"], found["local"], found["cross"]) == (rank, 3.0, [0, 1], [rank, 2])
+    assert f"backend {backend} (" in outputs[0] and "2 ranks on 2 hosts" in outputs[0]
+
+
+def test_a_failure_names_the_other_host(pair, tmp_path):
+    outputs = run_tf_config(pair, tmp_path, "tfdist", "misbehave.py", "raise", expect=1)
+    assert re.search(rf"rank 0 on {pair[0].name} ends because rank 1 on {pair[1].name} \(pid \d+\) failed with"
+                     " ValueError: the sky is falling", outputs[0].splitlines()[-1])
+
+
+@pytest.mark.parametrize("backend", ["tfdist", "horovod"])
+def test_mpirun_spans_two_hosts(pair, tmp_path, backend):
+    shell = machines.remote_shell(pair, tmp_path)
+    network = f"{machines.NETWORK}.0/24"
+    environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": backend}
+    command = pair[0].command(
+        str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+        "-H", ",".join(f"{host.address}:2" for host in pair), "--mca", "plm_rsh_agent", str(shell),
+        "--mca", "btl", "self,tcp", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", network,
+        "--mca", "oob_tcp_if_include", network, "-x", "PATH", "-x", "HVKERAS_BACKEND", "-x", "PYTHONPATH",
+        sys.executable, str(WORKERS / "meet.py"))
+    job = subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        output = job.communicate(timeout=120)[0]
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.communicate()
+    assert job.returncode == 0, output
+    found = sorted(facts(output), key=lambda fact: fact["rank"])
+    assert [fact["sum"] for fact in found] == [10.0] * 4
+    assert [fact["local"] for fact in found] == [[0, 2], [1, 2]] * 2
+    assert [fact["cross"] for fact in found] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    assert "4 ranks on 2 hosts" in output
