@@ -112,7 +112,9 @@ class Backend(abc.ABC):
         """Forgets a subset; called by all ranks."""
 
     @abc.abstractmethod
-    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+    def allreduce(
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+    ) -> list[Tensor]:
         """Reduces tensors of one dtype elementwise over `ranks`, as one bucket.
 
         Args:

@@ -39,17 +39,9 @@ _HOMES = {
     "hvkeras.collectives": ("allreduce", "grouped_allreduce", "allgather", "broadcast", "barrier"),
     "hvkeras.functions": ("broadcast_variables", "broadcast_object", "allgather_object"),
     "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
-    "hvkeras.compression": ("Compression", "Compressor"),
-    "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
-    "hvkeras.saving": ("load_model",),
-    "hvkeras.collectives": ("allreduce", "grouped_allreduce", "allgather", "broadcast", "barrier"),
-    "hvkeras.functions": ("broadcast_variables", "broadcast_object", "allgather_object"),
-    "hvkeras.optimizer": ("DistributedOptimizer",),
-    "hvkeras.tape": ("DistributedGradientTape",),
-    "hvkeras.saving": ("load_model",),
     "hvkeras.compression": ("Compression",),
-    "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
     "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    "hvkeras.saving": ("load_model",),
     "hvkeras.output": ("verbose", "rank0_callbacks"),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "UnsupportedError", "MachineError",
                        "PeerError"),
@@ -57,7 +49,7 @@ _HOMES = {
 _ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("callbacks", "keras", "tensorflow")
 
-__all__ = ["__version__", *_ORIGIN, *_MODULES]
+__all__ = ["__version__", *_ORIGIN, *_MODULES]  # noqa: PLE0604 - the table above holds strings
 
 
 def _quiet_before_tensorflow() -> None:

@@ -80,7 +80,7 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-def init(backend: Any = None, process_sets: Sequence[Any] | str | None = None, comm: Any = None) -> None:
+def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> None:
     """Joins the job that launched this process, and starts its collective engine.
 
     All ranks meet on a small control channel first, so that a missing or misconfigured rank is
@@ -104,7 +104,7 @@ def init(backend: Any = None, process_sets: Sequence[Any] | str | None = None, c
         MachineError: A package, port or launcher is not what the job needs.
         PeerError: A rank is missing or failed.
     """
-    global _job
+    global _job  # noqa: PLW0603 - a process takes part in one job
     if backend is not None and not isinstance(backend, str):
         backend, comm = None, backend
     if comm is not None:
@@ -122,7 +122,7 @@ def init(backend: Any = None, process_sets: Sequence[Any] | str | None = None, c
         backend_class(requested)
     launch = detect_launch()
     _job = _join(launch, settings, requested) if launch.size > 1 else _alone(launch, settings, requested)
-    if process_sets and process_sets != "dynamic":
+    if process_sets and not isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
         from hvkeras.process_sets import add_process_set
 
         for process_set in process_sets:
@@ -156,10 +156,8 @@ def _entries() -> EntryCounts:
 
 def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     """Builds a job of one process: the local backend, unless another was asked for."""
-    if requested not in ("auto", "local", "tfdist", "horovod"):
-        name = requested  # a plug-in may have its own idea of one process
-    else:
-        name = "local"
+    # A plug-in may have its own idea of one process.
+    name = requested if requested not in ("auto", "local", "tfdist", "horovod") else "local"
     topology = topology_from_hosts(0, [socket.gethostname()])
     engine = backend_class(name)()
     engine.start(Start(topology, None, launch, settings))
@@ -338,5 +336,5 @@ def _check_size(launch: Launch, engine: Backend, counted: int) -> None:
     if counted != launch.size:
         raise MachineError(explain(
             f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",
-            "the engine was built for another launcher or MPI; see hvkeras run --check-build", launcher_size=launch.size,
-            engine_size=counted))
+            "the engine was built for another launcher or MPI; see hvkeras run --check-build",
+            launcher_size=launch.size, engine_size=counted))

@@ -31,7 +31,7 @@ class PeerError(HvkerasError):
 
 
 def explain(must_hold: str, hint: str = "", **received: object) -> str:
-    """Words a message in the house form: `<what must hold>. Received: name=value. HINT: <fix>.`
+    """Words a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
 
     Args:
         must_hold: What has to be true, without the closing full stop.

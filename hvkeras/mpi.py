@@ -41,9 +41,8 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
                                    "pip install 'hvkeras[mpi]', or set HVKERAS_RENDEZVOUS_DIR to a shared folder"))
     # TensorFlow and Open MPI both export hwloc. Loaded after TensorFlow, Open MPI uses that one from beginning to
     # end; loaded before, it would build its topology with its own and take it down with TensorFlow's, and crash.
-    import tensorflow  # noqa: F401
-
     import mpi4py
+    import tensorflow  # noqa: F401
 
     mpi4py.rc.initialize = False
     from mpi4py import MPI

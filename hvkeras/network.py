@@ -68,8 +68,9 @@ def interface_address(names: Sequence[str]) -> str:
 def own_networks() -> list[str]:
     """Lists this machine's IPv4 addresses with their networks, as `address/bits`, without the loopback."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [ipaddress.ip_interface(f"{entry.address}/{entry.netmask}") for name, entries in psutil.net_if_addrs().items()
-             if name in up for entry in entries if entry.family == socket.AF_INET and entry.netmask]
+    entries = [entry for name in sorted(up) for entry in psutil.net_if_addrs().get(name, ())]
+    found = [ipaddress.ip_interface(f"{entry.address}/{entry.netmask}") for entry in entries
+             if entry.family == socket.AF_INET and entry.netmask]
     return [str(entry) for entry in found if not entry.ip.is_loopback]
 
 

@@ -118,8 +118,8 @@ def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) ->
         HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
     """
     waiting = Waiting(settings.start_timeout)
-    ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store, "tf_config": _by_tf_config,
-            "folder": _by_folder}
+    ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
+            "tf_config": _by_tf_config, "folder": _by_folder}
     serves_at_port = launch.rank == 0 and _meets_at_port(launch, settings)
     with contextlib.ExitStack() as on_error:
         claim = _claim_port(launch) if launch.cluster and not serves_at_port else None
@@ -176,7 +176,7 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
     return server
 
 
-def _by_environment(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Found:
     return None, split_address(launch.rendezvous.address), settings.secret.encode(), None
 
 

@@ -23,7 +23,7 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 def _seconds(text: str) -> float:
     value = float(text.strip().removesuffix("s"))
-    if value < 0 or value != value:
+    if not value >= 0:  # not a number is not either
         raise ValueError("a duration is not negative")
     return value
 

@@ -92,7 +92,9 @@ class HorovodBackend(Backend):
     def remove_process_set(self, ranks: Sequence[int]) -> None:
         self._horovod.remove_process_set(self._process_sets.pop(tuple(ranks)))
 
-    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+    def allreduce(
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+    ) -> list[Tensor]:
         import tensorflow as tf
         from horovod.tensorflow import mpi_ops
 

@@ -28,7 +28,7 @@ def availability() -> Availability:
     if installed is None:
         return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
     if built_for != installed:
-        return Availability(False, f"Horovod was built for TensorFlow {built_for}, and {installed} is installed; {BUILD}")
+        return Availability(False, f"Horovod was built for TensorFlow {built_for}, not this {installed}; {BUILD}")
     parts = [name for name, there in (("MPI", has_mpi()), ("Gloo", has_gloo())) if there]
     return Availability(True, f"Horovod {metadata.version('horovod')} is installed, with {' and '.join(parts)}")
 

@@ -49,7 +49,9 @@ class LocalBackend(Backend):
     def remove_process_set(self, ranks: Sequence[int]) -> None:
         pass
 
-    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+    def allreduce(
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+    ) -> list[Tensor]:
         return list(tensors)
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:

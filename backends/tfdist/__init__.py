@@ -77,7 +77,9 @@ class TfdistBackend(Backend):
     def remove_process_set(self, ranks: Sequence[int]) -> None:
         """Needs nothing."""
 
-    def allreduce(self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Tensor]:
+    def allreduce(
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+    ) -> list[Tensor]:
         import tensorflow as tf
 
         dtype = tensors[0].dtype.name

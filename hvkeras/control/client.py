@@ -114,8 +114,8 @@ class ControlClient:
                 if waited >= timeout:
                     who = (describe or _ranks)(missing) if missing else "the server's answer"
                     raise PeerError(explain(
-                        f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not come",
-                        "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
+                        f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not"
+                        " come", "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
                 if on_missing is not None and waited - told >= 1.0 and missing:
                     told = waited
                     on_missing(missing, waited)

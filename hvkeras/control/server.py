@@ -109,7 +109,7 @@ class ControlServer:
         """Stops serving and frees the socket and the thread."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(lambda: self._stopping and self._stopping.set())
+                self._loop.call_soon_threadsafe(self._request_stop)
             self._thread.join(timeout=5.0)
         elif not self._loop.is_closed():
             self._loop.close()  # it was never started
@@ -131,6 +131,10 @@ class ControlServer:
         return self.connected | frozenset(self._lost)
 
     # What follows runs in the server's thread.
+
+    def _request_stop(self) -> None:
+        if self._stopping is not None:
+            self._stopping.set()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -289,27 +293,27 @@ class ControlServer:
             if now - last_beat >= 1.0:
                 last_beat = now
                 self._broadcast({"type": "beat"})
-                self._tell_missing(now)
+                self._tell_missing()
 
     def _look(self, now: float) -> None:
         if self.cause is not None:
             return
         for member in list(self._members.values()):
             if now - member.seen > self._deadlines.liveness and not member.left:
-                self._end(Cause("silent", member.rank, member.host, member.pid,
-                                f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"))
+                error = f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"
+                self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
         for finding in self._waits.check(now):
             if finding.kind == "warning":
                 if self._on_warning is not None:
                     self._on_warning(finding.text)
                 continue
-            found = self._members.get(finding.rank) or self._lost.get(finding.rank) if finding.rank is not None else None
+            found = None if finding.rank is None else self._members.get(finding.rank) or self._lost.get(finding.rank)
             self._end(Cause(finding.kind, finding.rank, found.host if found else "", found.pid if found else None,
                             finding.text))
             return
 
-    def _tell_missing(self, now: float) -> None:
+    def _tell_missing(self) -> None:
         for key in self._gathers:
             missing = [rank for rank in range(self.size)
                        if rank not in self._members or key not in self._members[rank].values]

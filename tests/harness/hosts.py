@@ -50,7 +50,8 @@ def missing() -> str:
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Makes two hosts that reach each other and nothing else; they are gone afterwards."""
     mark = uuid.uuid4().hex[:6]
-    hosts = (Host(f"left-{mark}", f"{NETWORK}.1", f"hvk-{mark}-a"), Host(f"right-{mark}", f"{NETWORK}.2", f"hvk-{mark}-b"))
+    hosts = (Host(f"left-{mark}", f"{NETWORK}.1", f"hvk-{mark}-a"),
+             Host(f"right-{mark}", f"{NETWORK}.2", f"hvk-{mark}-b"))
     ends = (f"hvk{mark}a", f"hvk{mark}b")
     try:
         for host in hosts:

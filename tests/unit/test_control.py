@@ -9,6 +9,7 @@ import socket
 import threading
 
 import pytest
+
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient, Introduction
