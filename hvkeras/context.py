@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 

@@ -17,7 +17,8 @@ class Topology:
         local_size: How many processes run on this host.
         cross_rank: This host's number among the hosts that have a process of this local rank.
         cross_size: How many hosts have a process of this local rank.
-        hosts: The host name of each rank, in rank order.
+        hosts: The host name of each rank, in rank order; two machines may have the same.
+        local_sizes: How many processes run on each rank's host, in rank order.
     """
 
     rank: int
@@ -27,6 +28,7 @@ class Topology:
     cross_rank: int
     cross_size: int
     hosts: tuple[str, ...]
+    local_sizes: tuple[int, ...]
 
     @property
     def host(self) -> str:
@@ -36,7 +38,12 @@ class Topology:
     @property
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of ranks."""
-        return len({self.hosts.count(host) for host in self.hosts}) == 1
+        return len(set(self.local_sizes)) == 1
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks run on this host."""
+        return self.local_size == self.size
 
 
 def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[str] | None = None) -> Topology:
@@ -66,4 +73,5 @@ def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[st
         cross_rank=same_column.index(keys[rank]),
         cross_size=len(same_column),
         hosts=tuple(hosts),
+        local_sizes=tuple(keys.count(key) for key in keys),
     )

@@ -102,18 +102,24 @@ class HorovodBackend(Backend):
                       Reduction.PRODUCT: mpi_ops.Product}
         wide = [self._widen(tensor, _REDUCIBLE) for tensor in tensors]
         common = {"op": operations[reduction], "process_set": self._process_set(ranks), "ignore_name_scope": True}
-        if len(wide) == 1:
-            reduced = [mpi_ops._allreduce(wide[0], name=_legal(key), **common)]
-        else:
-            reduced = mpi_ops._grouped_allreduce(wide, name=_legal(key), **common)
+
+        def reduce(*values: Tensor) -> list[Tensor]:
+            if len(values) == 1:
+                return [mpi_ops._allreduce(values[0], name=_legal(key), **common)]
+            return list(mpi_ops._grouped_allreduce(list(values), name=_legal(key), **common))
+
+        reduced = self._named(key, reduce, *wide)
         return [tf.cast(result, tensor.dtype) for result, tensor in zip(reduced, tensors, strict=True)]
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
         from horovod.tensorflow import mpi_ops
 
-        gathered = mpi_ops.allgather(self._widen(tensor, _MOVABLE), name=_legal(key), ignore_name_scope=True,
+        def gather(value: Tensor) -> Tensor:
+            return mpi_ops.allgather(value, name=_legal(key), ignore_name_scope=True,
                                      process_set=self._process_set(ranks))
+
+        gathered = self._named(key, gather, self._widen(tensor, _MOVABLE))
         gathered.set_shape([None, *tensor.shape[1:]])
         return tf.cast(gathered, tensor.dtype)
 
@@ -121,10 +127,27 @@ class HorovodBackend(Backend):
         import tensorflow as tf
         from horovod.tensorflow import mpi_ops
 
-        # Horovod counts the root among the members of the process set.
-        sent = mpi_ops.broadcast(self._widen(tensor, _MOVABLE), root_rank, name=_legal(key), ignore_name_scope=True,
-                                 process_set=self._process_set(ranks))
+        def send(value: Tensor) -> Tensor:
+            # Horovod counts the root among the members of the process set.
+            return mpi_ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
+                                     process_set=self._process_set(ranks))
+
+        sent = self._named(key, send, self._widen(tensor, _MOVABLE))
         return tf.cast(sent, tensor.dtype)
+
+    def _named(self, key: str, function: Callable[..., Any], *tensors: Tensor) -> Any:
+        """Runs a collective in a graph, since Horovod knows it by its node's name, and eager ops all have one.
+
+        Without this, eager collectives of different keys would be taken for the same one, and wait for ever
+        or mix.
+        """
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return function(*tensors)
+        if key not in self._functions:
+            self._functions[key] = tf.function(function, autograph=False, reduce_retracing=True)
+        return self._functions[key](*tensors)
 
     def _process_set(self, ranks: Sequence[int]) -> Any:
         if len(ranks) == self._size:

@@ -47,9 +47,8 @@ class GlooRendezvous:
     def __init__(self, start: Start, previous: GlooRendezvous | None) -> None:
         assert start.control is not None
         topology = start.topology
-        one_host = len(set(topology.hosts)) == 1
-        address = LOOPBACK if one_host else start.control.local_address
-        if not one_host:
+        address = LOOPBACK if topology.is_one_host else start.control.local_address
+        if not topology.is_one_host:
             _check_own_name()
         if previous is not None:
             previous.close()

@@ -92,8 +92,7 @@ class Cluster:
         if start.launch.cluster:
             return start.launch.cluster[self.rank]
         assert start.control is not None
-        one_host = len(set(start.topology.hosts)) == 1
-        host = LOOPBACK if one_host else start.control.local_address
+        host = LOOPBACK if start.topology.is_one_host else start.control.local_address
         holder = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((host, 0))
