@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.horovod import installed
@@ -27,6 +27,7 @@ class HorovodBackend(Backend):
     def __init__(self) -> None:
         self._horovod: Any = None
         self._process_sets: dict[tuple[int, ...], Any] = {}
+        self._functions: dict[str, Any] = {}
         self._gloo: GlooRendezvous | None = None
         self._size = 1
 
@@ -36,17 +37,15 @@ class HorovodBackend(Backend):
 
     @classmethod
     def objection(cls, launch: Launch) -> str:
-        if launch.mpi and not installed.has_mpi() and not installed.has_gloo():
-            return "Horovod was built with neither MPI nor Gloo; run python -m hvkeras.build_horovod"
-        if not launch.mpi and not installed.has_gloo():
-            return (f"Horovod was built without Gloo, which it needs when launched by {launch.launcher}; run"
-                    " python -m hvkeras.build_horovod, or launch with mpirun")
-        return ""
+        if installed.serves_mpi(launch) or installed.has_gloo():
+            return ""
+        return (f"Horovod was built without Gloo, which it needs when launched by {launch.launcher}; run"
+                " python -m hvkeras.build_horovod, or launch with the mpirun that it was built with")
 
     def start(self, start: Start) -> int:
         from hvkeras.backends.horovod.rendezvous import GlooRendezvous, horovod_variables
 
-        uses_mpi = start.launch.mpi and installed.has_mpi()
+        uses_mpi = installed.serves_mpi(start.launch)
         if uses_mpi:
             self._own_mpi(start)
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
@@ -62,6 +61,7 @@ class HorovodBackend(Backend):
 
     def stop(self) -> None:
         self._process_sets.clear()
+        self._functions.clear()
         if self._horovod is not None:
             self._horovod.shutdown()
         if self._gloo is not None:
@@ -90,6 +90,7 @@ class HorovodBackend(Backend):
         self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
+        self._functions.clear()  # some have the set's number in them
         self._horovod.remove_process_set(self._process_sets.pop(tuple(ranks)))
 
     def allreduce(

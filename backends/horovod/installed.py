@@ -8,11 +8,17 @@ import json
 import mmap
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvkeras.backends.interface import Availability
 
+if TYPE_CHECKING:
+    from hvkeras.launch_environments import Launch
+
 BUILD = "run python -m hvkeras.build_horovod"
 _MPI_SIGN = b"libmpi"  # the library that it was linked to
+_OPEN_MPI_SIGN = b"libmpi.so.40"
+_MPICH_SIGN = b"libmpi.so.12"  # Intel MPI's as well
 _GLOO_SIGN = b"GlooAllreduce"  # a class that exists only in builds with Gloo
 
 
@@ -36,6 +42,12 @@ def availability() -> Availability:
 def has_mpi() -> bool:
     """Whether Horovod was built with MPI."""
     return _contains(_MPI_SIGN)
+
+
+def serves_mpi(launch: Launch) -> bool:
+    """Whether an MPI launcher started the job, and Horovod was built with the same MPI."""
+    is_open_mpi = "Open MPI" in launch.launcher or launch.launcher.startswith("horovodrun")
+    return launch.mpi and _contains(_OPEN_MPI_SIGN if is_open_mpi else _MPICH_SIGN)
 
 
 def has_gloo() -> bool:
