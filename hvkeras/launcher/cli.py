@@ -17,6 +17,7 @@ from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Job
 from hvkeras.launcher.run import run as run_job
+from hvkeras.output import prints_at
 from hvkeras.settings import Settings
 
 USAGE = """usage: hvkeras COMMAND ...
@@ -105,7 +106,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     )
     try:
         printer = Printer(job.size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
-                          folder)
+                          quiet=not prints_at(settings, "INFO"), folder=folder)
     except OSError as error:
         raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                  "choose another one", output_filename=flags.output_filename)) from None

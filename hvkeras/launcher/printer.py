@@ -7,11 +7,15 @@ it down. In a file, a line that was redrawn by carriage returns is what it was i
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+# What TensorFlow says of itself when it is loaded, before it has read any log level.
+CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
+_CHATTER = re.compile(CHATTER.pattern.encode())
 TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the last word
 LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it goes on
 _CLEAR = b"\r\x1b[K"
@@ -26,15 +30,17 @@ class Printer:
         stderr: Where ranks' standard error goes.
         live: Whether rank 0's unfinished line is shown: when `stdout` is a terminal.
         timestamps: Whether lines begin with the time.
+        quiet: Whether TensorFlow's lines about itself are left out; the files have them all the same.
         folder: Where `rank.<n>/stdout` and `rank.<n>/stderr` go, or None.
         clock: Tells the time in seconds since the epoch.
     """
 
     def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
-                 folder: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+                 quiet: bool = False, folder: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self._screens = {"stdout": stdout, "stderr": stderr}
         self._live = live
         self._timestamps = timestamps
+        self._quiet = quiet
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._screens_are_there = True  # a closed pipe or terminal raises once, and is left alone after that
@@ -69,6 +75,8 @@ class Printer:
             lines, rest = [*lines, rest], b""
         # A carriage return at the very end takes effect with what follows it.
         self._unfinished[rank, stream] = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        if self._quiet and stream == "stderr":
+            lines = [line for line in lines if not _CHATTER.match(line)]
         if lines:
             self._print(stream, b"".join(self._prefix(rank) + _last_state(line) + b"\n" for line in lines))
         if self._live and rank == 0 and stream == "stdout":

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import signal
 
 from hvkeras.control.cause import Cause
+from hvkeras.launcher.printer import CHATTER
 
 TAIL_LINES = 20
-_CHATTER = re.compile(r"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before absl::")  # TensorFlow's log
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -55,7 +54,7 @@ def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
     sentence = f"hvkeras run: {cause.sentence()}"
     if cause.traceback:
         return f"{sentence}\n{cause.traceback.rstrip()}"
-    lines = [line for line in tail.rstrip().splitlines() if not _CHATTER.match(line)]
+    lines = [line for line in tail.rstrip().splitlines() if not CHATTER.match(line)]
     if cause.rank is None or cause.kind not in ("lost", "exit", "signal") or not lines:
         return sentence
     heading = f"hvkeras run: the standard error of rank {cause.rank} ends with"

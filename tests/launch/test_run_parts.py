@@ -168,3 +168,12 @@ def test_the_last_words_leave_out_tensorflows_chatter() -> None:
 def test_a_traceback_is_the_very_last() -> None:
     cause = Cause("exception", 1, "node1", 7, "failed with ValueError: x", "Traceback ...\nValueError: x\n")
     assert last_words(cause, {1: 1}, "other").splitlines()[-2:] == ["Traceback ...", "ValueError: x"]
+
+
+def test_tensorflows_lines_about_itself_are_left_out_when_quiet() -> None:
+    chatter = (b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+               b"I0000 00:00:1795182673.650290    3305 port.cc:153] oneDNN custom operations are on.\n")
+    for quiet in (True, False):
+        screen = io.BytesIO()
+        Printer(1, screen, screen, quiet=quiet).show(0, "stderr", chatter + b"E0000 00:00: an error\n")
+        assert (b"oneDNN" in screen.getvalue()) is not quiet and b"an error" in screen.getvalue()
