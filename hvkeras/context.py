@@ -258,13 +258,15 @@ def _objection(name: str, launch: Launch) -> str:
 def _preference(launch: Launch) -> list[str]:
     """The order in which `auto` tries the backends.
 
-    On GPUs Horovod's NCCL leads; on CPUs Horovod does where its own or an MPI launcher started the
-    job, and TensorFlow's collectives everywhere else.
+    On GPUs Horovod leads if it was built with NCCL; on CPUs it does where its own or an MPI launcher
+    started the job; and TensorFlow's collectives do everywhere else.
     """
     import tensorflow as tf
 
-    horovod_first = bool(tf.config.list_physical_devices("GPU")) or launch.mpi or \
-        launch.rendezvous.kind == "horovod_store"
+    from hvkeras.backends.horovod.installed import has_nccl
+
+    by_its_launcher = launch.mpi or launch.rendezvous.kind == "horovod_store"
+    horovod_first = has_nccl() if tf.config.list_physical_devices("GPU") else by_its_launcher
     first = ["horovod", "tfdist"] if horovod_first else ["tfdist", "horovod"]
     return [*first, *(name for name in backend_names() if name not in (*first, "local"))]
 

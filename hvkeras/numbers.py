@@ -115,8 +115,8 @@ def mpi_threads_supported() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns a number other than 0 if collectives can run on NCCL, which TensorFlow's CUDA builds bring along."""
-    return int(cuda_built())
+    """Returns 1 if the installed Horovod was built with NCCL, else 0."""
+    return int(_installed("has_nccl"))
 
 
 def cuda_built() -> bool:

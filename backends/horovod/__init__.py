@@ -28,6 +28,7 @@ class HorovodBackend(Backend):
         self._horovod: Any = None
         self._process_sets: dict[tuple[int, ...], Any] = {}
         self._functions: dict[str, Any] = {}
+        self._anchor: Any = None
         self._gloo: GlooRendezvous | None = None
         self._size = 1
 
@@ -82,7 +83,7 @@ class HorovodBackend(Backend):
     def engine(self) -> str:
         if self._horovod is None:
             return "Horovod"
-        how = "NCCL" if self._horovod.nccl_built() and self._gpus() else \
+        how = "NCCL" if installed.has_nccl() and self._gpus() else \
             "Gloo" if self._horovod.gloo_enabled() else "MPI"
         return f"Horovod {self._version()} with {how}"
 
@@ -145,10 +146,25 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return function(*tensors)
+            return self._kept(function(*tensors))
         if key not in self._functions:
             self._functions[key] = tf.function(function, autograph=False, reduce_retracing=True)
         return self._functions[key](*tensors)
+
+    def _kept(self, results: Any) -> Any:
+        """Has a side effect depend on a collective's result, since Horovod's ops claim to have none.
+
+        TensorFlow would leave out a collective whose result one rank does not use, and the other ranks
+        would wait for it.
+        """
+        import tensorflow as tf
+
+        with tf.init_scope():
+            if self._anchor is None:
+                self._anchor = tf.Variable([0.0], shape=[None], trainable=False, name="hvkeras_anchor")
+        first = results[0] if isinstance(results, list) else results
+        self._anchor.assign(tf.cast(tf.reshape(first, [-1])[:1], tf.float32))
+        return results
 
     def _process_set(self, ranks: Sequence[int]) -> Any:
         if len(ranks) == self._size:

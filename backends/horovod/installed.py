@@ -19,6 +19,7 @@ BUILD = "run python -m hvkeras.build_horovod"
 _MPI_SIGN = b"libmpi"  # the library that it was linked to
 _OPEN_MPI_SIGN = b"libmpi.so.40"
 _MPICH_SIGN = b"libmpi.so.12"  # Intel MPI's as well
+_NCCL_SIGN = b"NCCLAllreduce"
 _GLOO_SIGN = b"GlooAllreduce"  # a class that exists only in builds with Gloo
 
 
@@ -48,6 +49,11 @@ def serves_mpi(launch: Launch) -> bool:
     """Whether an MPI launcher started the job, and Horovod was built with the same MPI."""
     is_open_mpi = "Open MPI" in launch.launcher or launch.launcher.startswith("horovodrun")
     return launch.mpi and _contains(_OPEN_MPI_SIGN if is_open_mpi else _MPICH_SIGN)
+
+
+def has_nccl() -> bool:
+    """Whether Horovod was built with NCCL."""
+    return _contains(_NCCL_SIGN)
 
 
 def has_gloo() -> bool:

@@ -22,7 +22,7 @@ WORDS = {
     "leave": r"left the job in good order while rank 0 still (needed it|waits for it in .*loop.*)",
     "kill": r"ended without a word \(killed, crashed, or out of memory\)",
     "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",
-    "sleep": r"has not entered .*loop.*, in which rank 0 has waited \d+ s for it",
+    "sleep": r"has not entered .*loop.*, in which rank 0 has waited \d+ s for it \(HVKERAS_STALL_SHUTDOWN .*\)",
 }
 
 
