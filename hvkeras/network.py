@@ -50,6 +50,19 @@ def address_towards(host: str) -> str:
                                  "check the host name, or choose with HVKERAS_NETWORK_INTERFACES", host=host)) from None
 
 
+def outward_address() -> str:
+    """Finds an address of this machine that other hosts reach: what its name resolves to, else the default route's.
+
+    Raises:
+        UsageError: It has neither.
+    """
+    with contextlib.suppress(OSError):
+        own = socket.gethostbyname(socket.gethostname())
+        if not ipaddress.ip_address(own).is_loopback:
+            return own
+    return address_towards("192.0.2.1")  # reserved for documentation (RFC 5737); nothing is sent there
+
+
 def interface_address(names: Sequence[str]) -> str:
     """Finds the first IPv4 address of the first interface in `names` that has one.
 

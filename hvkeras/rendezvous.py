@@ -31,6 +31,7 @@ from hvkeras.network import (
     address_towards,
     interface_address,
     is_local,
+    outward_address,
     own_networks,
     shared_address,
     split_address,
@@ -253,15 +254,14 @@ def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting) -> Found
 
 def _meets_at_port(launch: Launch, settings: Settings) -> bool:
     """Whether the ranks of a TF_CONFIG job meet at rank 0's announced port rather than by a private folder."""
-    one_host = all(is_local(split_address(entry)[0]) for entry in launch.cluster)
-    return bool(launch.cluster) and (bool(settings.secret) or not (one_host or settings.rendezvous_dir))
+    return bool(launch.cluster) and (bool(settings.secret) or not (_is_one_host(launch) or settings.rendezvous_dir))
 
 
 def _by_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    note = _private_folder(settings) / f"{launch.rendezvous.job}.json"
+    note = _note(launch, settings)
     if launch.rank == 0:
         secret = secrets.token_bytes(32)
-        one_host = launch.local_size == launch.size or bool(launch.cluster and not settings.rendezvous_dir)
+        one_host = _is_one_host(launch)
         server = _serve(launch, settings, secret, LOOPBACK if one_host else _own_address(settings, {}))
         _write_privately(note, json.dumps([*server.address, secret.hex()]))
         return server, server.address, secret, None
@@ -283,18 +283,26 @@ def forget_note(launch: Launch, settings: Settings) -> None:
     """Removes the note that rank 0 left in the folder, once all ranks are connected."""
     if launch.rank == 0 and launch.rendezvous.job:
         with contextlib.suppress(OSError):
-            (_private_folder(settings) / f"{launch.rendezvous.job}.json").unlink()
+            _note(launch, settings).unlink()
 
 
-def _private_folder(settings: Settings) -> Path:
-    folder = Path(settings.rendezvous_dir or Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}")
+def _is_one_host(launch: Launch) -> bool:
+    if launch.cluster:
+        return all(is_local(split_address(entry)[0]) for entry in launch.cluster)
+    return launch.local_size == launch.size
+
+
+def _note(launch: Launch, settings: Settings) -> Path:
+    """Where rank 0 leaves address and secret: a folder of this host, or one that hosts commonly share."""
+    own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if _is_one_host(launch) else Path.home() / ".hvkeras"
+    folder = Path(settings.rendezvous_dir or own)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise MachineError(explain("The folder that carries the job's secret must belong to you alone",
                                    f"chmod 700 {folder}, or set HVKERAS_RENDEZVOUS_DIR to another folder",
                                    folder=str(folder), mode=oct(stat.S_IMODE(found.st_mode))))
-    return folder
+    return folder / f"{launch.rendezvous.job}.json"
 
 
 def _write_privately(path: Path, text: str) -> None:
@@ -314,7 +322,9 @@ def _own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
     shared = shared_address(hosts.get(own, []), [hosts[host] for host in others]) if others else ""
     if shared and not settings.network_interfaces:
         return shared
-    return _towards(settings, others[0] if others else own)
+    if others or settings.network_interfaces:
+        return _towards(settings, others[0] if others else own)
+    return outward_address()
 
 
 def _towards(settings: Settings, host: str) -> str:

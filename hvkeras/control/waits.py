@@ -106,8 +106,9 @@ class Waits:
         for since, wait in oldest.values():
             waited, label = now - since, self._plans[wait.key]["label"]
             if stall_after and waited >= stall_after:
-                return [Finding("stalled", wait.missing, f"has not entered {label}, in which rank {wait.waiter} has waited"
-                                f" {waited:.0f} s for it (HVKERAS_STALL_SHUTDOWN sets how long it may)")]
+                text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
+                        " (HVKERAS_STALL_SHUTDOWN sets how long it may)")
+                return [Finding("stalled", wait.missing, text)]
             if warn_after and now - self._warned.get(wait, since) >= warn_after:
                 self._warned[wait] = now
                 end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
