@@ -203,10 +203,11 @@ def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], bu
         dtypes.append(f"sparse {one[0].dtype.name}" if is_sparse else one[0].dtype.name)
         # How many rows a sparse gradient has may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
-    operation = f"gradients {'average' if exchange.op == Average else 'sum'} in buckets {buckets}"
+    operation = f"gradients {'average' if exchange.op == Average else 'sum'}"
+    name = f"{exchange.name} in buckets {buckets}"
     plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
-                f"{exchange.name}#0")
-    return number_in_graph(plan, exchange.name)
+                f"{name}#0")
+    return number_in_graph(plan, name)
 
 
 def _buckets(dense: Sequence[int], sent: Sequence[Any], variables: Sequence[Any], groups: Any,
