@@ -52,8 +52,8 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
     assert outcome.seconds < 60
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun_gloo"])
-@pytest.mark.parametrize("how", ["raise", "kill", "stop"])
+@pytest.mark.parametrize(("launcher", "how"), [("mpirun", "kill"), ("mpirun", "stop"), ("horovodrun_gloo", "kill"),
+                                               ("horovodrun_gloo", "raise")])
 def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, how):
     backend = "horovod" if launcher == "mpirun" else "tfdist"
     outcome = misbehaving(launcher, how, tmp_path, backend=backend)
