@@ -77,16 +77,11 @@ class Plan:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data, for the control channel."""
-        return {
-            "operation": self.operation,
-            "label": self.label,
-            "ranks": list(self.ranks),
-            "tensors": [
-                f"{name} {dtype}{'[?]' if shape is None else list(shape)}"
-                for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True)
-            ],
-        }
+        """The plan as plain data, for the control channel; `kinds` is what of the tensors must be equal."""
+        kinds = [f"{dtype}{'[?]' if shape is None else list(shape)}"
+                 for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        return {"operation": self.operation, "label": self.label, "ranks": list(self.ranks), "names": list(self.names),
+                "kinds": kinds}
 
 
 class EntryCounts:

@@ -146,7 +146,10 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return self._kept(function(*tensors))
+            # TensorFlow folds ops of constants while it optimises a graph, one after the other and once for all
+            # steps, collectives as well, whose order would then matter. It leaves placeholders alone.
+            return self._kept(function(*(tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+                                         for tensor in tensors)))
         if key not in self._functions:
             self._functions[key] = tf.function(function, autograph=False, reduce_retracing=True)
         return self._functions[key](*tensors)

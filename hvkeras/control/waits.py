@@ -117,19 +117,26 @@ class Waits:
         return findings
 
     def _difference(self, one: Wait, other: Wait) -> str:
-        plans = (self._plans[one.key], self._plans[other.key])
+        """Words the first difference of two plans: of kind, then of tensors, then of options, then of names."""
+        mine, theirs = self._plans[one.key], self._plans[other.key]
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
-        for name in ("operation", "ranks"):
-            if plans[0][name] != plans[1][name]:
-                return start + (f"rank {one.waiter} is in {plans[0]['label']} ({name} {plans[0][name]}), rank"
-                                f" {other.waiter} in {plans[1]['label']} ({name} {plans[1][name]})")
-        tensors = (plans[0]["tensors"], plans[1]["tensors"])
-        where = f"in {plans[0]['label']}" + ("" if plans[0]["label"] == plans[1]["label"]
-                                             else f" (rank {other.waiter}: {plans[1]['label']})")
-        for index, pair in enumerate(zip(*tensors, strict=False)):
-            if pair[0] != pair[1]:
-                return start + (f"{where}, tensor {index + 1} is {pair[0]} on rank {one.waiter} and {pair[1]} on rank"
-                                f" {other.waiter}")
-        return start + (f"{where}, rank {one.waiter} has {len(tensors[0])} tensors and rank {other.waiter}"
-                        f" {len(tensors[1])}; the first that only one has is"
-                        f" {max(tensors, key=len)[min(map(len, tensors)):][:1]}")
+        whole = (f"rank {one.waiter} is in {mine['label']} ({mine['operation']}, ranks {mine['ranks']}), rank"
+                 f" {other.waiter} in {theirs['label']} ({theirs['operation']}, ranks {theirs['ranks']})")
+        if mine["operation"].split()[0] != theirs["operation"].split()[0] or mine["ranks"] != theirs["ranks"]:
+            return start + whole
+        where = f"in {mine['label']}" + ("" if mine["label"] == theirs["label"]
+                                         else f" (rank {other.waiter}: {theirs['label']})")
+        for index, kinds in enumerate(zip(mine["kinds"], theirs["kinds"], strict=False)):
+            if kinds[0] != kinds[1]:
+                return start + (f"{where}, tensor {index + 1} is {_tensor(mine, index)} on rank {one.waiter} and"
+                                f" {_tensor(theirs, index)} on rank {other.waiter}")
+        counts = (len(mine["kinds"]), len(theirs["kinds"]))
+        if counts[0] != counts[1]:
+            longer = mine if counts[0] > counts[1] else theirs
+            return start + (f"{where}, rank {one.waiter} has {counts[0]} tensors and rank {other.waiter} {counts[1]};"
+                            f" the first that only one has is {_tensor(longer, min(counts))}")
+        return start + whole
+
+
+def _tensor(plan: Describe, index: int) -> str:
+    return f"{plan['names'][index]} {plan['kinds'][index]}"

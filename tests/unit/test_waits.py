@@ -6,7 +6,9 @@ from hvkeras.control.waits import Waits
 
 
 def plan(label="gradients", tensors=("kernel float32[2, 3]",), ranks=(0, 1), operation="allreduce sum"):
-    return {"operation": operation, "label": label, "tensors": list(tensors), "ranks": list(ranks)}
+    return {"operation": operation, "label": label, "ranks": list(ranks),
+            "names": [tensor.split(" ", 1)[0] for tensor in tensors],
+            "kinds": [tensor.split(" ", 1)[1] for tensor in tensors]}
 
 
 def make(**plans):
@@ -37,12 +39,23 @@ def test_two_ranks_in_different_plans_are_a_mismatch_naming_the_first_differing_
 
 
 def test_a_mismatch_names_a_tensor_that_only_one_rank_has():
-    waits = make(a=plan(tensors=["bias"]), b=plan(tensors=["bias", "extra"]))
+    waits = make(a=plan(tensors=["bias float32[4]"]), b=plan(tensors=["bias float32[4]", "extra float32[1]"]))
     waits.update(0, {"a": 1})
     waits.update(1, {"b": 1})
     waits.check(0.0)
     (finding,) = waits.check(3.0)
     assert "rank 0 has 1 tensors and rank 1 2" in finding.text and "extra" in finding.text
+
+
+def test_names_alone_are_no_difference_between_tensors():
+    # Keras numbers the layers of equal models differently.
+    waits = make(a=plan(tensors=["dense/kernel float32[2, 3]", "dense/bias float32[3]"]),
+                 b=plan(tensors=["dense_1/kernel float32[2, 3]", "dense_1/bias float32[4]"]))
+    waits.update(0, {"a": 1})
+    waits.update(1, {"b": 1})
+    waits.check(0.0)
+    (finding,) = waits.check(3.0)
+    assert "tensor 2 is dense/bias float32[3] on rank 0 and dense_1/bias float32[4] on rank 1" in finding.text
 
 
 def test_a_mismatch_of_operations_names_both():
