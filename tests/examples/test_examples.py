@@ -53,7 +53,6 @@ def test_custom_loop_gives_the_same_everywhere(
 @pytest.mark.parametrize(
     ("script", "launcher", "np"),
     [
-        pytest.param(TRAIN, "hvkeras_run", 2, marks=pytest.mark.oldest),
         (TRAIN, "hvkeras_run", 4),
         pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=pytest.mark.oldest),
     ],

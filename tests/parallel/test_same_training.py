@@ -32,9 +32,8 @@ def assert_same(found: list[Any], case: str) -> None:
     assert len({results[case][2] for results in found}) == 1, "the ranks' weights differ"
 
 
-@pytest.mark.oldest
 @pytest.mark.parametrize("case", MAIN_CASES)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.oldest), 4])
 @pytest.mark.parametrize("keras", KERAS)
 @pytest.mark.parametrize("backend", LAUNCHER)
 def test_fit_over_shards_gives_the_weights_of_one_process(

@@ -16,7 +16,7 @@ BEHAVE = Path(__file__).parent / "harness_scripts" / "behave.py"
 
 
 
-@pytest.fixture(params=["mpirun", "horovodrun_gloo", "tf_config"])
+@pytest.fixture(params=["horovodrun_gloo", "tf_config"])
 def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
