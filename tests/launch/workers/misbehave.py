@@ -10,7 +10,6 @@ import time
 import hvkeras as hvd
 
 how = sys.argv[1]
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background is started without it
 if how == "never_init" and os.environ.get("MISBEHAVE_RANK") == "1":
     time.sleep(300)
 hvd.init()
