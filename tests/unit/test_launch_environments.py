@@ -259,7 +259,7 @@ def found_under(command: list[str]) -> list[str]:
     foreign = ("OMPI_", "PMI", "HOROVOD_", "HVKERAS_", "SLURM_", "TF_CONFIG")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environ["PATH"] = f"{BIN}{os.pathsep}{environ['PATH']}"
-    done = subprocess.run([*command, sys.executable, "-c", DETECT], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([*command, sys.executable, "-I", "-c", DETECT], capture_output=True, text=True, timeout=120,
                           env=environ)
     assert done.returncode == 0, done.stderr
     return sorted(re.findall(r"FOUND (Launch\(.*?mpi=\w+\))", done.stdout))
