@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context
+from hvkeras import compat, context, graphs
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
@@ -121,7 +121,7 @@ def reduce_gradients(
     ranks = members(exchange.process_set, "gradients")
     if len(ranks) == 1:
         return list(gradients)
-    compat.require_no_xla(context.current().backend)
+    graphs.require_no_xla(context.current().backend)
     results = [
         tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) and exchange.sparse_as_dense
         else gradient for gradient in gradients

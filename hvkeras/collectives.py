@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context
+from hvkeras import context, graphs
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
@@ -284,7 +284,7 @@ def _allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    compat.require_no_xla(job.backend)
+    graphs.require_no_xla(job.backend)
     plan = plan_of(f"{operation} {reduction.value}", tensors, ranks, name, _label(operation, name))
     results: list[Any] = list(tensors)
     with job.entries.entering(plan):
@@ -302,7 +302,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     job = context.current()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    compat.require_no_xla(job.backend)
+    graphs.require_no_xla(job.backend)
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, _label("allgather", name))
     with job.entries.entering(plan):
@@ -318,7 +318,7 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
     job = context.current()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    compat.require_no_xla(job.backend)
+    graphs.require_no_xla(job.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, _label("broadcast", name), names)
     with job.entries.entering(plan):
         return [shaped(job.backend.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)

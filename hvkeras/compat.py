@@ -1,4 +1,4 @@
-"""Everything that reaches into Keras or TensorFlow beyond their public API, and all differences between their versions.
+"""Everything that reaches into Keras beyond its public API, and all differences between its versions.
 
 Three families of optimizers exist: Keras 3's, tf_keras's, and tf_keras's legacy ones
 (`tf_keras.optimizers.legacy`). Each has one method through which every update goes (the seam):
@@ -15,10 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import control_flow_util, control_flow_util_v2
-
-from hvkeras.errors import UnsupportedError, explain
 
 KERAS, TF_KERAS, TF_KERAS_LEGACY = "keras", "tf_keras", "tf_keras.legacy"
 
@@ -102,6 +98,17 @@ def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
                                                                                  True)
 
 
+@contextlib.contextmanager
+def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute for a while, past the `__setattr__` of optimizers."""
+    before = instance.__dict__.get(name)
+    instance.__dict__[name] = value
+    try:
+        yield
+    finally:
+        instance.__dict__[name] = before
+
+
 # Dynamic subclasses.
 
 
@@ -148,12 +155,12 @@ def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
     if family == KERAS:
         import keras
 
-        _hook(keras.optimizers.LossScaleOptimizer, "apply", functools.partial(_keras_step, around))
+        hook(keras.optimizers.LossScaleOptimizer, "apply", functools.partial(_keras_step, around))
         return
     from tf_keras.src.mixed_precision import loss_scale_optimizer
 
     for cls in (loss_scale_optimizer.LossScaleOptimizer, loss_scale_optimizer.LossScaleOptimizerV3):
-        _hook(cls, "apply_gradients", functools.partial(_tf_keras_step, around))
+        hook(cls, "apply_gradients", functools.partial(_tf_keras_step, around))
 
 
 def _keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads: Any,
@@ -180,20 +187,47 @@ def hook_jit_compile(refuse: Callable[[], bool]) -> None:
         resolved = original(self)
         return False if resolved and refuse() else resolved
 
-    _hook(keras.Model, "_resolve_auto_jit_compile", resolve)
+    hook(keras.Model, "_resolve_auto_jit_compile", resolve)
 
 
-def _hook(cls: type, method: str, replacement: Callable[..., Any]) -> None:
+def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
+    """Puts `replacement(original, self, *args, **kwargs)` in the place of a method, once.
+
+    Args:
+        cls: The class; its subclasses are hooked with it unless they have a method of their own.
+        method: The method's name.
+        replacement: What runs instead; it calls `original(self, ...)` where it wants to.
+
+    Returns:
+        Whether the class has that method.
+    """
     original = getattr(cls, method, None)
-    if original is None or hasattr(original, "_hvkeras_hook"):
-        return
+    if original is None:
+        return False
+    if not hasattr(original, "_hvkeras_hook"):
 
-    @functools.wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(original, self, *args, **kwargs)
+        @functools.wraps(original)
+        def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return replacement(original, self, *args, **kwargs)
 
-    hooked._hvkeras_hook = True  # type: ignore[attr-defined]
-    setattr(cls, method, hooked)
+        hooked._hvkeras_hook = True  # type: ignore[attr-defined]
+        _hooked.append((cls, method, cls.__dict__.get(method)))
+        setattr(cls, method, hooked)
+    return True
+
+
+def unhook_all() -> None:
+    """Gives every hooked class back its own methods."""
+    while _hooked:
+        cls, method, own = _hooked.pop()
+        if own is None:
+            delattr(cls, method)  # it was inherited
+        else:
+            setattr(cls, method, own)
+
+
+# Class, method, and what stood in the class itself; the latest last.
+_hooked: list[tuple[type, str, Any]] = []
 
 
 # Models and variables.
@@ -243,63 +277,3 @@ def variable_key(variable: Any) -> Any:
 def variable_name(variable: Any) -> str:
     """A variable's name for messages."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed variable")
-
-
-# Graphs.
-
-
-def require_no_xla(backend: Any) -> None:
-    """Raises UnsupportedError when the graph under construction goes to XLA and the backend cannot."""
-    if backend.supports_xla or tf.executing_eagerly():
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
-        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA",
-                                       "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
-
-
-def count_in_graph(content: str) -> int:
-    """How often `content` was already counted in the function under construction; 0 in eager mode.
-
-    The branches and bodies of conditions and loops count with the function that they are in.
-    """
-    if tf.executing_eagerly():
-        return 0
-    graph = ops.get_default_graph()
-    while isinstance(graph, _CONTROL_FLOW_GRAPHS):
-        graph = graph.outer_graph
-    if not hasattr(graph, "_hvkeras_counts"):
-        graph._hvkeras_counts = {}
-    counts: dict[str, int] = graph._hvkeras_counts
-    counts[content] = counts.get(content, -1) + 1
-    return counts[content]
-
-
-_CONTROL_FLOW_GRAPHS = (
-    control_flow_util_v2.CondBranchFuncGraph,
-    control_flow_util_v2.WhileCondFuncGraph,
-    control_flow_util_v2.WhileBodyFuncGraph,
-)
-
-
-def reducing_strategy() -> Any:
-    """The user's `tf.distribute` strategy if it reduces gradients itself, else None."""
-    if not tf.distribute.has_strategy():
-        return None
-    strategy = tf.distribute.get_strategy()
-    return strategy if strategy.num_replicas_in_sync > 1 or spans_workers(strategy) else None
-
-
-def spans_workers(strategy: Any) -> bool:
-    """Whether a strategy reduces over several processes."""
-    return bool(strategy.extended._in_multi_worker_mode())
-
-
-@contextlib.contextmanager
-def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute for a while, past the `__setattr__` of optimizers."""
-    before = instance.__dict__.get(name)
-    instance.__dict__[name] = value
-    try:
-        yield
-    finally:
-        instance.__dict__[name] = before

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context
+from hvkeras import context, graphs
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
@@ -71,7 +71,7 @@ def plan_of(
 
 def number_in_graph(plan: Plan, name: str | None) -> Plan:
     """Tells a plan from the equal ones that the graph under construction has already."""
-    number = compat.count_in_graph(plan.key)
+    number = graphs.count_in_graph(plan.key)
     if number == 0:
         return plan
     return Plan(plan.operation, plan.names, plan.dtypes, plan.shapes, plan.ranks, plan.label,

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from hvkeras import compat, context
+from hvkeras import compat, context, graphs
 from hvkeras.accumulation import Accumulation
 from hvkeras.buckets import Exchange, checked_groups, reduce_gradients
 from hvkeras.compression import Compression
@@ -107,7 +107,7 @@ class Distributed:
             gradients: This rank's gradients.
             variables: Their variables.
         """
-        strategy = compat.reducing_strategy()
+        strategy = graphs.reducing_strategy()
         if strategy is not None:
             _step_aside(strategy)
             return apply(list(gradients))
@@ -222,7 +222,7 @@ def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any
 def _step_aside(strategy: Any) -> None:
     """Leaves the reduction to the user's strategy, if it reaches all ranks."""
     job = context.current()
-    if job.topology.size > 1 and not compat.spans_workers(strategy):
+    if job.topology.size > 1 and not graphs.spans_workers(strategy):
         raise UsageError(explain("A tf.distribute strategy around a distributed optimizer must span all ranks",
                                  "leave the strategy out: hvkeras reduces over the ranks, one device each",
                                  strategy=type(strategy).__name__, size=job.topology.size))

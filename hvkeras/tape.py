@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context
+from hvkeras import compat, context, graphs
 from hvkeras.buckets import Exchange, checked_groups, reduce_gradients
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
@@ -57,7 +57,7 @@ class _DistributedTape:
         """
         unconnected = tf.UnconnectedGradients.NONE if unconnected_gradients is None else unconnected_gradients
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected)
-        if compat.reducing_strategy() is not None:
+        if graphs.reducing_strategy() is not None:
             return gradients
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
         variables = [_Source(source, number) for number, source in enumerate(flat_sources)]

@@ -1,0 +1,57 @@
+"""What is asked of TensorFlow's graphs and strategies beyond their public API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util, control_flow_util_v2
+
+from hvkeras.errors import UnsupportedError, explain
+
+
+def require_no_xla(backend: Any) -> None:
+    """Raises UnsupportedError when the graph under construction goes to XLA and the backend cannot."""
+    if backend.supports_xla or tf.executing_eagerly():
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA",
+                                       "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
+
+
+def count_in_graph(content: str) -> int:
+    """How often `content` was already counted in the function under construction; 0 in eager mode.
+
+    The branches and bodies of conditions and loops count with the function that they are in.
+    """
+    if tf.executing_eagerly():
+        return 0
+    graph = ops.get_default_graph()
+    while isinstance(graph, _CONTROL_FLOW_GRAPHS):
+        graph = graph.outer_graph
+    if not hasattr(graph, "_hvkeras_counts"):
+        graph._hvkeras_counts = {}
+    counts: dict[str, int] = graph._hvkeras_counts
+    counts[content] = counts.get(content, -1) + 1
+    return counts[content]
+
+
+_CONTROL_FLOW_GRAPHS = (
+    control_flow_util_v2.CondBranchFuncGraph,
+    control_flow_util_v2.WhileCondFuncGraph,
+    control_flow_util_v2.WhileBodyFuncGraph,
+)
+
+
+def reducing_strategy() -> Any:
+    """The user's `tf.distribute` strategy if it reduces gradients itself, else None."""
+    if not tf.distribute.has_strategy():
+        return None
+    strategy = tf.distribute.get_strategy()
+    return strategy if strategy.num_replicas_in_sync > 1 or spans_workers(strategy) else None
+
+
+def spans_workers(strategy: Any) -> bool:
+    """Whether a strategy reduces over several processes."""
+    return bool(strategy.extended._in_multi_worker_mode())
