@@ -92,6 +92,67 @@ def advance_iterations(optimizer: Any) -> None:
     counter.assign_add(1)
 
 
+def step_counter(optimizer: Any) -> int:
+    """How many steps of training an optimizer has counted; passes that only accumulate count as well.
+
+    Steps that a `LossScaleOptimizer` of Keras 3 skipped do not.
+    """
+    optimizer = inner_optimizer(optimizer) or optimizer
+    counter = optimizer._iterations if family_of(optimizer) == KERAS else optimizer.iterations
+    return int(native(counter))
+
+
+def learning_rate_source(optimizer: Any) -> Any:
+    """What an optimizer takes its learning rate from: a variable, number, schedule or function; None for several."""
+    optimizer = inner_optimizer(optimizer) or optimizer
+    if hasattr(optimizer, "_inner_optimizers"):
+        return None
+    if family_of(optimizer) == TF_KERAS_LEGACY:
+        return optimizer._hyper.get("learning_rate")
+    return optimizer.__dict__.get("_learning_rate")
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """An optimizer's learning rate; None where it is not one number that can be set."""
+    source = native(learning_rate_source(optimizer))
+    if isinstance(source, tf.Variable):
+        return float(source.numpy())
+    return float(source) if isinstance(source, (int, float)) else None
+
+
+def set_learning_rate(optimizer: Any, value: float) -> None:
+    """Sets the learning rate that `learning_rate` reads."""
+    (inner_optimizer(optimizer) or optimizer).learning_rate = value
+
+
+def as_learning_rate(optimizer: Any, value: float) -> float:
+    """What becomes of a number in the optimizer's variable, which has fewer digits than Python's numbers."""
+    source = native(learning_rate_source(optimizer))
+    return float(source.dtype.as_numpy_dtype(value)) if isinstance(source, tf.Variable) else float(value)
+
+
+def is_schedule(thing: Any) -> bool:
+    """Whether this is a learning rate schedule of any Keras."""
+    return any(cls.__name__ == "LearningRateSchedule" for cls in type(thing).__mro__)
+
+
+def velocities(optimizer: Any) -> list[tf.Variable]:
+    """The slots whose values are in proportion to the learning rate: the momenta of SGD and RMSprop.
+
+    Other optimizers (Adam, Lion, Muon, ...) average gradients before the learning rate comes in.
+    """
+    optimizer = inner_optimizer(optimizer) or optimizer
+    family = family_of(optimizer)
+    if family == TF_KERAS_LEGACY:
+        return [slots["momentum"] for slots in optimizer._slots.values() if "momentum" in slots
+                and type(optimizer).__name__ in ("SGD", "RMSprop")]
+    names = {"SGD": "momentums", "RMSprop": "_momentums"}
+    known = [names[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in names]
+    if not known or not optimizer.momentum:
+        return []
+    return [native(slot) for slot in getattr(optimizer, known[0], ()) if slot is not None]
+
+
 def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
     """Whether the caller of tf_keras's `apply_gradients` says that the gradients are reduced already."""
     return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",
@@ -256,6 +317,13 @@ def repair_optimizer(model: Any, filepath: Any) -> None:
         values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
         for variable, value in zip(model.optimizer.variables, values, strict=True):
             variable.assign(value[()])
+
+
+def endings_of_saved(weights_only: bool) -> tuple[str, ...]:
+    """How a path can end that Keras saves to: any way in tf_keras."""
+    if default_keras().__name__ == TF_KERAS:
+        return ("",)
+    return (".weights.h5",) if weights_only else (".keras", ".h5")
 
 
 def steps_by_itself(model: Any) -> bool:

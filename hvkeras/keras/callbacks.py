@@ -2,6 +2,41 @@
 
 from __future__ import annotations
 
-from hvkeras.callbacks import BroadcastGlobalVariablesCallback
+from typing import Any
 
-__all__ = ["BroadcastGlobalVariablesCallback"]
+from hvkeras import callbacks
+from hvkeras.callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
+
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+           "LearningRateWarmupCallback", "MetricAverageCallback"]
+
+
+class BestModelCheckpoint(callbacks.BestModelCheckpoint):
+    """As `hvkeras.callbacks.BestModelCheckpoint`, with the parameters in the order of `horovod.keras`.
+
+    Example:
+        model.fit(dataset, validation_data=held_out,
+                  callbacks=[hvd.callbacks.BestModelCheckpoint(filepath="best.keras")])
+
+    Args:
+        monitor: The key in the logs.
+        verbose: Whether Keras prints a line at each save.
+        mode: "min", "max" or "auto".
+        save_freq: "epoch", or after how many batches to look.
+        filepath: Where to write; can be set later, as the attribute.
+        save_weights_only: Whether to save the weights instead of the model.
+
+    Raises:
+        UsageError: As there.
+    """
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch",
+        filepath: Any = None, save_weights_only: bool = False,
+    ) -> None:
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq, filepath)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from hvkeras.callbacks import BroadcastGlobalVariablesCallback
+from hvkeras.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
 
-__all__ = ["BroadcastGlobalVariablesCallback"]
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+           "LearningRateWarmupCallback", "MetricAverageCallback"]

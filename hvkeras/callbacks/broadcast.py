@@ -1,4 +1,4 @@
-"""Keras callbacks for distributed training."""
+"""`BroadcastGlobalVariablesCallback`: all ranks start from the root's model."""
 
 from __future__ import annotations
 

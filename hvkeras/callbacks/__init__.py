@@ -1,0 +1,15 @@
+"""Keras callbacks for distributed training, each in a file of its own.
+
+They derive from the callbacks of the Keras that `tf.keras` is when they are imported.
+"""
+
+from __future__ import annotations
+
+from hvkeras.callbacks.best_model import BestModelCheckpoint
+from hvkeras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
+from hvkeras.callbacks.learning_rate_warmup import LearningRateWarmupCallback
+from hvkeras.callbacks.metric_average import MetricAverageCallback
+
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+           "LearningRateWarmupCallback", "MetricAverageCallback"]

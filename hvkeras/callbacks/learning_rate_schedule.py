@@ -1,0 +1,215 @@
+"""`LearningRateScheduleCallback`: the learning rate as a function of the epoch."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat, context
+from hvkeras.collectives import allreduce
+from hvkeras.errors import UsageError, explain
+from hvkeras.operations import Min
+from hvkeras.output import prints_at, say
+
+_Callback: Any = compat.default_keras().callbacks.Callback
+
+
+class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+    """Sets the learning rate to `initial_lr` x `multiplier` from one epoch to another.
+
+    Epochs are counted by the optimizer's `iterations`, so that training that goes on with a restored
+    optimizer continues where it was, whether or not `fit` is told `initial_epoch`. Where the two disagree (a new
+    optimizer, other batches), `initial_epoch` counts. Outside of its epochs the callback leaves the rate alone.
+    The rate changes between steps; within one call of the compiled function (`steps_per_execution`) it stays.
+    At the end of an epoch `logs["lr"]` tells it.
+
+    Example:
+        callbacks = [hvd.callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=30, end_epoch=60),
+                     hvd.callbacks.LearningRateScheduleCallback(0.4, 0.01, start_epoch=60)]
+
+    Args:
+        initial_lr: The learning rate to multiply.
+        multiplier: A number, or a function that takes the epoch (from 0) and returns a number.
+        start_epoch: The first epoch, from 0.
+        end_epoch: The epoch before which it ends; None for never.
+        staircase: Whether the rate changes at the beginning of epochs only, and a function gets whole epochs.
+            Otherwise it changes at each step, and a function gets `epoch + batch / steps_per_epoch`.
+        momentum_correction: Whether the velocities of SGD and RMSprop with momentum, which contain the learning
+            rate, are multiplied by new / old rate when it changes (Goyal et al. 2017, remark 2:
+            https://arxiv.org/abs/1706.02677).
+        steps_per_epoch: The steps of an epoch; by default what `fit` knows of the data.
+
+    Raises:
+        UsageError: An argument is wrong; or, when training begins, the optimizer's learning rate is a
+            schedule, or the steps of an epoch are needed and unknown.
+    """
+
+    def __init__(
+        self, initial_lr: float, multiplier: Any, start_epoch: float = 0, end_epoch: float | None = None,
+        staircase: bool = True, momentum_correction: bool = True, steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.initial_lr = self._checked("initial_lr", initial_lr)
+        self.multiplier = multiplier if callable(multiplier) else self._checked("multiplier", multiplier, least=0.0)
+        if compat.is_schedule(multiplier):
+            raise self._error("the multiplier must be a number or a function of the epoch",
+                              "give the schedule to the optimizer, and leave the callback out", multiplier=multiplier)
+        self.start_epoch = self._checked("start_epoch", start_epoch, least=0)
+        self.end_epoch = None if end_epoch is None else self._checked("end_epoch", end_epoch, least=start_epoch)
+        if steps_per_epoch is not None and (not isinstance(steps_per_epoch, numbers.Integral) or steps_per_epoch < 1):
+            raise self._error("steps_per_epoch must be a positive integer", steps_per_epoch=steps_per_epoch)
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch: int = 0
+        self._steps = 0  # of an epoch; 0 if unknown
+        self._ahead: int | None = None  # how many steps the schedule is ahead of `fit`'s epochs
+        self._rate: float | None = None  # what the optimizer has, as far as known
+        self._unfinished = False
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Checks the optimizer."""
+        context.current()
+        self._ahead, self._unfinished = None, False
+        source = compat.learning_rate_source(self.model.optimizer)
+        if compat.learning_rate(self.model.optimizer) is None:
+            raise self._error("the optimizer's learning rate must be a number", self._instead_of_a_schedule(),
+                              learning_rate=source if source is not None else type(self.model.optimizer).__name__)
+        if self.model.built:
+            compat.build_optimizer(self.model.optimizer, self.model.trainable_variables)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Finds out at which epoch training begins or goes on."""
+        self.current_epoch, self._rate = epoch, None
+        if self._ahead is None:
+            self._start(epoch)
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Sets the rate of this step, if the epoch is one of the callback's."""
+        epoch = self._epoch_at(min(batch, self._steps - 1))  # further steps belong to the same epoch
+        if epoch < self.start_epoch:
+            return
+        if self._is_over(epoch):
+            self._finish()
+            return
+        self._set(self._rate_at(epoch))
+        self._unfinished = not self.staircase and self.end_epoch is not None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Logs the rate as "lr"."""
+        if self._unfinished and self._is_over(self._epoch_at(self._steps)):
+            self._finish()
+        if logs is not None:
+            logs["lr"] = compat.learning_rate(self.model.optimizer)
+
+    def _start(self, epoch: int) -> None:
+        """Places the first epoch of this `fit` in the schedule; the same on every rank."""
+        job = context.current()
+        steps = self.steps_per_epoch or (self.params or {}).get("steps") or 0
+        counted = compat.step_counter(self.model.optimizer)
+        if job.topology.size > 1:
+            steps, counted = (int(number) for number in allreduce(
+                tf.constant([max(steps, 0), counted], tf.int64), op=Min, name="the learning rate's steps"))
+        needed = steps <= 0 and not self._is_over(epoch)
+        if needed and not self.staircase:
+            raise self._error("the steps of an epoch must be known",
+                              f"pass steps_per_epoch= to {type(self).__name__}, or to fit()", steps=None)
+        if needed and counted and not epoch:
+            raise self._error("the steps of an epoch must be known where training goes on",
+                              f"pass steps_per_epoch= to {type(self).__name__}, or initial_epoch= to fit()",
+                              steps=None, iterations=counted)
+        self._steps = max(steps, 0)
+        disagree = bool(counted and epoch and (not steps or counted // steps != epoch))
+        self._ahead = 0 if disagree or not steps else counted - epoch * steps
+        if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+            began = self._epoch_at(0)
+            text = self._plan(job.topology.size) + (self._progress(began) if began else "")
+            say(text + (f" (initial_epoch counts, though the optimizer is at step {counted})" if disagree else ""))
+
+    def _epoch_at(self, batch: int) -> float:
+        """The schedule's epoch after `batch` steps of the current one: whole epochs for a staircase."""
+        if not self._steps:
+            return self.current_epoch
+        done = self.current_epoch * self._steps + (self._ahead or 0) + batch
+        return done // self._steps if self.staircase else done / self._steps
+
+    def _is_over(self, epoch: float) -> bool:
+        return self.end_epoch is not None and epoch >= self.end_epoch
+
+    def _finish(self) -> None:
+        """Sets the rate of the last step, which lay within an execution of several steps."""
+        if self._unfinished and self.end_epoch is not None:
+            self._unfinished = False
+            self._set(self._rate_at((math.ceil(round(self.end_epoch * self._steps, 6)) - 1) / self._steps))
+
+    def _rate_at(self, epoch: float) -> float:
+        multiplier = self.multiplier(epoch) if callable(self.multiplier) else self.multiplier
+        try:
+            rate = self.initial_lr * float(multiplier)
+        except (TypeError, ValueError):
+            rate = math.nan
+        if not 0 <= rate < math.inf:
+            raise self._error("the multiplier must return a number that is not negative", epoch=epoch,
+                              multiplier=multiplier)
+        return rate
+
+    def _set(self, rate: float) -> None:
+        """Sets the learning rate, and corrects the momentum where it changes."""
+        optimizer = self.model.optimizer
+        old = compat.learning_rate(optimizer) if self._rate is None else self._rate
+        self._rate = compat.as_learning_rate(optimizer, rate)
+        if self._rate == old:
+            return
+        compat.set_learning_rate(optimizer, rate)
+        if self.momentum_correction and old:
+            slots = compat.velocities(optimizer)
+            if slots:
+                _multiply(slots, tf.constant(self._rate / old, tf.float64))
+
+    def _plan(self, size: int) -> str:  # noqa: ARG002 - the warm-up's
+        """What will happen, for the line at the start of training."""
+        factor = self.multiplier
+        if callable(factor):
+            name = getattr(factor, "__name__", "<lambda>")
+            factor = f"{'multiplier' if name == '<lambda>' else name}(epoch)"
+        else:
+            factor = f"{factor:g}"
+        end = "on" if self.end_epoch is None else f"to {self.end_epoch:g}"
+        return (f"learning rate: {self.initial_lr:g} x {factor} from epoch {self.start_epoch:g} {end}"
+                f"{'' if self.staircase else ', changing at each step'}")
+
+    def _progress(self, epoch: float) -> str:
+        """Where training goes on, for the same line."""
+        if self._is_over(epoch):
+            now = f"it is over and leaves {compat.learning_rate(self.model.optimizer):g}"
+        elif epoch < self.start_epoch:
+            now = "still to come"
+        else:
+            now = f"{self._rate_at(epoch):g}"
+        return f"; goes on at epoch {epoch:g}: {now}"
+
+    def _checked(self, name: str, value: Any, least: float | None = None) -> float:
+        """The argument as it is, if it is a number of at least `least`, or positive."""
+        right = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not right or (value <= 0 if least is None else value < least):
+            allowed = "a positive number" if least is None else f"a number of at least {least:g}"
+            raise self._error(f"{name} must be {allowed}", self._instead_of_a_schedule()
+                              if compat.is_schedule(value) else f"pass {name}=0.1, for example", **{name: value})
+        return value  # type: ignore[no-any-return]
+
+    def _instead_of_a_schedule(self) -> str:
+        return ("give the optimizer a number; or leave the callback out, and let the schedule in the optimizer decide"
+                " (multiply its rates by hvd.size())")
+
+    def _error(self, must_hold: str, hint: str = "", **received: object) -> UsageError:
+        return UsageError(explain(f"{type(self).__name__}: {must_hold}", hint, **received))
+
+
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+def _multiply(slots: list[tf.Variable], factor: Any) -> None:
+    """Multiplies all slots in one call, since it may happen at each step."""
+    for slot in slots:
+        slot.assign(slot * tf.cast(factor, slot.dtype))

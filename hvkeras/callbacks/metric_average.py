@@ -1,0 +1,73 @@
+"""`MetricAverageCallback`: what other callbacks add to the logs becomes the ranks' mean."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat, context
+from hvkeras.functions import allgather_object
+from hvkeras.output import prints_at, say
+
+_Callback: Any = compat.default_keras().callbacks.Callback
+
+
+class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+    """Averages the numbers in an epoch's logs over the ranks.
+
+    The loss and the metrics of Keras are exact and the same on every rank without it. It averages what
+    callbacks before it in the list have added to the logs, and gives every rank the same keys. What is no
+    number is left alone.
+
+    Example:
+        model.fit(dataset, callbacks=[Measure(), hvd.callbacks.MetricAverageCallback(),
+                                      keras.callbacks.EarlyStopping("measured")])
+
+    Args:
+        device: Accepted for Horovod's sake.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+        self._said: set[str] = set()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Averages the logs in place, for the callbacks that follow."""
+        job = context.current()
+        if job.topology.size == 1:
+            return
+        mine = {key: value for key, value in ((key, _number(value)) for key, value in (logs or {}).items())
+                if value is not None}
+        by_rank = allgather_object(mine, name="logs of the epoch")
+        for key in dict.fromkeys(key for found in by_rank for key in found):
+            values = [found[key] for found in by_rank if key in found]
+            if len(values) < len(by_rank) and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+                self._say_lacking(key, [rank for rank, found in enumerate(by_rank) if key not in found])
+            if logs is not None and (key in mine or key not in logs):
+                logs[key] = _mean(values)
+
+    def _say_lacking(self, key: str, ranks: list[int]) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            say(f"MetricAverageCallback: {key!r} is no number in the logs of rank{'s' * (len(ranks) > 1)}"
+                f" {', '.join(map(str, ranks))}; its mean is over the other ranks")
+
+
+def _number(value: Any) -> float | int | None:
+    """The value as a Python number; None if it is none, or a truth value, or an array."""
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _mean(values: list[Any]) -> Any:
+    """The mean; equal values give just that value."""
+    return values[0] if all(value == values[0] for value in values) else math.fsum(values) / len(values)
