@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
 
@@ -13,11 +14,29 @@ from hvkeras.errors import UnsupportedError, explain
 
 def require_no_xla(backend: Any) -> None:
     """Raises UnsupportedError when the graph under construction goes to XLA and the backend cannot."""
-    if backend.supports_xla or tf.executing_eagerly():
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+    if not backend.supports_xla and compiled_by_xla():
         raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA",
                                        "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
+
+
+def compiled_by_xla() -> bool:
+    """Whether the graph under construction goes to XLA."""
+    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+
+
+def under_tape() -> bool:
+    """Whether a gradient tape is recording in this thread."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def function_graph() -> Any:
+    """The function under construction, which branches and bodies of conditions and loops belong to; None if eager."""
+    if tf.executing_eagerly():
+        return None
+    graph = ops.get_default_graph()
+    while isinstance(graph, _CONTROL_FLOW_GRAPHS):
+        graph = graph.outer_graph
+    return graph
 
 
 def count_in_graph(content: str) -> int:
@@ -25,11 +44,9 @@ def count_in_graph(content: str) -> int:
 
     The branches and bodies of conditions and loops count with the function that they are in.
     """
-    if tf.executing_eagerly():
+    graph = function_graph()
+    if graph is None:
         return 0
-    graph = ops.get_default_graph()
-    while isinstance(graph, _CONTROL_FLOW_GRAPHS):
-        graph = graph.outer_graph
     if not hasattr(graph, "_hvkeras_counts"):
         graph._hvkeras_counts = {}
     counts: dict[str, int] = graph._hvkeras_counts

@@ -69,6 +69,7 @@ class _Source:
     """A source of a tape, which may be a tensor, in the form in which gradients know variables."""
 
     def __init__(self, source: Any, number: int) -> None:
+        self.source = source
         self._unique_id = _key(source)
         self.name = compat.variable_name(source) if hasattr(source, "trainable") else f"source {number}"
 
