@@ -41,10 +41,13 @@ _HOMES = {
     "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
     "hvkeras.compression": ("Compression",),
     "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    "hvkeras.sharding": ("shard",),
+    "hvkeras.prediction": ("predict",),
     "hvkeras.saving": ("load_model",),
     "hvkeras.output": ("verbose", "rank0_callbacks"),
-    "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "UnsupportedError", "MachineError",
-                       "PeerError"),
+    "hvkeras.fit": ("alone",),
+    "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",
+                       "MachineError", "PeerError"),
 }
 _ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("callbacks", "keras", "tensorflow")

@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs
+from hvkeras import compat, context, graphs, recording
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
+from hvkeras.joining import joining
 from hvkeras.operations import Average, Scaling, Sum, members, number_in_graph, on_device, operation_of, scale, shaped
 from hvkeras.process_sets import ProcessSet, global_process_set
 
@@ -119,9 +120,12 @@ def reduce_gradients(
         UnsupportedError: The step is compiled by XLA, and the backend cannot.
     """
     ranks = members(exchange.process_set, "gradients")
+    recording.step(gradients, variables, local)
     if len(ranks) == 1:
         return list(gradients)
     graphs.require_no_xla(context.current().backend)
+    if joining.active:
+        gradients = joining.weighed(gradients, exchange.op, exchange.process_set)
     results = [
         tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) and exchange.sparse_as_dense
         else gradient for gradient in gradients

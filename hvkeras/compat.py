@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -251,6 +253,12 @@ def hook_jit_compile(refuse: Callable[[], bool]) -> None:
     hook(keras.Model, "_resolve_auto_jit_compile", resolve)
 
 
+def hook_model_calls(around: Callable[..., Any]) -> None:
+    """Puts `around(original, model, *args, **kwargs)` around every call of a model."""
+    for family in loaded_families():
+        hook(sys.modules[family].Model, "__call__", around)
+
+
 def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
     """Puts `replacement(original, self, *args, **kwargs)` in the place of a method, once.
 
@@ -277,6 +285,26 @@ def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
     return True
 
 
+def hook_stop_training(family: str, agreed: Callable[[Any, bool], bool]) -> None:
+    """Makes `model.stop_training` read `agreed(model, own)`, where `own` is what this rank has set."""
+
+    def read(model: Any) -> bool:
+        return agreed(model, bool(model.__dict__.get("stop_training", False)))
+
+    def write(model: Any, value: bool) -> None:
+        model.__dict__["stop_training"] = value
+
+    cls = sys.modules[family].Model
+    if not hasattr(cls.__dict__.get("stop_training"), "_hvkeras_hook"):
+        # Assigning what an attribute reads already is dropped by TensorFlow, so instances may lack one of their own.
+        _hooked.append((cls, "stop_training", False))
+        cls.stop_training = _HookedAttribute(read, write)
+
+
+class _HookedAttribute(property):
+    _hvkeras_hook = True
+
+
 def unhook_all() -> None:
     """Gives every hooked class back its own methods."""
     while _hooked:
@@ -289,6 +317,210 @@ def unhook_all() -> None:
 
 # Class, method, and what stood in the class itself; the latest last.
 _hooked: list[tuple[type, str, Any]] = []
+
+
+# Training: `fit`, `evaluate`, their logs and their data.
+
+
+def loaded_families() -> list[str]:
+    """The Kerases that this process has: the one that `tf.keras` is, and any other that is imported."""
+    default_keras()
+    return [name for name in (KERAS, TF_KERAS) if hasattr(sys.modules.get(name), "Model")]
+
+
+@dataclass(frozen=True)
+class TrainingHooks:
+    """What stands around the training methods of a Keras model; each calls the original that it is given first.
+
+    Attributes:
+        fit: Around `fit`.
+        evaluate: Around `evaluate`.
+        reset_metrics: Around `reset_metrics`.
+        logs: Around the method that makes the logs of an epoch or an evaluation from the metrics, outside of graphs.
+        data: Called with a `KerasData` or `TfKerasData` whenever data is made ready to be iterated over.
+        stop_training: Called with a model and what this rank set; says what `model.stop_training` is.
+    """
+
+    fit: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    reset_metrics: Callable[..., Any]
+    logs: Callable[..., Any]
+    data: Callable[[Any], None]
+    stop_training: Callable[[Any, bool], bool]
+
+
+def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
+    """Sets the hooks for the models of one Keras.
+
+    Returns:
+        What this version of Keras lacks, in words; empty as a rule.
+    """
+    model = sys.modules[family].Model
+    if family == KERAS:
+        from keras.src.backend.tensorflow import trainer
+
+        source, method = getattr(trainer, "TFEpochIterator", object), "__init__"
+        seen_as: Any = KerasData
+        logs = "_get_metrics_result_or_logs"
+    else:
+        from tf_keras.src.engine import data_adapter
+
+        source, method = data_adapter.DataHandler, "_configure_dataset_and_inferred_steps"
+        seen_as = TfKerasData
+        logs = "_validate_and_get_metrics_result"
+
+    def ready(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        hooks.data(seen_as(self))
+
+    hook_stop_training(family, hooks.stop_training)
+    found = {name: hook(model, name, getattr(hooks, name)) for name in ("fit", "evaluate", "reset_metrics")}
+    found["the logs of fit"] = hook(model, logs, hooks.logs)
+    found["the data of fit"] = source is not object and hook(source, method, ready)
+    return [what for what, there in found.items() if not there]
+
+
+def bound_fit(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call of Keras's own `fit` by name, with their defaults."""
+    owner = next(module for module in loaded_families() if isinstance(model, sys.modules[module].Model))
+    bound = inspect.signature(sys.modules[owner].Model.fit).bind(model, *arguments, **named)
+    bound.apply_defaults()
+    return bound
+
+
+def callback_class(model: Any) -> Any:
+    """The base class of callbacks for a model."""
+    owner = next(module for module in loaded_families() if isinstance(model, sys.modules[module].Model))
+    return sys.modules[owner].callbacks.Callback
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many steps of the model run in one call of its train function."""
+    steps: Any = getattr(model, "steps_per_execution", None)
+    steps = getattr(model, "_steps_per_execution", 1) if steps is None else steps
+    return int(steps.numpy() if hasattr(steps, "numpy") else steps)
+
+
+def forget_train_function(model: Any) -> None:
+    """Makes Keras trace the training step anew."""
+    model.train_function = None
+
+
+def metrics_are_built(model: Any) -> bool:
+    """Whether the model's compiled metrics have their state, which they get with the first batch."""
+    compiled = getattr(model, "_compile_metrics", None) or getattr(model, "compiled_metrics", None)
+    return bool(getattr(compiled, "built", getattr(compiled, "_built", True)))
+
+
+class KerasData:
+    """What Keras 3's `fit` or `evaluate` iterates over.
+
+    Attributes:
+        steps: `steps_per_epoch` as the user gave it, or None.
+        batches: The batches that one pass over the data has; None if unknown, -1 if they never end.
+        last_rows: The rows of the last batch; None if unknown.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self.steps: int | None = iterator.steps_per_epoch
+        adapter = iterator.data_adapter
+        self.batches = _batches(adapter.num_batches, iterator._distributed_dataset)
+        self.last_rows = adapter.partial_batch_size or adapter.batch_size
+
+    def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
+        """Replaces the data.
+
+        Args:
+            dataset: Makes the new dataset from the old one.
+            batches: How many batches it has; None if unknown.
+        """
+        self._iterator._distributed_dataset = dataset(self._iterator._distributed_dataset)
+        self._iterator.data_adapter = _Counted(self._iterator.data_adapter, batches)
+        self._iterator._num_batches = batches
+
+    def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
+        """Changes what each pass over the data gives; parameters as for `change`."""
+        self.change(of_one_pass, batches)
+
+    def take_steps(self, steps: int) -> None:
+        """Sets `steps_per_epoch`."""
+        self._iterator.steps_per_epoch = steps
+
+
+class TfKerasData:
+    """What tf_keras's `fit` or `evaluate` iterates over; attributes as of `KerasData`."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        adapter = handler._adapter
+        self.steps: int | None = handler._steps_per_epoch
+        self.batches = _batches(adapter.get_size(), handler._dataset if adapter.get_size() is None else None)
+        self.last_rows = adapter.partial_batch_size() or adapter.batch_size()
+
+    def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
+        """Replaces the data; as of `KerasData`."""
+        handler = self._handler
+        handler._dataset = dataset(handler._dataset)
+        if self.steps is None:
+            handler._inferred_steps = batches
+            handler._infer_steps = lambda *_: batches
+
+    def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
+        """Changes what each pass gives; data of arrays are one dataset that holds all passes."""
+        passes = self.batches
+        if self._handler._adapter.should_recreate_iterator() or not passes:
+            self.change(of_one_pass, batches)
+            return
+        self.change(lambda dataset: dataset.window(passes).flat_map(
+            lambda *parts: of_one_pass(_zipped(parts))), batches)
+
+    def take_steps(self, steps: int) -> None:
+        """Sets `steps_per_epoch`; as of `KerasData`."""
+        self._handler._steps_per_epoch = self._handler._inferred_steps = steps
+
+
+def _zipped(parts: Any) -> Any:
+    """The dataset of elements whose components a window gives as datasets."""
+    return tf.data.Dataset.zip(parts) if len(parts) > 1 or isinstance(parts[0], (tuple, dict)) else parts[0]
+
+
+def _batches(counted: Any, dataset: Any) -> int | None:
+    if counted is not None:
+        return int(counted) if counted != float("inf") else -1
+    cardinality = getattr(dataset, "cardinality", None)
+    number = int(cardinality()) if cardinality is not None else int(tf.data.UNKNOWN_CARDINALITY)
+    if number == tf.data.INFINITE_CARDINALITY:
+        return -1
+    return number if number >= 0 else None
+
+
+class _Counted:
+    """A data adapter of Keras 3 that has another number of batches."""
+
+    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+
+def metric_groups(model: Any) -> list[list[Any]]:
+    """The model's metrics in order; one list for each entry of `model.metrics`, empty where it is not built yet."""
+    return [list(metric.metrics) if type(metric).__name__ == "CompileMetrics" else [metric] for metric in model.metrics]
+
+
+def is_of_keras(cls: type) -> bool:
+    """Whether Keras itself defines a class."""
+    return cls.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def aggregation_of(variable: Any) -> str:
+    """How a metric's variable says that replicas are merged: "sum" (the default), "mean", ..."""
+    aggregation = getattr(variable, "aggregation", None)
+    name = getattr(aggregation, "name", aggregation)  # an enum in TensorFlow, a string in Keras 3
+    return str(name or "sum").lower()
 
 
 # Models and variables.
@@ -345,3 +577,56 @@ def variable_key(variable: Any) -> Any:
 def variable_name(variable: Any) -> str:
     """A variable's name for messages."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed variable")
+
+
+# Batches loaded by Python: `PyDataset` of Keras 3, `Sequence` of tf_keras.
+
+
+def batches_base(data: Any) -> Any:
+    """The base class whose batches Keras loads: `PyDataset` or tf_keras's `Sequence`; None for other data."""
+    keras: Any = sys.modules.get("keras")
+    tf_keras: Any = sys.modules.get("tf_keras")
+    if hasattr(keras, "utils") and isinstance(data, keras.utils.PyDataset):
+        return keras.utils.PyDataset
+    if hasattr(tf_keras, "utils") and isinstance(data, tf_keras.utils.Sequence):
+        return tf_keras.utils.Sequence
+    return None
+
+
+def count_batches(data: Any) -> int | None:
+    """How many batches a `PyDataset` or `Sequence` has; None if they never end."""
+    found = data.num_batches if hasattr(data, "num_batches") else len(data)
+    return None if found is None else int(found)
+
+
+def loading_options(data: Any) -> dict[str, Any]:
+    """How Keras 3 is to load a `PyDataset`, as its constructor takes it; tf_keras is told in `fit`."""
+    names = ("workers", "use_multiprocessing", "max_queue_size")
+    return {name: getattr(data, name) for name in names if hasattr(data, name)} if hasattr(data, "num_batches") else {}
+
+
+def overrides(instance: Any, method: str) -> bool:
+    """Whether the class of a `PyDataset` or `Sequence` has a method of its own in the place of Keras's."""
+    base = batches_base(instance)
+    return getattr(type(instance), method, None) is not getattr(base, method, None)
+
+
+def hook_shuffle_of_batches(base: type, decide: Callable[[Any, bool], bool]) -> bool:
+    """Puts `decide(data, shuffle)` before Keras's choice whether it loads the batches of `data` in random order.
+
+    Args:
+        base: `PyDataset` or `Sequence`, whichever the data are.
+        decide: Takes the data and what the caller of `fit` said; returns what Keras is to do.
+
+    Returns:
+        Whether this Keras has the place for it.
+    """
+    name = base.__module__.split(".")[0]
+    module, adapter = {"keras": ("keras.src.trainers.data_adapters.py_dataset_adapter", "PyDatasetAdapter"),
+                       "tf_keras": ("tf_keras.src.engine.data_adapter", "KerasSequenceAdapter")}[name]
+
+    def adapt(original: Callable[..., Any], self: Any, x: Any, *args: Any, shuffle: bool = False, **kwargs: Any) -> Any:
+        return original(self, x, *args, shuffle=decide(x, shuffle), **kwargs)
+
+    found = getattr(sys.modules.get(module), adapter, None)
+    return found is not None and hook(found, "__init__", adapt)

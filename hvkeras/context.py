@@ -121,6 +121,14 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
         backend_class(requested)
     launch = detect_launch()
     _job = _join(launch, settings, requested) if launch.size > 1 else _alone(launch, settings, requested)
+    if settings.record:
+        from hvkeras import recording
+
+        recording.start(_job)
+    if launch.size > 1 or settings.record:
+        from hvkeras import fit
+
+        fit.install()
     if process_sets and not isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
         from hvkeras.process_sets import add_process_set
 
@@ -133,8 +141,11 @@ def shutdown() -> None:
     global _job
     if _job is None:
         return
+    from hvkeras import compat, recording
     from hvkeras.process_sets import forget_process_sets
 
+    recording.finish()
+    compat.unhook_all()
     forget_process_sets()
     job, _job = _job, None
     job.backend.stop()

@@ -18,6 +18,10 @@ class NotInitializedError(UsageError):
     """A function that needs the job was called before `init()` or after `shutdown()`."""
 
 
+class DivergenceError(UsageError):
+    """The ranks train different models, or the weights of their models have come apart."""
+
+
 class UnsupportedError(HvkerasError, NotImplementedError):
     """A backend cannot do an operation; the message names both, and what to do instead."""
 

@@ -98,7 +98,7 @@ def broadcast_object(
     mine = context.current().topology.rank == root_rank
     data = np.frombuffer(pickle.dumps(obj), np.uint8) if mine else np.zeros(0, np.uint8)
     called = name or "object"
-    length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{called}.length")[0]
+    length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{called} (length)")[0]
     if not mine:
         data = np.zeros(int(length[0]), np.uint8)
     received = broadcast_raw([tf.constant(data)], root_rank, ranks, called)[0]
@@ -132,7 +132,7 @@ def allgather_object(
     _require_eager(session)
     data = np.frombuffer(pickle.dumps(obj), np.uint8)
     called = name or "object"
-    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called}.length").numpy()
+    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called} (length)").numpy()
     everything = allgather_raw(tf.constant(data), ranks, called).numpy()
     ends = np.cumsum(lengths)
     return [pickle.loads(everything[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]

@@ -186,10 +186,20 @@ def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: boo
     mixin = _DistributedKeras if family == compat.KERAS else _DistributedTfKeras
     attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": (passes, average), "_hvkeras_plain": plain}
     compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
-    compat.hook_loss_scale(str(family), _reduce_before_loss_scale)
-    if family == compat.KERAS:
-        compat.hook_jit_compile(_refuses_xla)
+    install_hooks(str(family))
     return optimizer
+
+
+def install_hooks(family: str) -> None:
+    """Sets what distributed optimizers of one Keras need in that Keras; nothing on one rank.
+
+    Args:
+        family: Which Keras.
+    """
+    if context.is_initialized() and context.current().topology.size > 1:
+        compat.hook_loss_scale(family, _reduce_before_loss_scale)
+        if family == compat.KERAS:
+            compat.hook_jit_compile(_refuses_xla)
 
 
 def distributed_part(optimizer: Any) -> Any:

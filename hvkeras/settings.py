@@ -44,6 +44,20 @@ def _switch(text: str) -> bool:
     raise ValueError("a switch is on or off")
 
 
+def _uneven(text: str) -> str:
+    policy = text.strip().lower()
+    if policy not in ("trim", "join", "error"):
+        raise ValueError("it is trim, join or error")
+    return policy
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("it is a positive number")
+    return value
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -96,6 +110,11 @@ TABLE: tuple[Setting, ...] = (
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
     Setting("bucket_size", _size, 25 * 1024**2, "Bytes of gradients fused into one collective (for example 25MiB).",
             horovod="HOROVOD_FUSION_THRESHOLD"),
+    Setting("uneven", _uneven, "trim", "What fit does where ranks have unlike numbers of batches: trim them to the"
+            " fewest, join (go on without weight), or error."),
+    Setting("guard", _switch, True, "Whether fit makes sure that all ranks keep the same weights."),
+    Setting("guard_steps", _positive, 200, "Steps between two such looks at the weights; after the first step and at"
+            " the end of an epoch it looks anyway."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
     Setting("secret", str, "", "The job's secret, the same on every rank; needed by TF_CONFIG jobs on several hosts."),
@@ -106,6 +125,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("run_local_rank", int, None, "Local rank, set by `hvkeras run`.", internal=True),
     Setting("run_local_size", int, None, "Ranks on this host, set by `hvkeras run`.", internal=True),
     Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
+    Setting("record", str, "", "Folder that ranks write their record to, set by `hvkeras compare`.", internal=True),
 )
 
 

@@ -36,7 +36,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
-        self._local = {compat.variable_key(variable) for variable in local_variables or ()}
+        self.local_keys = {compat.variable_key(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
         """Keeps a variable out of the broadcast.
@@ -44,7 +44,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         Args:
             var: A variable of the model.
         """
-        self._local.add(compat.variable_key(var))
+        self.local_keys.add(compat.variable_key(var))
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts, if the model has its weights on every rank."""
@@ -71,6 +71,6 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         if optimizer is not None:
             compat.build_optimizer(optimizer, self.model.trainable_variables)
             variables += compat.optimizer_variables(optimizer)
-        broadcast_variables([variable for variable in variables if compat.variable_key(variable) not in self._local],
+        broadcast_variables([variable for variable in variables if compat.variable_key(variable) not in self.local_keys],
                             self.root_rank)
         self.broadcast_done = True

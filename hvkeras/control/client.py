@@ -155,7 +155,8 @@ class ControlClient:
         self._go.wait(timeout)
 
     def leave(self) -> None:
-        """Says goodbye in good order: the job goes on without this rank."""
+        """Says goodbye in good order: the job goes on without this rank, of which no newer counts will come."""
+        self._send(self._beat())
         self._send({"type": "leave"})
 
     def close(self) -> None:

@@ -255,8 +255,10 @@ class ControlServer:
                 if (rank in self._members and self._members[rank].left) or
                 (rank in self._lost and self._lost[rank].left)]
         if left and self.cause is None:
+            where = self._waits.waited_for_in(cause.rank, left[0].rank)
             cause = Cause("left", left[0].rank, left[0].host, left[0].pid,
-                          f"left the job in good order while rank {cause.rank} still needed it")
+                          f"left the job in good order while rank {cause.rank} still "
+                          + (f"waits for it in {where}" if where else "needed it"))
         self._end(cause)
 
     def _end(self, cause: Cause) -> None:

@@ -70,6 +70,11 @@ class Waits:
         self._warned = {wait: at for wait, at in self._warned.items() if wait in self._since}
         return [*self._mismatches(now), *self._lefts(now), *self._stalls(now)]
 
+    def waited_for_in(self, waiter: int | None, missing: int) -> str:
+        """Names what one rank waits in for another; "" if it is not known."""
+        found = [wait for wait in self._current() if (wait.waiter, wait.missing) == (waiter, missing)]
+        return str(self._plans[found[0].key]["label"]) if found else ""
+
     def _current(self) -> list[Wait]:
         waits = []
         for key, plan in self._plans.items():
