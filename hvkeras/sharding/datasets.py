@@ -1,0 +1,202 @@
+"""Dealing a `tf.data.Dataset`: its samples one by one, or the rows of each of its batches."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.process_sets import ProcessSet
+from hvkeras.sharding.dealing import Coverage, Deal
+from hvkeras.sharding.pipeline import (
+    batch_size,
+    batches_of,
+    is_batched,
+    lets_order_vary,
+    shuffle_seeds,
+    static_rows,
+)
+from hvkeras.sharding.proof import Facts, Hints, fingerprint, prove_same
+
+FIX = ("shard first and shuffle after it, hvd.shard(dataset, shuffle=1000).batch(32), or give shuffle() the same seed"
+       " on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed")
+HINTS = Hints(
+    call="call hvd.shard with the same arguments on every rank",
+    amount="pass the whole dataset to hvd.shard on every rank, and do not split it before",
+    order=FIX,
+    contents="pass the whole dataset to hvd.shard on every rank, not a part of it; and " + FIX,
+)
+FIRST_ELEMENTS = 8  # of an unbatched dataset that are read to compare ranks; of a batched one the first is
+
+
+def shard_dataset(
+    dataset: Any, deal: Deal, shuffle: Any, seed: int, batched: bool | None, process_set: ProcessSet
+) -> tuple[Any, Coverage]:
+    """This rank's part of a dataset."""
+    _require_options(shuffle, batched)
+    if deal.size == 1:
+        return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
+    call = f"training={deal.training}, shuffle={shuffle}, seed={seed}, batched={batched}"
+    comparable, first = prove_dataset("shard", dataset, call, process_set)
+    inferred = is_batched(dataset)
+    if batched is None:
+        batched = inferred
+    if batched is None:
+        raise UsageError(explain(
+            "It must be known whether a dataset's elements are batches", "pass batched=True to hvd.shard if each"
+            " element is a batch, batched=False if each is one sample", dataset=type(dataset).__name__,
+            element_spec=dataset.element_spec))
+    if batched and inferred is False and any(spec.shape.rank == 0 for spec in _specs(dataset)):
+        raise UsageError(explain("A batch must have a first dimension", "pass batched=False, or batch the dataset"
+                                 " before", element_spec=dataset.element_spec))
+    if batched and shuffle:
+        raise UsageError(explain("Samples are shuffled before they are batched", "write hvd.shard(dataset,"
+                                 " shuffle=1000).batch(32) with the dataset before its batch()", shuffle=shuffle))
+    share, coverage = deal_batches(dataset, deal, first) if batched else deal_samples(dataset, deal)
+    return _shuffled(share, shuffle, seed + deal.rank), coverage if comparable else coverage.doubtful()
+
+
+def prove_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -> tuple[bool, list[Any]]:
+    """Checks that all ranks read the same dataset in the same order, as `proof.prove_same`.
+
+    Returns:
+        Whether the contents could be compared, and the arrays of the elements that were.
+
+    Raises:
+        UsageError: They do not, or its order is another one at every reading.
+    """
+    seeds = shuffle_seeds(dataset)
+    count = int(dataset.cardinality())
+    first: list[Any] = []
+    amounts = {tf.data.UNKNOWN_CARDINALITY: "unknown", tf.data.INFINITE_CARDINALITY: "infinite"}
+
+    def look() -> Facts:
+        if (0, 0) in seeds:
+            raise UsageError(explain("A dataset that all ranks share must be read in the same order by all, but"
+                                     " shuffle() without a seed gives each rank its own", FIX, dataset=type(dataset)
+                                     .__name__))
+        if lets_order_vary(dataset):
+            raise UsageError(explain("A dataset that all ranks share must be read in the same order by all",
+                                     "take deterministic=False out of the dataset's options, map, batch and"
+                                     " interleave; after hvd.shard it may come back", deterministic=False))
+        first.extend(_first(dataset))
+        return Facts(f"{dataset.element_spec}, {call}", f"{amounts.get(count, f'{count:,}')} elements",
+                     f"seeds of shuffles {seeds}", fingerprint(first))
+
+    return prove_same(name, look, lambda: _first(dataset), HINTS, process_set), first
+
+
+def _first(dataset: Any) -> list[Any]:
+    """The elements that are compared between ranks."""
+    count = 1 if is_batched(dataset) else FIRST_ELEMENTS
+    return [tf.expand_dims(leaf, 0) if isinstance(leaf, tf.Tensor) and leaf.shape.rank == 0 else leaf
+            for element in itertools.islice(dataset, count) for leaf in tf.nest.flatten(element)]
+
+
+def _require_options(shuffle: Any, batched: Any) -> None:
+    if shuffle is True or not isinstance(shuffle, int) or shuffle < 0:
+        raise UsageError(explain("A dataset is shuffled through a buffer of so many samples",
+                                 "pass shuffle=1000, or another number of samples", shuffle=shuffle))
+    if batched not in (None, True, False):
+        raise UsageError(explain("batched must be True, False or None", "leave it out", batched=batched))
+
+
+def _shuffled(dataset: Any, buffer_size: int, seed: int) -> Any:
+    return dataset.shuffle(buffer_size, seed=seed, reshuffle_each_iteration=True) if buffer_size else dataset
+
+
+def deal_samples(dataset: Any, deal: Deal) -> tuple[Any, Coverage]:
+    """This rank's samples of an unbatched dataset, dealt one by one."""
+    count = int(dataset.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        return dataset.shard(deal.size, deal.rank), _unknown(deal, "1 of every {size} samples of an endless dataset")
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        note = "1 of every {size} samples of a dataset of unknown length, overlap 0, dropped "
+        if not deal.training:
+            return dataset.shard(deal.size, deal.rank), _unknown(deal, note + "0")
+        return _full_groups(dataset, deal), _unknown(deal, note + f"at most {deal.size - 1}")
+    if deal.training and count < deal.size:
+        raise UsageError(explain("Training needs at least one sample a rank", "start fewer ranks, or train without"
+                                 " hvd.shard", samples=count, ranks=deal.size))
+    coverage = Coverage(len(deal.rows(count)), count, deal.dropped(count))
+    return dataset.take(count - deal.dropped(count)).shard(deal.size, deal.rank), coverage
+
+
+def _full_groups(dataset: Any, deal: Deal) -> Any:
+    """Deals groups of one sample a rank; the end shows only when it comes, so the last group may be incomplete."""
+    unpacked = type(dataset.element_spec) is tuple  # then tf.data calls functions with its items
+
+    def pick(*group: Any) -> Any:
+        return tf.data.Dataset.zip(tf.nest.map_structure(lambda samples: samples.skip(deal.rank).take(1),
+                                                         group if unpacked else group[0]))
+
+    return dataset.window(deal.size, drop_remainder=True).flat_map(pick)
+
+
+def deal_batches(dataset: Any, deal: Deal, first: list[Any]) -> tuple[Any, Coverage]:
+    """This rank's part of each batch; batches too small to give it any row are left out.
+
+    `first` are the arrays of the first batch: a map() may have given it other rows than batch() says.
+    """
+    rows = batch_size(dataset)
+    if deal.training and rows is not None and rows < deal.size:
+        raise UsageError(explain("A batch must have at least one row for each rank", "give batch() the rows of a step"
+                                 " of all ranks together", batch_size=rows, ranks=deal.size))
+    known = batches_of(dataset)
+    if first and known is not None and int(leading_rows(first[0])) != (known.rows if known.full else known.last):
+        rows = known = None
+    unpacked = type(dataset.element_spec) is tuple  # then tf.data calls functions with its items
+    share = dataset.map(lambda *element: _cut(element if unpacked else element[0], deal))
+    if static_rows(dataset) is None or not deal.part_size(static_rows(dataset) or 0):
+        share = share.filter(lambda *element: leading_rows(tf.nest.flatten(element)[0]) > 0)
+        if known is not None:
+            share = share.apply(tf.data.experimental.assert_cardinality(known.cut(deal)[1]))
+        elif int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            share = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return share, _batches_coverage(dataset, deal, rows, known)
+
+
+def _batches_coverage(dataset: Any, deal: Deal, rows: int | None, known: Any) -> Coverage:
+    wasted = deal.dropped(rows or 0)
+    note = f"{wasted} of every {rows}: a batch of {rows - wasted} or {rows - wasted + deal.size} drops none" \
+        if wasted and rows else ""
+    if known is not None:
+        found = known.cut(deal)[0]
+        return Coverage(found.mine, found.total, found.dropped, note)
+    endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    most = f"at most {deal.size - 1} a batch" if deal.training else "0"
+    whole = "an endless dataset" if endless else "a dataset of unknown length"
+    return _unknown(deal, f"1/{{size}} of every batch of {whole}, overlap 0, dropped {note or most}")
+
+
+def _unknown(deal: Deal, note: str) -> Coverage:
+    return Coverage(None, None, 0, note.format(size=deal.size))
+
+
+def _cut(batch: Any, deal: Deal) -> Any:
+    """This rank's rows of a batch."""
+    leaf = tf.nest.flatten(batch)[0]
+    static = leaf.shape[0] if leaf.shape.rank else None
+    start, stop = deal.part(static if static is not None else leading_rows(leaf))
+    return tf.nest.map_structure(lambda rows: _slice(rows, start, stop), batch)
+
+
+def _slice(rows: Any, start: Any, stop: Any) -> Any:
+    if not isinstance(rows, tf.sparse.SparseTensor):
+        return rows[start:stop]
+    zeros = tf.zeros_like(rows.dense_shape)
+    first = tf.concat([[tf.cast(start, tf.int64)], zeros[1:]], 0)
+    return tf.sparse.slice(rows, first, tf.concat([[tf.cast(stop - start, tf.int64)], rows.dense_shape[1:]], 0))
+
+
+def leading_rows(leaf: Any) -> Any:
+    """The rows of a dense, ragged or sparse tensor, as a tensor."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    return leaf.dense_shape[0] if isinstance(leaf, tf.sparse.SparseTensor) else tf.shape(leaf, tf.int64)[0]
+
+
+def _specs(dataset: Any) -> list[Any]:
+    return list(tf.nest.flatten(dataset.element_spec))

@@ -1,0 +1,108 @@
+"""What a `tf.data` pipeline does, read from its stages: whether it batches, and whether its order can differ.
+
+The stages are known by the names of TensorFlow's private classes; a stage with another name makes the answer
+"not known", and the user is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.sharding.dealing import Batches
+
+_BATCHING = {"Batch", "ParallelBatch", "PaddedBatch", "DenseToSparseBatch", "MapAndBatch", "Rebatch", "LegacyRebatch"}
+_SINGLE = {"TensorSlice", "Range", "Random", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Unbatch"}
+# Stages that hand on each element as one.
+_ONE_TO_ONE = {"Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle", "AssertCardinality", "Model",
+               "CopyToDevice", "MaxIntraOpParallelism", "PrivateThreadPool", "Restructured", "Snapshot"}
+# Stages that hand on elements as they are, but not all of them, or more than once.
+_KEEPING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique", "IgnoreErrors"}
+_JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
+
+
+def _stage(dataset: Any) -> str:
+    """The name of the last stage: `Batch` for TensorFlow's class `_BatchDataset`."""
+    return type(dataset).__name__.lstrip("_").split("Dataset")[0]
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    return list(dataset._inputs()) if hasattr(dataset, "_inputs") else []
+
+
+def _stages(dataset: Any) -> list[Any]:
+    """All stages, the last first."""
+    return [dataset, *(stage for source in _inputs(dataset) for stage in _stages(source))]
+
+
+def is_batched(dataset: Any) -> bool | None:
+    """Whether the elements are batches; None if it cannot be told."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    if any(spec.shape.rank == 0 for spec in specs if hasattr(spec, "shape")):
+        return False
+    return _batches(dataset)
+
+
+def _batches(dataset: Any) -> bool | None:
+    stage, sources = _stage(dataset), _inputs(dataset)
+    if stage in _BATCHING:
+        return True
+    if stage in _SINGLE:
+        return False
+    if stage in _KEEPING and len(sources) == 1:
+        return _batches(sources[0])
+    if stage in _JOINING:
+        sources = sources[1:] if stage == "DirectedInterleave" else sources  # the first says which to take from
+        found = {answer for answer in map(_batches, sources) if answer is not None}
+        return found.pop() if len(found) == 1 else None
+    return None
+
+
+def batches_of(dataset: Any) -> Batches | None:
+    """The rows of a batched pipeline's elements, if they can be told without reading it."""
+    count = int(dataset.cardinality())
+    rows = static_rows(dataset)
+    if count < 0:
+        return None
+    if rows is not None:
+        return Batches(rows, count, 0)
+    while _stage(dataset) in _ONE_TO_ONE and len(_inputs(dataset)) == 1:
+        dataset = _inputs(dataset)[0]
+    if _stage(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch") or _stage(_inputs(dataset)[0]) in _BATCHING:
+        return None
+    rows, samples = int(dataset._batch_size), int(_inputs(dataset)[0].cardinality())
+    if samples < 0 or -(-samples // rows) != count:
+        return None
+    return Batches(rows, samples // rows, samples % rows)
+
+
+def static_rows(dataset: Any) -> int | None:
+    """The rows of every batch, if they are equally many and the shapes say so."""
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if spec.shape.rank:
+            return None if spec.shape[0] is None else int(spec.shape[0])
+    return None
+
+
+def batch_size(dataset: Any) -> int | None:
+    """The rows of a full batch, if the shapes or the batching stage say so."""
+    rows = static_rows(dataset)
+    if rows is not None:
+        return rows
+    while _stage(dataset) in _KEEPING and len(_inputs(dataset)) == 1:
+        dataset = _inputs(dataset)[0]
+    found = getattr(dataset, "_batch_size", None) if _stage(dataset) in _BATCHING else None
+    return None if found is None else int(found)
+
+
+def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
+    """The pair of seeds of each stage that shuffles or draws; (0, 0) means another order at every start."""
+    return [(int(stage._seed), int(stage._seed2)) for stage in _stages(dataset)
+            if hasattr(stage, "_seed") and hasattr(stage, "_seed2")]
+
+
+def lets_order_vary(dataset: Any) -> bool:
+    """Whether the pipeline may hand on elements as they get ready, in an order that no two runs share."""
+    return dataset.options().deterministic is False or any(
+        getattr(stage, "_deterministic", None) == "false" for stage in _stages(dataset))

@@ -1,0 +1,207 @@
+"""The proof that all ranks hold the same data: each tells the others what it has before anything is dealt."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.errors import PeerError, UsageError, explain
+from hvkeras.functions import allgather_object
+from hvkeras.process_sets import ProcessSet
+from hvkeras.sharding.structure import leaves, take_slice
+
+SAMPLED_ROWS = 64
+# Data computed on another processor may differ in the last digits; other rows differ in the first ones.
+TOLERANCE = 1e-4
+
+
+def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet) -> list[Any]:
+    """Gives every rank the results of all ranks' work; where it fails on one, it fails on all.
+
+    Args:
+        name: Identifies the exchange across ranks, and is how messages call it.
+        work: What each rank does first.
+        process_set: The ranks that take part.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        Exception: Whatever this rank's work raised.
+        PeerError: Another rank's work raised something.
+    """
+    failure: BaseException | None = None
+    result = None
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - raised below, once the others know
+        failure = error
+    told = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    gathered = allgather_object((told, result), name=name, process_set=process_set)
+    if failure is not None:
+        raise failure
+    for rank, (text, _) in zip(process_set.ranks, gathered, strict=True):
+        if text:
+            raise PeerError(explain(f"{name} must succeed on every rank", "mend what that rank reports",
+                                    **{f"rank_{rank}": text}))
+    return [value for _, value in gathered]
+
+
+def fingerprint(data: Any) -> list[Any]:
+    """What tells the contents of arrays apart: a mark for each, from up to 64 rows spread evenly."""
+    return [None if leaf is None else _mark(leaf) for leaf in leaves(data)]
+
+
+def _mark(leaf: Any) -> Any:
+    """The dtype, the shape of a row, and what the sampled rows hold."""
+    if isinstance(leaf, tf.sparse.SparseTensor):
+        rows = [np.asarray(leaf.indices), np.asarray(leaf.values)]
+    else:
+        count = int(leaf.shape[0]) if getattr(leaf, "shape", None) else len(leaf)
+        places: Any = np.unique(np.linspace(0, count - 1, min(count, SAMPLED_ROWS)).astype(int)) if count else []
+        rows = [_plain(take_slice(leaf, slice(int(place), int(place) + 1))) for place in places]
+    kind = str(getattr(rows[0], "dtype", "")) if rows else ""
+    if rows and all(np.issubdtype(row.dtype, np.inexact) for row in rows):
+        return [kind, list(rows[0].shape[1:]), [_sketch(row) for row in rows]]
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(row.tolist()).encode() if row.dtype == object else row.tobytes())
+    return [kind, list(rows[0].shape[1:]) if rows else [], digest.hexdigest()]
+
+
+def _plain(row: Any) -> Any:
+    if isinstance(row, tf.RaggedTensor):
+        return np.asarray(row.flat_values)
+    return np.asarray(row.toarray() if hasattr(row, "toarray") else row)
+
+
+def _sketch(row: Any) -> float:
+    """A number that a row's values in their order make; equal up to rounding for equal rows."""
+    values = np.nan_to_num(np.abs(row) if np.iscomplexobj(row) else row).astype(np.float64).ravel()
+    return float(values @ np.cos(np.arange(1, values.size + 1)))
+
+
+def differing(first: Sequence[Any], second: Sequence[Any]) -> list[int]:
+    """The places of arrays whose marks are not those of the same contents."""
+    if len(first) != len(second):
+        return list(range(max(len(first), len(second))))
+    return [place for place, (one, other) in enumerate(zip(first, second, strict=True)) if not _alike(one, other)]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is None or other is None or one[:2] != other[:2] or isinstance(one[2], str) or isinstance(other[2], str):
+        return bool(one == other)
+    scale = max((abs(value) for value in one[2]), default=0.0)
+    return len(one[2]) == len(other[2]) and np.allclose(one[2], other[2], rtol=TOLERANCE, atol=TOLERANCE * scale)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank tells of its data before they are dealt.
+
+    Attributes:
+        call: How it called, readable: the kind of data and the arguments.
+        amount: How much it has, readable.
+        order: What decides the order of its data, such as the seeds of shuffles; readable.
+        marks: The `fingerprint` of some of the contents.
+    """
+
+    call: str
+    amount: str
+    order: str
+    marks: list[Any]
+
+
+@dataclass(frozen=True)
+class Hints:
+    """The fixes that messages advise where ranks differ in one of `Facts`."""
+
+    call: str
+    amount: str
+    order: str
+    contents: str
+
+
+def prove_same(name: str, look: Callable[[], Facts], read: Callable[[], Any], hints: Hints,
+               process_set: ProcessSet) -> bool:
+    """Checks that all ranks hold the same data in the same order.
+
+    What one rank reads differently twice, such as images augmented at random, cannot be compared, and is left out.
+
+    Args:
+        name: Identifies the exchange across ranks.
+        look: Tells this rank's facts.
+        read: Reads the contents to compare once more.
+        hints: What to advise where they differ.
+        process_set: The ranks that take part.
+
+    Returns:
+        Whether the contents could be compared: False where all of them are random at every reading.
+
+    Raises:
+        UsageError: The first two ranks that differ, with what each has.
+    """
+    facts: list[Facts] = exchange(name, look, process_set)
+    ranks = process_set.ranks
+    require_equal("All ranks must call hvkeras alike", hints.call, [fact.call for fact in facts], ranks)
+    require_equal("All ranks must pass the same data, the whole of it", hints.amount, [fact.amount for fact in facts],
+                  ranks)
+    require_equal("All ranks must read the same data in the same order", hints.order, [fact.order for fact in facts],
+                  ranks)
+    found = [fact.marks for fact in facts]
+    if not any(differing(found[0], other) for other in found):
+        return True
+    again = exchange(f"{name} again", lambda: fingerprint(read()), process_set)
+    at_random = {place for one, other in zip(found, again, strict=True) for place in differing(one, other)}
+    for rank, other in zip(ranks, found, strict=True):
+        apart = [place for place in differing(found[0], other) if place not in at_random]
+        if apart:
+            raise UsageError(explain("All ranks must pass the same data in the same order", hints.contents, **{
+                f"rank_{ranks[0]}": _readable(found[0], apart[0]), f"rank_{rank}": _readable(other, apart[0])}))
+    return len(at_random) < len(found[0])
+
+
+def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Checks that something is the same on all ranks.
+
+    Args:
+        must_hold: What the message says.
+        hint: The fix.
+        values: One a rank, readable.
+        ranks: The ranks that gave them.
+
+    Raises:
+        UsageError: The first two ranks that differ, with both values.
+    """
+    for rank, value in zip(ranks, values, strict=True):
+        if value != values[0]:
+            raise UsageError(explain(must_hold, hint, **{f"rank_{ranks[0]}": values[0], f"rank_{rank}": value}))
+
+
+def _readable(marks: Sequence[Any], place: int) -> str:
+    """A short text for a mark: `float32 rows of shape [8], contents 3f2a`."""
+    if place >= len(marks) or marks[place] is None:
+        return f"{len(marks)} arrays" if place >= len(marks) else "None"
+    kind, shape, contents = marks[place]
+    digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:8]
+    return f"array {place}: {kind} rows of shape {shape}, contents {digest}"
+
+
+@contextlib.contextmanager
+def common_randomness(seed: int) -> Iterator[None]:
+    """Makes NumPy's and Python's global random numbers equal on all ranks for a while."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

@@ -1,0 +1,233 @@
+"""Dealing a `keras.utils.PyDataset` or a `tf_keras.utils.Sequence`: whole batches, and parts of the last ones."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat, context
+from hvkeras.errors import UsageError, explain
+from hvkeras.output import prints_at, say
+from hvkeras.process_sets import ProcessSet
+from hvkeras.sharding.dealing import Batches, Coverage, Deal
+from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, prove_same
+from hvkeras.sharding.structure import concatenate, count_rows, map_leaves, take_slice
+
+ENDLESS = 2**62  # more batches than anyone counts to
+HINTS = Hints(
+    call="call hvd.shard with the same arguments on every rank",
+    amount="construct the same data on every rank, the whole of them, and do not split them before hvd.shard",
+    order="",
+    contents="construct the same data on every rank, and shuffle them with a random generator of their own that has"
+             " the same seed on every rank",
+)
+
+
+def shard_sequence(
+    data: Any, deal: Deal, shuffle: Any, seed: int, process_set: ProcessSet
+) -> tuple[Any, Coverage]:
+    """This rank's share of the batches."""
+    if shuffle:
+        raise UsageError(explain("The order of batches is shuffled by model.fit", "leave shuffle out here; fit(shuffle="
+                                 "True), its default, shuffles each rank's batches", shuffle=shuffle))
+    count = compat.count_batches(data)
+    if deal.size == 1:
+        return data, Coverage(None, None, 0, "the whole data")
+    rows = [0, 0]
+
+    def look() -> Facts:
+        _require_batches(count)
+        first, last = _ends(data, count, seed)
+        rows[:] = [count_rows(batch) for batch in (first, last)]
+        if not 0 < rows[1] <= rows[0]:
+            raise UsageError(explain("Batches must have equally many rows, and the last one as many or fewer",
+                                     "let __getitem__ return full batches", batch_0=rows[0], last_batch=rows[1]))
+        return Facts(f"batches of {type(data).__name__}, training={deal.training}, seed={seed}", _amount(count, rows),
+                     "", fingerprint([first, last]))
+
+    comparable = prove_same("shard", look, lambda: _ends(data, count, seed), HINTS, process_set)
+    batches = None if count is None else Batches(rows[0], count - (rows[1] < rows[0]), rows[1] % rows[0])
+    if not compat.hook_shuffle_of_batches(compat.batches_base(data), _who_shuffles) and prints_at(
+            context.current().settings, "WARNING"):
+        say("this Keras is not known well enough to shuffle sharded batches; pass shuffle=False to model.fit")
+    share, coverage = deal_sequence(data, deal, batches, rows[0], seed, EpochEnd(data, seed, process_set))
+    return share, coverage if comparable else coverage.doubtful()
+
+
+def _require_batches(count: int | None) -> None:
+    if count == 0:
+        raise UsageError(explain("Data to shard must have batches", "give __len__ the number of batches", batches=0))
+
+
+def _ends(data: Any, count: int | None, seed: int) -> tuple[Any, Any]:
+    """The first and the last batch, read with the same global random numbers on every rank."""
+    with common_randomness(seed):
+        first = data[0]
+    with common_randomness(seed):
+        return first, first if count in (None, 1) else data[count - 1]
+
+
+def _amount(count: int | None, rows: Sequence[int]) -> str:
+    return f"batches of {rows[0]} without end" if count is None else \
+        f"{count:,} batches, of {rows[0]} rows and the last of {rows[1]}"
+
+
+def deal_sequence(data: Any, deal: Deal, batches: Batches | None, rows: int, seed: int = 0,
+                  end: EpochEnd | None = None) -> tuple[Any, Coverage]:
+    """This rank's share of batches that all ranks can load.
+
+    Args:
+        data: The whole.
+        deal: For whom.
+        batches: The rows of all batches; None if they never end.
+        rows: The rows of a full batch.
+        seed: Of the order of batches.
+        end: What to do at the end of an epoch.
+    """
+    uneven = rows if deal.training else None
+    if batches is None:
+        share = share_like(data)(data, range(deal.rank, ENDLESS, deal.size), [], uneven, endless=True, end=end)
+        return share, Coverage(None, None, 0, f"1 of every {deal.size} batches of endless data")
+    wholes, pieces = batches.rounds(deal)
+    if deal.training and not wholes and not pieces:
+        raise UsageError(explain("Training needs at least one sample a rank", "start fewer ranks, or train without"
+                                 " hvd.shard", samples=batches.total, ranks=deal.size))
+    mine = len(wholes) * rows + sum(stop - start for _, start, stop in pieces)
+    coverage = Coverage(mine, batches.total, deal.dropped(batches.total))
+    # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric.
+    pieces = pieces if wholes or pieces else [(0, 0, 0)]
+    return share_like(data)(data, wholes, pieces, uneven, end=end, order=(seed, deal.rank)), coverage
+
+
+def _who_shuffles(data: Any, shuffle: bool) -> bool:
+    """Whether Keras is to shuffle the batches of `data`."""
+    return data.take_over_shuffle(shuffle) if isinstance(data, Share) else shuffle
+
+
+class Share:
+    """What a rank has of a `PyDataset` or `Sequence`; see `share_like`.
+
+    Attributes:
+        data: The whole.
+        wholes: The numbers of the batches that this rank takes whole, in the order of its steps.
+        pieces: What its last batch is made of: (batch, first row, row after the last).
+    """
+
+    def __init__(
+        self, data: Any, wholes: range, pieces: Sequence[tuple[int, int, int]], rows: int | None = None,
+        endless: bool = False, end: EpochEnd | None = None, order: tuple[int, int] = (0, 0),
+    ) -> None:
+        super().__init__(**compat.loading_options(data))
+        self.data, self.wholes, self.pieces = data, wholes, pieces
+        self._rows, self._endless, self._end, self._order_seed = rows, endless, end, order
+        self._order: Any = None
+        self._epoch = 0
+        self._thread = threading.get_ident()
+
+    def __len__(self) -> int:
+        return len(self.wholes) + bool(self.pieces)
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches, as Keras 3 asks for it; None if they never end."""
+        return None if self._endless else len(self)
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self.wholes):
+            if index >= len(self):
+                raise IndexError(index)
+            parts = [map_leaves(lambda leaf, first=start, after=stop: take_slice(leaf, slice(first, after)),
+                                self.data[batch]) for batch, start, stop in self.pieces]
+            return map_leaves(lambda *each: concatenate(each), *parts)
+        batch = self.wholes[index if self._order is None else int(self._order[index])]
+        loaded = self.data[batch]
+        if self._rows is not None and count_rows(loaded) != self._rows:
+            raise UsageError(explain("All batches but the last must have equally many rows, so that all ranks have in"
+                                     " every step", "let __getitem__ return full batches", batch=batch,
+                                     rows=count_rows(loaded), rows_of_batch_0=self._rows))
+        return loaded
+
+    def take_over_shuffle(self, shuffle: bool) -> bool:
+        """Shuffles the whole batches here rather than in Keras, which would mix the smaller last one among them.
+
+        Each rank would have it in another step then, and a step's batches would be of different sizes.
+
+        Returns:
+            What Keras is to do: nothing.
+        """
+        self._thread = threading.get_ident()
+        self._order = None
+        if shuffle and not self._endless:
+            self._shuffle()
+        return False
+
+    def _shuffle(self) -> None:
+        self._order = np.random.default_rng([*self._order_seed, self._epoch]).permutation(len(self.wholes))
+
+    def on_epoch_begin(self) -> None:
+        """Hands on what Keras 3 says."""
+        if hasattr(self.data, "on_epoch_begin"):
+            self.data.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Hands on what Keras says, with the same random numbers on every rank, and shuffles anew.
+
+        tf_keras's loading threads say it as well, at any time: that would not be once an epoch on every rank.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        self._epoch += 1
+        if self._order is not None:
+            self._shuffle()
+        if self._end is not None:
+            self._end(self._epoch)
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.data, self.__dict__)
+
+
+class EpochEnd:
+    """Calls the data's own `on_epoch_end`, and checks that it leaves the same order on all ranks."""
+
+    def __init__(self, data: Any, seed: int, process_set: ProcessSet) -> None:
+        self.data, self.seed, self.process_set = data, seed, process_set
+
+    def __call__(self, epoch: int) -> None:
+        """Ends the epoch of that number, 1 for the first."""
+        if not compat.overrides(self.data, "on_epoch_end"):
+            return
+        with common_randomness(self.seed + epoch):
+            self.data.on_epoch_end()
+        if not context.is_initialized():
+            return
+        count = compat.count_batches(self.data)
+
+        def look() -> Facts:
+            first, _ = _ends(self.data, 1, self.seed)
+            return Facts("on_epoch_end", f"{count} batches", "", fingerprint([first]))
+
+        hints = Hints(HINTS.call, HINTS.amount, "", "shuffle in on_epoch_end with numpy.random or random, which"
+                      " hvkeras seeds alike on every rank, or with a generator of the same seed on every rank")
+        prove_same("on_epoch_end of sharded data", look, lambda: _ends(self.data, 1, self.seed)[:1], hints,
+                   self.process_set)
+
+
+def share_like(data: Any) -> Callable[..., Any]:
+    """The class of shares of `data`: a `Share` that Keras takes for one of its own."""
+    return _share_class(compat.batches_base(data))
+
+
+@functools.cache
+def _share_class(base: type) -> type:
+    return type("Share", (Share, base), {"__module__": __name__})
+
+
+def _restored(data: Any, state: dict[str, Any]) -> Any:
+    """A copy in another process."""
+    made: Any = object.__new__(_share_class(compat.batches_base(data)))
+    made.__dict__.update(state)
+    return made

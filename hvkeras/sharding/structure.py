@@ -1,0 +1,96 @@
+"""Arrays of every kind, and structures of them: how many rows they have, and how to take some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.errors import UsageError, explain
+
+
+def leaves(data: Any) -> list[Any]:
+    """The arrays in a structure of tuples, lists and dicts; None counts as one without rows."""
+    return list(tf.nest.flatten(data))
+
+
+def map_leaves(function: Callable[..., Any], *structures: Any) -> Any:
+    """Applies a function to the arrays of equal structures; what is None stays None."""
+    return tf.nest.map_structure(lambda *each: None if each[0] is None else function(*each), *structures)
+
+
+def require_arrays(data: Any) -> None:
+    """Checks that every leaf has rows.
+
+    Raises:
+        UsageError: One is a number, a string, or something else that cannot be sliced.
+    """
+    for leaf in leaves(data):
+        if leaf is None:
+            continue
+        if isinstance(leaf, tf.sparse.SparseTensor):
+            raise UsageError(explain("Data to shard must have rows to pick from", "shard"
+                                     " tf.data.Dataset.from_tensor_slices(x) instead", data="tf.SparseTensor"))
+        if isinstance(leaf, (str, bytes)) or not _has_rows(leaf):
+            inside = "" if leaf is data else f" in a {type(data).__name__}"
+            raise UsageError(explain(
+                "Data to shard must be arrays, a tf.data.Dataset, a keras.utils.PyDataset, or a tuple, list or dict of"
+                " arrays", "make it an array with numpy.asarray, or a dataset with tf.data.Dataset.from_generator",
+                data=f"{type(leaf).__name__}{inside}"))
+
+
+def _has_rows(leaf: Any) -> bool:
+    shape = getattr(leaf, "shape", None)
+    if shape is not None:
+        return len(shape) > 0 and (hasattr(leaf, "__getitem__") or hasattr(leaf, "iloc"))
+    return hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__")
+
+
+def count_rows(data: Any) -> int:
+    """The rows that every array of a structure has.
+
+    Raises:
+        UsageError: Arrays have different lengths, or there is none.
+    """
+    counts = [int(leaf.shape[0]) if getattr(leaf, "shape", None) is not None else len(leaf) for leaf in leaves(data)
+              if leaf is not None]
+    if not counts or len(set(counts)) > 1:
+        raise UsageError(explain("Arrays that belong together must have equally many rows",
+                                 "pass arrays such as (x, y), whose first dimension counts the samples", rows=counts))
+    return counts[0]
+
+
+def take_slice(leaf: Any, rows: range | slice) -> Any:
+    """Some rows of an array, evenly spaced.
+
+    A plain NumPy array is copied, so that the memory of the whole is freed once nobody else holds it; a
+    memory-mapped one stays on disk.
+    """
+    picked = slice(rows.start, rows.stop, rows.step)
+    found = _indexed(leaf, picked)
+    return found.copy() if type(leaf) is np.ndarray and picked.step not in (None, 1) else found
+
+
+def take_rows(leaf: Any, rows: Any) -> Any:
+    """Rows of an array by number, an int64 array, in that order."""
+    if isinstance(leaf, (tf.Tensor, tf.Variable, tf.RaggedTensor)):
+        return tf.gather(leaf, rows)
+    if isinstance(leaf, np.ndarray) or hasattr(leaf, "iloc"):
+        return _indexed(leaf, rows)
+    ascending = np.argsort(rows)  # files, such as those of h5py, can be read in ascending order only
+    return _indexed(_indexed(leaf, rows[ascending]), np.argsort(ascending))
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Joins arrays of one kind along their rows."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], (tf.Tensor, tf.RaggedTensor)):
+        return tf.concat(list(parts), axis=0)
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
+def _indexed(leaf: Any, rows: Any) -> Any:
+    return leaf.iloc[rows] if hasattr(leaf, "iloc") else leaf[rows]
