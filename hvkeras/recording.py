@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,23 +21,18 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat, graphs
+from hvkeras.record import Array, Record, write_weights
 
 if TYPE_CHECKING:
     from hvkeras.context import Job
 
 CAPACITY = 65_536  # stamps that are kept, the latest ones: 1.5 MiB
-WEIGHTS = "weights.npz"
 COMPILED = "the step is compiled by XLA, where no clock can be read"
 SEVERAL_CALLS = "a model is called more than once in a step"
 
 # All of this process; stamps that are in graphs write to their variables for as long as the graphs live.
 _recorders: list[Recorder] = []
 _recording: Recorder | None = None
-
-
-def record_file(rank: int) -> str:
-    """The name of a rank's file."""
-    return f"rank.{rank}.npz"
 
 
 def start(job: Job) -> None:
@@ -51,7 +44,8 @@ def start(job: Job) -> None:
     global _recording  # noqa: PLW0603 - a process takes part in one job
     if not _recorders:
         atexit.register(finish)
-    _recording = Recorder(Path(job.settings.record), job.topology.rank, job.topology.size, job.backend.name)
+    record = Record(job.topology.rank, job.topology.size, job.backend.name)
+    _recording = Recorder(Path(job.settings.record), record)
     _recorders.append(_recording)
     compat.hook_model_calls(_recording.around_call)
     compat.hook_jit_compile(lambda: _recording is not None)
@@ -89,20 +83,16 @@ def finish() -> None:
 
 
 class Recorder:
-    """The record of one rank.
+    """Fills the record of this rank.
 
     Args:
         folder: Where it is written.
-        rank: This rank.
-        size: The number of ranks.
-        backend: The engine that serves the job.
+        record: What is known already.
     """
 
-    def __init__(self, folder: Path, rank: int, size: int, backend: str) -> None:
+    def __init__(self, folder: Path, record: Record) -> None:
         self._folder = folder
-        self._rank = rank
-        self._facts: dict[str, Any] = {"rank": rank, "size": size, "backend": backend, "logs": {}, "last_logs": "",
-                                       "no_steps": "", "no_samples": ""}
+        self._record = record
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
         self._counters: _Counters | None = None
@@ -111,16 +101,16 @@ class Recorder:
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
         """Leaves a stamp, and remembers the variables; see the module's `step`."""
-        keys = [compat.variable_key(variable) for variable in variables]
-        for key, variable in zip(keys, variables, strict=True):
-            source = getattr(variable, "source", variable)  # a tape's, which may be a tensor
-            if key not in local and hasattr(source, "trainable"):
-                self._variables.setdefault(key, source)
+        sources = [getattr(variable, "source", variable) for variable in variables]  # a tape's may be tensors
+        known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
+        for key, variable in known.items():
+            if key not in local:
+                self._variables.setdefault(key, variable)
         self._models_of_step().clear()
         if graphs.compiled_by_xla():
-            self._facts["no_steps"] = COMPILED
+            self._record.no_steps = COMPILED
             return
-        kind = self._kinds.setdefault(tuple(keys), len(self._kinds))
+        kind = self._kinds.setdefault(tuple(known), len(self._kinds))
         done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
         with tf.control_dependencies(done):  # else all steps of one graph would read the clock at once
             self._ready_counters().stamp(kind)
@@ -140,7 +130,7 @@ class Recorder:
         """Adds the rows of a model call; of several models in one step, those of the first one alone."""
         models = self._models_of_step()
         if id(model) in models:
-            self._facts["no_samples"] = SEVERAL_CALLS
+            self._record.no_samples = SEVERAL_CALLS
         rows = _rows_of(inputs) if not models else None
         models.add(id(model))
         if rows is not None and not graphs.compiled_by_xla():
@@ -167,17 +157,16 @@ class Recorder:
         for name, value in logs.items():
             with contextlib.suppress(TypeError, ValueError):
                 numbers[name] = float(value)
-        self._facts["logs"][kind] = numbers
-        self._facts["last_logs"] = kind
+        self._record.logs[kind] = numbers
+        self._record.last_logs = kind
 
     def write(self) -> None:
         """Writes the files, each whole or not at all."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._rank == 0:
-            values = [_value(variable) for variable in self._variables.values()]
-            _save(self._folder / WEIGHTS, {f"{place:06}": value for place, value in enumerate(values)})
-        stamps = np.zeros((0, 3)) if self._counters is None else self._counters.stamps()
-        _save(self._folder / record_file(self._rank), {"facts": np.array(json.dumps(self._facts)), "stamps": stamps})
+        if self._record.rank == 0:
+            write_weights(self._folder, [_value(variable) for variable in self._variables.values()])
+        if self._counters is not None:
+            self._record.stamps = self._counters.stamps()
+        self._record.write(self._folder)
 
 
 class _Counters:
@@ -203,10 +192,10 @@ class _Counters:
             place = (self._steps.assign_add(1) - 1) % CAPACITY
             self._stamps.scatter_nd_update([[place]], [row])
 
-    def stamps(self) -> np.ndarray[Any, Any]:
+    def stamps(self) -> Array:
         """The rows, the oldest one first."""
         count = int(self._steps.numpy())
-        rows: np.ndarray[Any, Any] = self._stamps.numpy()
+        rows: Array = self._stamps.numpy()
         return rows[:count] if count <= CAPACITY else np.roll(rows, -(count % CAPACITY), axis=0)
 
 
@@ -224,14 +213,7 @@ def _rows_of(inputs: Any) -> Any:
     return None
 
 
-def _value(variable: Any) -> np.ndarray[Any, Any]:
+def _value(variable: Any) -> Array:
     """A variable's value, in a dtype that numpy's files know."""
     value = np.asarray(compat.native(variable))
     return value if value.dtype.kind in "biufc" else value.astype(np.float32)
-
-
-def _save(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs take the names for flags
-    temporary.replace(path)

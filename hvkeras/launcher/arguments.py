@@ -56,7 +56,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(explain(f"The command line must be readable ({message})", f"see {self.prog} --help"))
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Reads a duration."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"a number of seconds is positive, not {text}")
@@ -74,7 +75,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line `host slots=N` for each host.")
     made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
     made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
-    made.add_argument("--start-timeout", type=_seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
+    made.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
                       " come up (HVKERAS_START_TIMEOUT).")
     made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
     made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
@@ -105,15 +106,34 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
     Raises:
         UsageError: A flag is unknown, not taken, or cannot be read, or the command is missing.
     """
-    made = parser(prog)
+    found = flags_and_command(parser(prog), arguments)
+    if not found.check_build:
+        require_command(found, prog)
+    return found
+
+
+def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads flags, and the ranks' `command` after them.
+
+    Args:
+        made: The parser, with the remaining arguments as `command`.
+        arguments: The command line.
+
+    Raises:
+        UsageError: A flag is unknown or cannot be read.
+    """
     found, unknown = made.parse_known_args(list(arguments))
     if unknown:
         known = [option for action in made._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0], known, n=1)
-        raise UsageError(explain(f"Flags before the command must be {prog}'s",
-                                 f"did you mean {near[0]}" if near else f"see {prog} --help", flag=unknown[0]))
+        raise UsageError(explain(f"Flags before the command must be {made.prog}'s",
+                                 f"did you mean {near[0]}" if near else f"see {made.prog} --help", flag=unknown[0]))
     if found.command[:1] == ["--"]:
         del found.command[0]
-    if not found.command and not found.check_build:
-        raise UsageError(explain("The command that the ranks run must be given", f"{prog} -np 2 python train.py"))
     return found
+
+
+def require_command(found: argparse.Namespace, prog: str) -> None:
+    """Raises UsageError where the ranks' command is missing."""
+    if not found.command:
+        raise UsageError(explain("The command that the ranks run must be given", f"{prog} -np 2 python train.py"))

@@ -24,6 +24,7 @@ USAGE = """usage: hvkeras COMMAND ...
 
 commands:
   run               start a training script on several processes and hosts (hvkeras run --help)
+  compare           train by one script on each backend, and set speed and results side by side
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
 
 options:
@@ -48,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE)
     elif command == "run":
         return run(given[1:])
+    elif command == "compare":
+        from hvkeras.launcher.compare import compare
+
+        return _guarded("hvkeras compare", lambda: compare(given[1:]))
     elif command == "link-horovodrun":
         from hvkeras.launcher.link import link
 

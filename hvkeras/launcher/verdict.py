@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 
 from hvkeras.control.cause import Cause
@@ -10,6 +11,9 @@ from hvkeras.launcher.printer import CHATTER
 
 TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
+_SPEAKER = "hvkeras run: "
+_HEADING = re.compile(rf"{_SPEAKER}the standard error of rank \d+ ends with")
+_PID = re.compile(r" \(pid \d+\)")
 
 
 def described_end(code: int) -> str:
@@ -62,3 +66,24 @@ def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
     if starts:
         return "\n".join([sentence, heading, *lines[starts[-1] :]])
     return "\n".join([heading, *lines[-TAIL_LINES:], sentence])
+
+
+def root_cause(stderr: str, code: int) -> str:
+    """Finds in one line why a job failed.
+
+    Args:
+        stderr: The standard error of `hvkeras run`, which ends with `last_words` or an error of its own.
+        code: Its exit code.
+    """
+    lines = [line for line in stderr.splitlines() if line.strip() and not CHATTER.match(line)]
+    said = [place for place, line in enumerate(lines) if line.startswith(_SPEAKER)]
+    headings = [place for place in said if _HEADING.fullmatch(lines[place])]
+    sentences = [lines[place].removeprefix(_SPEAKER) for place in said if place not in headings]
+    if not sentences:
+        return ": ".join([f"hvkeras run {described_end(code)}", *lines[-1:]])
+    sentence = _PID.sub("", sentences[-1])
+    if not headings:
+        return sentence
+    # The failed rank's own last line says more than its exit code.
+    tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_SPEAKER)]
+    return ": ".join([sentence, *(line.strip() for line in tail[-1:])])

@@ -1,0 +1,175 @@
+"""One job of a comparison: `hvkeras run` as a process of its own, with a deadline, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from hvkeras.launcher.verdict import root_cause
+
+TICK = 0.1  # seconds between two looks at a job
+END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts; it needs about 30 at most
+
+# `hvkeras run` of this installation; not by `-m`, which would look into the current folder first.
+_HVKERAS_RUN = """import sys
+sys.path[:] = filter(None, sys.path)
+from hvkeras.launcher.cli import main
+sys.exit(main(["run", *sys.argv[1:]]))"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job to run.
+
+    Attributes:
+        name: The backend, or `ONE_PROCESS`.
+        processes: How many ranks it has.
+        folder: Where its output and its records go.
+        arguments: What follows `hvkeras run`.
+        environment: Its environment.
+    """
+
+    name: str
+    processes: int
+    folder: Path
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+    @property
+    def records(self) -> Path:
+        """The folder of its records."""
+        return self.folder / "record"
+
+    def text(self, stream: str) -> str:
+        """What the job printed, all ranks together: `stdout` or `stderr`."""
+        path = self.folder / stream
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    def printed(self) -> str:
+        """What rank 0 printed to standard output."""
+        paths = self._of_rank_0()
+        return paths[0].read_text(errors="replace") if paths else ""
+
+    def last_line(self) -> str:
+        """The last that rank 0 has printed, a moving progress bar included."""
+        paths = self._of_rank_0()
+        if not paths:
+            return ""
+        with paths[0].open("rb") as file:
+            file.seek(max(0, paths[0].stat().st_size - 4096))
+            states = re.split(r"[\r\n\b]+", file.read().decode(errors="replace"))
+        return next((state.strip() for state in reversed(states) if state.strip()), "")
+
+    def _of_rank_0(self) -> list[Path]:
+        return sorted(self.folder.glob("rank.*/stdout"))[:1]
+
+    def clear(self) -> None:
+        """Removes what an earlier comparison has left in the folder."""
+        shutil.rmtree(self.records, ignore_errors=True)
+        for path in [*self.folder.glob("rank.*/std*"), self.folder / "stdout", self.folder / "stderr"]:
+            path.unlink(missing_ok=True)
+
+    def run(self, timeout: float, heading: str, screen: Console, verbose: bool) -> str:
+        """Runs the job to its end.
+
+        Args:
+            timeout: Seconds that it may take.
+            heading: What its line of progress begins with.
+            screen: Where progress is shown, if it is a terminal.
+            verbose: Whether the ranks' output is shown instead.
+
+        Returns:
+            Why it failed, or "".
+        """
+        self.clear()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        begun = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context((self.folder / stream).open("wb")) for stream in ("stdout", "stderr")]
+            view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen)
+            stack.callback(view.close)
+            process = subprocess.Popen([sys.executable, "-c", _HVKERAS_RUN, *self.arguments], env=self.environment,
+                                       stdin=subprocess.DEVNULL, stdout=files[0], stderr=files[1],
+                                       start_new_session=True)
+            stack.callback(_end, process)
+            while process.poll() is None:
+                if time.monotonic() - begun > timeout:
+                    return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
+                view.update(time.monotonic() - begun)
+                time.sleep(TICK)
+        return root_cause(self.text("stderr"), process.returncode) if process.returncode else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a job that still runs: `hvkeras run` ends its ranks, and its agents do when it is gone."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(END_GRACE)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # after an impatient second Ctrl-C as well
+        process.kill()
+        process.wait()
+
+
+class _Progress:
+    """A line that moves while the job runs, and stays when it is over; nothing where there is no terminal."""
+
+    def __init__(self, trial: Trial, heading: str, screen: Console) -> None:
+        self._trial, self._heading, self._screen = trial, heading, screen
+        self._status = screen.status(escape(heading)) if screen.is_terminal else None
+        self._seconds = 0.0
+        if self._status is not None:
+            self._status.start()
+
+    def update(self, seconds: float) -> None:
+        """Shows the time that has passed, and what rank 0 says."""
+        self._seconds = seconds
+        if self._status is not None:
+            room = max(0, self._screen.width - len(self._title()) - 6)
+            self._status.update(f"{escape(self._title())}  [dim]{escape(self._trial.last_line()[:room])}[/dim]")
+
+    def close(self) -> None:
+        """Leaves the time that the job took."""
+        if self._status is not None:
+            self._status.stop()
+            self._screen.print(self._title(), markup=False)
+
+    def _title(self) -> str:
+        return f"{self._heading}  {int(self._seconds) // 60}:{int(self._seconds) % 60:02}"
+
+
+class _Verbose:
+    """The job's output as it comes."""
+
+    def __init__(self, trial: Trial, heading: str, screen: Console) -> None:
+        self._trial = trial
+        self._shown = {"stdout": 0, "stderr": 0}
+        screen.print(heading, markup=False)
+
+    def update(self, _: float) -> None:
+        """Prints what is new."""
+        for stream, shown in self._shown.items():
+            with (self._trial.folder / stream).open("rb") as file:
+                file.seek(shown)
+                data = file.read()
+            self._shown[stream] += len(data)
+            screen = getattr(sys, stream)
+            screen.write(data.decode(errors="replace"))
+            screen.flush()
+
+    def close(self) -> None:
+        """Prints the rest."""
+        self.update(0.0)
