@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from hvkeras.launcher.comparison_table import explanations, reference_of, table
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.trial import Trial
 from hvkeras.launcher.verdict import TAIL_LINES
-from hvkeras.record import Record
+from hvkeras.record import WEIGHTS, Record
 from hvkeras.settings import Settings
 from hvkeras.threads import fair_share, usable_cores
 
@@ -88,7 +87,7 @@ def compare(arguments: Sequence[str]) -> int:
             results = _results(trials, problems, flags)
         finally:
             for trial in trials:
-                shutil.rmtree(trial.records, ignore_errors=True)
+                (trial.records / WEIGHTS).unlink(missing_ok=True)  # as large as the model
     _print(results, trials, flags, folder, cores)
     return int(any(each.reason for each in results if each.name != ONE_PROCESS))
 

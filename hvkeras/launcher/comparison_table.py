@@ -53,6 +53,7 @@ def _cells(row: Result, single: float | None, is_reference: bool, marks: str) ->
         difference = NOT_HERE if is_reference or row.name == ONE_PROCESS else UNKNOWN
     else:
         difference = row.difference if isinstance(row.difference, str) else f"{row.difference:.1e}"
+        difference = "0" if row.difference == 0 else difference
     return [step + (marks if row.step is None else ""), _rate(row.samples) + (marks if row.step is not None else ""),
             share, NOT_HERE if row.accuracy is None else f"{row.accuracy.value:.4f}",
             NOT_HERE if row.loss is None else f"{row.loss.value:.4g}", difference]

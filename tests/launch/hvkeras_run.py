@@ -1,4 +1,4 @@
-"""Starts `hvkeras run` for tests, in a clean environment, and finds what it leaves behind."""
+"""Starts `hvkeras run` and its like for tests, in a clean environment, and finds what they leave behind."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ DEADLINE = 120.0  # seconds in which every job of these tests must end
 
 
 class Started:
-    """A running `hvkeras run`.
+    """A running `hvkeras run`, or another command of hvkeras.
 
     Args:
-        arguments: What follows `hvkeras run`.
+        arguments: What follows the command.
         folder: Its working folder, also for temporary files.
         env: More environment variables.
         path: A folder to put first on the PATH.
+        command: The command.
+        deadline: Seconds in which it must end.
     """
 
     def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None,
-                 path: Path | None = None) -> None:
+                 path: Path | None = None, command: str = "run", deadline: float = DEADLINE) -> None:
+        self._deadline = deadline
         self._mark = uuid.uuid4().hex
         environment = clean_environment(folder) | dict(env or {}) | {MARK: self._mark}
         if path is not None:
             environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
-        self.process = subprocess.Popen([str(BIN / "hvkeras"), "run", *arguments], cwd=folder, env=environment,
+        self.process = subprocess.Popen([str(BIN / "hvkeras"), command, *arguments], cwd=folder, env=environment,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True)
 
@@ -46,11 +49,11 @@ class Started:
     def finish(self) -> subprocess.CompletedProcess[str]:
         """Waits for the end."""
         try:
-            stdout, stderr = self.process.communicate(timeout=DEADLINE)
+            stdout, stderr = self.process.communicate(timeout=self._deadline)
         except subprocess.TimeoutExpired:
             self.process.kill()
             stdout, stderr = self.process.communicate()
-            raise AssertionError(f"hvkeras run did not end\n{stdout}\n{stderr}") from None
+            raise AssertionError(f"hvkeras did not end\n{stdout}\n{stderr}") from None
         finally:
             self.orphans = end_marked(self._mark, grace=5.0)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, stdout, stderr)
@@ -60,10 +63,10 @@ class Started:
         return len(list(marked(self._mark)))
 
 
-def run(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None,
-        path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs `hvkeras run` to its end; leaving a process behind fails the test."""
-    started = Started(arguments, folder, env, path)
+def run(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, path: Path | None = None,
+        command: str = "run", deadline: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+    """Runs `hvkeras run`, or another command, to its end; leaving a process behind fails the test."""
+    started = Started(arguments, folder, env, path, command, deadline)
     done = started.finish()
     assert not started.orphans, f"left behind: {started.orphans}\n{done.stderr}"
     return done
