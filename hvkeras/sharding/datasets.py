@@ -13,6 +13,7 @@ from hvkeras.sharding.dealing import Coverage, Deal
 from hvkeras.sharding.pipeline import (
     batch_size,
     batches_of,
+    has_scalars,
     is_batched,
     lets_order_vary,
     shuffle_seeds,
@@ -40,15 +41,13 @@ def shard_dataset(
         return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
     call = f"training={deal.training}, shuffle={shuffle}, seed={seed}, batched={batched}"
     comparable, first = prove_dataset("shard", dataset, call, process_set)
-    inferred = is_batched(dataset)
-    if batched is None:
-        batched = inferred
+    batched = is_batched(dataset) if batched is None else batched
     if batched is None:
         raise UsageError(explain(
             "It must be known whether a dataset's elements are batches", "pass batched=True to hvd.shard if each"
             " element is a batch, batched=False if each is one sample", dataset=type(dataset).__name__,
             element_spec=dataset.element_spec))
-    if batched and inferred is False and any(spec.shape.rank == 0 for spec in _specs(dataset)):
+    if batched and has_scalars(dataset):
         raise UsageError(explain("A batch must have a first dimension", "pass batched=False, or batch the dataset"
                                  " before", element_spec=dataset.element_spec))
     if batched and shuffle:
@@ -197,6 +196,3 @@ def leading_rows(leaf: Any) -> Any:
         return leaf.nrows()
     return leaf.dense_shape[0] if isinstance(leaf, tf.sparse.SparseTensor) else tf.shape(leaf, tf.int64)[0]
 
-
-def _specs(dataset: Any) -> list[Any]:
-    return list(tf.nest.flatten(dataset.element_spec))

@@ -38,25 +38,24 @@ def _stages(dataset: Any) -> list[Any]:
 
 def is_batched(dataset: Any) -> bool | None:
     """Whether the elements are batches; None if it cannot be told."""
-    specs = tf.nest.flatten(dataset.element_spec)
-    if any(spec.shape.rank == 0 for spec in specs if hasattr(spec, "shape")):
-        return False
-    return _batches(dataset)
-
-
-def _batches(dataset: Any) -> bool | None:
     stage, sources = _stage(dataset), _inputs(dataset)
+    if stage in _SINGLE or has_scalars(dataset):
+        return False
     if stage in _BATCHING:
         return True
-    if stage in _SINGLE:
-        return False
     if stage in _KEEPING and len(sources) == 1:
-        return _batches(sources[0])
+        return is_batched(sources[0])
     if stage in _JOINING:
         sources = sources[1:] if stage == "DirectedInterleave" else sources  # the first says which to take from
-        found = {answer for answer in map(_batches, sources) if answer is not None}
+        found = {answer for answer in map(is_batched, sources) if answer is not None}
         return found.pop() if len(found) == 1 else None
     return None
+
+
+def has_scalars(dataset: Any) -> bool:
+    """Whether something in an element is a single number or string, as in no batch."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    return any(getattr(getattr(spec, "shape", None), "rank", None) == 0 for spec in specs)
 
 
 def batches_of(dataset: Any) -> Batches | None:

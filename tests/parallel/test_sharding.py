@@ -1,0 +1,139 @@
+"""Every sample reaches one rank, ranks keep step, and ranks that do not hold the same data are told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "sharding.py"
+COUNT = 43
+RUNS = {
+    "2-horovod": ("mpirun", "horovod", 2, "0"),
+    "3-tfdist-tf_keras": ("tf_config", "tfdist", 3, "1"),
+    "4-tfdist": ("tf_config", "tfdist", 4, "0"),
+}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if "tf_keras" in run else ()) for run in RUNS])
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, size, legacy = RUNS[request.param]
+    return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
+
+
+def require_even(ranks: list[list[list[int]]], dropped: int) -> None:
+    """The rows that ranks saw in the steps of an epoch: equally many in each, none twice, all but the dropped ones."""
+    assert all([len(step) for step in rank] == [len(step) for step in ranks[0]] for rank in ranks)
+    seen = [row for rank in ranks for step in rank for row in step]
+    assert len(seen) == len(set(seen)) == COUNT - dropped
+    assert set(seen) <= set(range(COUNT))
+
+
+def epochs(found: list[dict[str, Any]], name: str) -> list[list[list[list[int]]]]:
+    """What all ranks saw, by epoch."""
+    return [list(epoch) for epoch in zip(*(rank[name] for rank in found), strict=True)]
+
+
+def test_arrays(outcome: Outcome) -> None:
+    found = outcome.results("arrays")
+    for epoch in epochs(found, "steps"):
+        require_even(epoch, COUNT % len(found))
+    assert sorted(row for rank in found for row in rank["evaluation"]) == list(range(COUNT))
+    shuffled = [row for rank in found for row in rank["shuffled"]]
+    assert len(set(shuffled)) == len(shuffled) == COUNT - COUNT % len(found)
+    assert found[0]["shuffled"] != sorted(found[0]["shuffled"])
+
+
+def test_ranks_say_what_they_got(outcome: Outcome) -> None:
+    size = len(outcome.results("arrays"))
+    for rank in range(size):
+        lines = outcome.stderr(rank)
+        left = COUNT % size
+        mine = len(range(rank, COUNT, size))
+        assert f"hvkeras: rank {rank}: {COUNT // size} of {COUNT}, overlap 0, dropped {left}\n" in lines
+        assert f"hvkeras: rank {rank}: {mine} of {COUNT}, overlap 0, dropped 0\n" in lines
+        assert f"rank {rank}: 1 of every {size} samples of a dataset of unknown length, overlap 0, dropped " in lines
+        assert "contents are random at every reading" in lines
+
+
+@pytest.mark.parametrize("kind", ["samples", "generator", "generated rows", "batches", "shuffled before"])
+def test_datasets(kind: str, outcome: Outcome) -> None:
+    found = outcome.results("datasets")
+    for epoch in epochs(found, kind):
+        require_even(epoch, COUNT % len(found))
+    if kind == "samples":
+        assert found[0][kind][0] != found[0][kind][1], "each epoch has another order"
+
+
+def test_evaluation_of_datasets(outcome: Outcome) -> None:
+    assert sorted(row for rank in outcome.results("datasets") for row in rank["evaluation"]) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", ["shuffled by fit", "shuffled by itself"])
+def test_sequences(kind: str, outcome: Outcome) -> None:
+    found = outcome.results("sequences")
+    for epoch in epochs(found, kind):
+        require_even(epoch, COUNT % len(found))
+    assert len({str(epoch) for epoch in found[0][kind]}) == len(found[0][kind]), "each epoch has another order"
+
+
+def test_sequences_leave_the_ranks_own_state(outcome: Outcome) -> None:
+    found = outcome.results("sequences")
+    assert all(rank["keeps the global state"] for rank in found)
+    assert sorted(row for rank in found for row in rank["evaluation"]) == list(range(COUNT))
+    assert all(len(rank["loaded"]) <= 11 // len(found) + 4 for rank in found)
+
+
+@pytest.mark.parametrize(("misuse", "words"), [
+    ("different lengths", "rank_0='12 samples', rank_1='13 samples'"), ("sharded before", "not a part of them"),
+    ("shuffled before", "with the same seed on every rank"), ("different arguments", "training=False"),
+    ("two arguments", r"x, y = hvd.shard((x, y))"), ("dataset sharded before", "not a part of it"),
+    ("different seeds", "seeds of shuffles"), ("unordered", "take deterministic=False out"),
+    ("unknown batches", "pass batched=True"), ("shuffled batches", "before its batch()"),
+    ("shuffle without a buffer", "pass shuffle=1000"), ("too few", "Training needs at least one sample a rank"),
+    ("sequence in another order", "construct the same data"), ("sequence of another length", "7 batches"),
+    ("sequence shuffled apart", "which hvkeras seeds alike"), ("predict of parts", "do not shard them before"),
+    ("predict of other lengths", "7 batches"), ("predict without end", "take() some batches"),
+])
+def test_misuse(misuse: str, words: str, outcome: Outcome) -> None:
+    for found in outcome.results("errors"):
+        kind, text = found[misuse]
+        assert kind == "UsageError", text
+        assert words in text
+        assert "HINT" in text
+
+
+def test_a_shuffle_without_a_seed_on_any_rank_stops_all(outcome: Outcome) -> None:
+    kinds = [found["unseeded shuffle"][0] for found in outcome.results("errors")]
+    assert kinds == ["PeerError"] + ["UsageError"] * (len(kinds) - 1)
+
+
+@pytest.mark.parametrize(("misuse", "kind", "words"), [
+    ("reading fails on rank 1", "UnknownError", "the disk is full"),
+    ("predict fails on rank 1", "ZeroDivisionError", "division by zero"),
+])
+def test_what_fails_on_one_rank_stops_all(misuse: str, kind: str, words: str, outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("errors")):
+        assert found[misuse][0] == (kind if rank == 1 else "PeerError")
+        assert words in found[misuse][1]
+        assert rank == 1 or "rank_1=" in found[misuse][1]
+
+
+def test_augmented_data_are_dealt(outcome: Outcome) -> None:
+    found = outcome.results("what_is_random_at_every_reading")
+    assert sorted(row for rank in found for row in rank) == list(range(24))
+
+
+def test_some_ranks_only(outcome: Outcome) -> None:
+    first, second, *others = outcome.results("some_ranks_only")
+    assert (first, second) == ([0, 2, 4], [1, 3, 5])
+    assert others == [None] * len(others)
+
+
+def test_predictions_are_those_of_one_process(outcome: Outcome) -> None:
+    for found in outcome.results("predictions"):
+        assert all(difference <= 1e-6 for differences in found.values() for difference in differences), found

@@ -1,0 +1,227 @@
+"""What ranks are dealt, and what they are told when they do not hold the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+from harness.checks import check, run_checks
+
+keras: Any = tf.keras
+Dataset = tf.data.Dataset
+PyDataset = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
+COUNT = 43
+
+
+class Numbers(PyDataset):  # type: ignore[misc, valid-type]
+    """Batches of rows whose first feature is their number, in an order that may change at the end of an epoch."""
+
+    def __init__(self, count: int = COUNT, shuffle: Callable[[Any], None] | None = None, start: Any = None) -> None:
+        super().__init__()
+        self.order, self.shuffle = np.arange(count) if start is None else start, shuffle
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return (len(self.order) + 3) // 4
+
+    def __getitem__(self, index: int) -> Any:
+        self.loaded.append(index)
+        ids = self.order[index * 4 : index * 4 + 4]
+        return np.stack([ids, ids], 1).astype("float32"), np.ones((len(ids), 1), "float32")
+
+
+class Shuffling(Numbers):
+    """The same, with an `on_epoch_end` of its own."""
+
+    def on_epoch_end(self) -> None:
+        self.shuffle(self.order)
+
+
+class Watched(keras.Model):  # type: ignore[misc]
+    """Notes the numbers of the rows of each training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        self.seen: list[list[int]] = []
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        self.seen.append(data[0][:, 0].numpy().astype(int).tolist())
+        return super().train_step(data)
+
+
+def steps_of_fit(data: Any, y: Any = None, epochs: int = 1, **options: Any) -> list[list[list[int]]]:
+    """The rows of each step of each epoch of a `fit`."""
+    model = Watched()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", run_eagerly=True)
+    found = []
+    for _ in range(epochs):
+        model.fit(data, y, verbose=0, **options)
+        found.append(model.seen)
+        model.seen = []
+    return found
+
+
+@check
+def arrays() -> dict[str, Any]:
+    """The rows of two epochs of training, and those of evaluation and of a common permutation."""
+    x = np.stack([np.arange(COUNT)] * 2, 1).astype("float32")
+    mine, y = hvd.shard((x, np.ones((COUNT, 1))))
+    return {"steps": steps_of_fit(mine, y, 2, batch_size=4),
+            "evaluation": hvd.shard({"x": x}, training=False)["x"][:, 0],
+            "shuffled": hvd.shard(tf.constant(x), shuffle=True, seed=7)[:, 0]}
+
+
+def generated() -> Any:
+    return Dataset.from_generator(lambda: iter(range(COUNT)), output_signature=tf.TensorSpec([], tf.int64))
+
+
+def features(samples: Any) -> Any:
+    return samples.map(lambda number: (tf.cast([number, number], tf.float32), tf.ones([1])))
+
+
+@check
+def datasets() -> dict[str, Any]:
+    """The rows of each step: of samples that are shuffled after dealing, of a generator, and of whole batches."""
+    samples = features(Dataset.range(COUNT))
+    return {
+        "samples": steps_of_fit(hvd.shard(samples, shuffle=100).batch(4), epochs=2),
+        "generator": steps_of_fit(hvd.shard(features(generated())).batch(4)),
+        "generated rows": steps_of_fit(hvd.shard(Dataset.from_generator(
+            lambda: ((np.array([number, number], "float32"), np.ones(1)) for number in range(COUNT)),
+            output_signature=(tf.TensorSpec([2]), tf.TensorSpec([1]))), batched=False).batch(4)),
+        "batches": steps_of_fit(hvd.shard(samples.batch(12).prefetch(1))),
+        "shuffled before": steps_of_fit(hvd.shard(samples.shuffle(100, seed=3).batch(12)), epochs=2),
+        "evaluation": [row for batch, _ in hvd.shard(samples.batch(12), training=False) for row in batch[:, 0].numpy()],
+    }
+
+
+@check
+def sequences() -> dict[str, Any]:
+    """The rows of each step, as they are and shuffled at each epoch's end; and which batches were loaded."""
+    plain = Numbers()
+    found = {"shuffled by fit": steps_of_fit(hvd.shard(plain), epochs=2)}
+    by_numpy = hvd.shard(Shuffling(shuffle=np.random.shuffle))
+    evaluation = hvd.shard(Numbers(), training=False)
+    np.random.seed(hvd.rank())
+    before = np.random.get_state()[1].tolist()
+    found["shuffled by itself"] = steps_of_fit(by_numpy, epochs=3, shuffle=False)
+    found["keeps the global state"] = before == np.random.get_state()[1].tolist()
+    found["loaded"] = sorted(set(plain.loaded))
+    found["evaluation"] = [row for index in range(len(evaluation)) for row in evaluation[index][0][:, 0]]
+    return found
+
+
+def error_of(function: Callable[[], Any]) -> list[str]:
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - the class is what the test looks at
+        return [type(error).__name__, str(error)]
+    return ["", "no error"]
+
+
+@check
+def errors() -> dict[str, list[str]]:
+    """What each misuse raises."""
+    x, rank, size = np.arange(24.0)[:, None], hvd.rank(), hvd.size()
+    own = np.random.default_rng(rank)
+    samples = Dataset.range(24)
+    unseeded = samples.shuffle(24, seed=None if rank else 3)
+    tf.random.set_seed(rank + 1)
+    differently_seeded = samples.shuffle(24)
+    tf.random.set_seed(1)
+
+    def broken() -> Any:
+        yield 1
+        raise OSError("the disk is full")
+
+    one_broken = Dataset.from_generator(broken if rank == 1 else lambda: iter(range(24)),
+                                        output_signature=tf.TensorSpec([], tf.int64))
+    of_unknown_batches = Dataset.from_generator(lambda: iter([[1.0]]), output_signature=tf.TensorSpec([None]))
+    misuses: dict[str, Callable[[], Any]] = {
+        "different lengths": lambda: hvd.shard(x[: 12 + rank]),
+        "sharded before": lambda: hvd.shard(x[rank::size]),
+        "shuffled before": lambda: hvd.shard(own.permutation(x)),
+        "different arguments": lambda: hvd.shard(x, training=rank == 0),
+        "two arguments": lambda: hvd.shard(x, x),
+        "dataset sharded before": lambda: hvd.shard(samples.shard(size, rank).take(6)),
+        "unseeded shuffle": lambda: hvd.shard(unseeded.batch(8)),
+        "different seeds": lambda: hvd.shard(differently_seeded.batch(8)),
+        "unordered": lambda: hvd.shard(samples.map(lambda row: row, num_parallel_calls=2, deterministic=False)),
+        "unknown batches": lambda: hvd.shard(of_unknown_batches),
+        "shuffled batches": lambda: hvd.shard(samples.batch(8), shuffle=8),
+        "shuffle without a buffer": lambda: hvd.shard(samples, shuffle=True),
+        "reading fails on rank 1": lambda: hvd.shard(one_broken),
+        "too few": lambda: hvd.shard(x[: size - 1]),
+        "sequence in another order": lambda: hvd.shard(Numbers(start=own.permutation(24))),
+        "sequence of another length": lambda: hvd.shard(Numbers(24 + 4 * rank)),
+        "sequence shuffled apart": lambda: steps_of_fit(hvd.shard(Shuffling(24, own.shuffle))),
+        "predict of parts": lambda: hvd.predict(small_model(), x[rank::size]),
+        "predict of other lengths": lambda: hvd.predict(small_model(), Numbers(24 + 4 * rank)),
+        "predict fails on rank 1": lambda: hvd.predict(small_model(fail=rank == 1), np.ones((70, 2))),
+        "predict without end": lambda: hvd.predict(small_model(), samples.batch(2).repeat()),
+    }
+    return {name: error_of(misuse) for name, misuse in misuses.items()}
+
+
+@check
+def what_is_random_at_every_reading() -> list[float]:
+    """Augmented features do not hinder where something else can be compared; what is all random is let through."""
+    own = np.random.default_rng(hvd.rank())
+    augmented = Dataset.range(24).map(lambda row: (row, tf.numpy_function(own.random, [], tf.float64)))
+    noise = Dataset.range(24).map(lambda row: tf.numpy_function(own.random, [], tf.float64))
+    found = [float(row) for row, _ in hvd.shard(augmented)]
+    hvd.shard(noise.map(lambda value: tf.ensure_shape(value, [])))
+    return found
+
+
+@check
+def some_ranks_only() -> list[int] | None:
+    """The rows of the ranks 0 and 1 when only they share the data."""
+    pair = hvd.add_process_set([0, 1]) if hvd.size() > 2 else hvd.global_process_set
+    found = hvd.shard(np.arange(7), process_set=pair).tolist() if pair.included() else None
+    hvd.remove_process_set(pair)
+    return found
+
+
+def small_model(fail: bool = False) -> Any:
+    """A model of two outputs with the same weights on every rank."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((2,))
+    dense = keras.layers.Dense(3, activation="tanh")(inputs)
+    model = keras.Model(inputs, {"wide": dense, "narrow": keras.layers.Dense(1)(dense)})
+    if fail:
+        model.predict = lambda *_, **__: 1 / 0
+    return model
+
+
+@check
+def predictions() -> dict[str, list[float]]:
+    """By how much predicting together differs from one process, for each output."""
+    model = small_model()
+    x = np.random.default_rng(0).normal(size=(70, 2)).astype("float32")
+    uneven = Dataset.from_generator(lambda: (x[start : start + 1 + start % 5] for start in range(0, 35, 3)),
+                                    output_signature=tf.TensorSpec([None, 2]))
+    labelled = Dataset.from_tensor_slices((x, np.ones(70))).batch(9)
+    forms = {
+        "arrays": (x, {}), "tensors": (tf.constant(x), {"batch_size": 7}), "fewer batches than ranks": (x[:20], {}),
+        "one row": (x[:1], {}), "dataset": (labelled, {}), "uneven dataset": (uneven, {}),
+        "one batch": (labelled.take(1), {}), "sequence": (Numbers(), {}), "one batch of a sequence": (Numbers(3), {}),
+    }
+    found = {}
+    for name, (data, options) in forms.items():
+        together, alone = hvd.predict(model, data, **options), model.predict(data, verbose=0, **options)
+        found[name] = [float(np.max(np.abs(together[key] - alone[key]))) if together[key].shape == alone[key].shape
+                       else np.inf for key in ("wide", "narrow")]
+    return found
+
+
+if __name__ == "__main__":
+    run_checks(before=hvd.init, after=hvd.shutdown)
