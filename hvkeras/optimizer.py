@@ -191,12 +191,12 @@ def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: boo
 
 
 def install_hooks(family: str) -> None:
-    """Sets what distributed optimizers of one Keras need in that Keras; nothing on one rank.
+    """Sets what distributed optimizers of one Keras need in that Keras; nothing on one rank, unless it is recorded.
 
     Args:
         family: Which Keras.
     """
-    if context.is_initialized() and context.current().topology.size > 1:
+    if context.is_initialized() and (context.current().topology.size > 1 or context.current().settings.record):
         compat.hook_loss_scale(family, _reduce_before_loss_scale)
         if family == compat.KERAS:
             compat.hook_jit_compile(_refuses_xla)

@@ -85,7 +85,7 @@ def _unusable(name: str, processes: int, record: Record | None) -> str:
     if record is None:
         return "rank 0 left no record: the script must call hvd.init(), and --out be a folder that all hosts share"
     if record.size != processes:
-        return f"the script ran on {record.size} ranks instead of {processes}"
+        return f"the script ran on {record.size} rank{'s' * (record.size > 1)} instead of {processes}"
     if name not in (ONE_PROCESS, record.backend):
         return (f"the script chose the backend {record.backend} itself: leave it out of hvd.init() and of the script's"
                 " arguments")

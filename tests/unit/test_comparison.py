@@ -1,0 +1,256 @@
+"""What `hvkeras compare` makes of records, logs and printed lines: numbers, rows and reasons."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hvkeras.control.cause import Cause
+from hvkeras.launcher.cli import main
+from hvkeras.launcher.comparison import (
+    ONE_PROCESS,
+    WARM_UP,
+    Number,
+    Result,
+    final_number,
+    result,
+    samples_in_step,
+    step_time,
+    weight_difference,
+)
+from hvkeras.launcher.comparison_table import explanations, table
+from hvkeras.launcher.verdict import last_words, root_cause
+from hvkeras.record import Record, write_weights
+
+
+def stamps(seconds: list[float], rows: list[float], kinds: list[int] | None = None) -> np.ndarray:
+    """Stamps whose differences are these; the first one stands before them."""
+    times, samples = np.cumsum([1.7e9, *seconds]), np.cumsum([8.0, *rows])
+    return np.stack([times, samples, np.array(kinds or [0] * len(times), float)], axis=1)
+
+
+def record(rank: int = 0, size: int = 2, **facts: object) -> Record:
+    """A rank's record of 20 steps of 10 ms with 32 samples each, after a slow beginning."""
+    facts = {"stamps": stamps([5.0] * WARM_UP + [0.01] * 20, [32.0] * (WARM_UP + 20)), **facts}
+    return Record(rank, size, "tfdist", **facts)  # type: ignore[arg-type]
+
+
+def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
+    written = record(1, logs={"fit": {"loss": 0.25}}, last_logs="fit", no_samples="of that")
+    written.write(tmp_path / "new")
+    read = Record.read(tmp_path / "new", 1)
+    assert read is not None
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["rank.1.npz"]
+    assert (read.stamps == written.stamps).all()
+    read.stamps = written.stamps = np.zeros(0)
+    assert str(read) == str(written)
+    assert Record.read(tmp_path, 0) is None
+
+
+def test_the_step_time_leaves_the_warm_up_out() -> None:
+    assert step_time(record()) == pytest.approx((0.01, 0.01, 0.01), rel=1e-3)
+    mixed = [5.0] * WARM_UP + [0.01, 0.02, 0.03, 0.04, 0.05]
+    assert step_time(record(stamps=stamps(mixed, [1.0] * 10))) == pytest.approx((0.02, 0.03, 0.04), rel=1e-3)
+
+
+def test_few_steps_are_better_than_none() -> None:
+    assert step_time(record(stamps=stamps([5.0, 0.01, 0.02], [1.0] * 3))) == pytest.approx((0.0125, 0.015, 0.0175))
+    assert step_time(record(stamps=stamps([0.01], [1.0]))) == pytest.approx((0.01, 0.01, 0.01), rel=1e-3)
+    assert step_time(record(stamps=stamps([], []))) is None
+    assert step_time(Record(0, 1, "local")) is None
+
+
+def test_of_several_kinds_of_steps_the_most_frequent_one_is_timed() -> None:
+    kinds = [0, 1, 1] * 10 + [0]
+    found = step_time(record(stamps=stamps([0.01] * 30, [1.0] * 30, kinds)))
+    assert found == pytest.approx((0.01, 0.015, 0.02), rel=0.5)
+    assert found is not None and found[2] < 0.025  # steps of kind 0 alone would be 30 ms apart
+
+
+def test_samples_are_those_of_all_ranks_in_a_typical_step() -> None:
+    short = stamps([0.01] * 25, [16.0, 16.0, 16.0, 16.0, 5.0] * 5)
+    assert samples_in_step([record(), record(1, stamps=short)]) == (48.0, "")
+
+
+@pytest.mark.parametrize(("other", "why"), [
+    (None, "rank 1 left its record on another host: choose a folder that all share (--out)"),
+    (record(1, no_samples="a model is called more than once in a step"),
+     "samples are not known, as a model is called more than once in a step"),
+    (record(1, stamps=stamps([0.01] * 25, [0.0] * 25)),
+     "samples are not known, as no Keras model is called under a tape"),
+    (record(1, stamps=stamps([0.01] * 3, [1.0] * 3, [0, 1, 0, 1])),
+     "samples are not known, as there is more than one kind of step"),
+])
+def test_samples_that_are_not_known_have_a_reason(other: Record | None, why: str) -> None:
+    assert samples_in_step([record(), other]) == (None, why)
+
+
+@pytest.mark.parametrize(("logs", "last", "accuracy", "loss"), [
+    ({"fit": {"accuracy": 0.9, "loss": 0.4}}, "fit", Number(0.9, "fit()"), Number(0.4, "fit()")),
+    ({"fit": {"loss": 0.4, "val_loss": 0.5, "val_sparse_categorical_accuracy": 0.8}}, "fit",
+     Number(0.8, "fit's validation"), Number(0.5, "fit's validation")),
+    ({"fit": {"accuracy": 0.9, "loss": 0.4}, "evaluate": {"loss": 0.3, "acc": 0.7}}, "evaluate",
+     Number(0.7, "evaluate()"), Number(0.3, "evaluate()")),
+    ({"fit": {"loss": 0.4}}, "fit", Number(0.55, "what rank 0 printed last"), Number(0.4, "fit()")),
+    ({}, "", Number(0.55, "what rank 0 printed last"), Number(2.0, "what rank 0 printed last")),
+])
+def test_what_keras_said_last_wins_over_what_was_printed(
+    logs: dict[str, dict[str, float]], last: str, accuracy: Number, loss: Number,
+) -> None:
+    said, printed = record(logs=logs, last_logs=last), "accuracy: 0.5 loss 1\naccuracy: 0.55 loss 2\n"
+    assert (final_number("accuracy", said, printed), final_number("loss", said, printed)) == (accuracy, loss)
+
+
+@pytest.mark.parametrize(("printed", "accuracy", "loss"), [
+    ("test accuracy: 0.9865\n", 0.9865, None),
+    ("epoch 3/3: loss 0.0312, accuracy 98.5 %\n", 0.985, 0.0312),
+    ("47/47 - 1s - 9ms/step - accuracy: 0.97 - loss: 1.5e-02 - val_accuracy: 0.96 - val_loss: 0.2\n", 0.96, 0.2),
+    ("loss=nan", None, float("nan")),
+    ("the loss is 3, the accuracy of 0.5", 0.5, 3.0),
+    ("no gloss 3, inaccuracy 4; loss 3/4; accuracy: none\n", None, None),
+])
+def test_printed_numbers_are_found(printed: str, accuracy: float | None, loss: float | None) -> None:
+    for what, expected in (("accuracy", accuracy), ("loss", loss)):
+        found = final_number(what, record(), printed)
+        assert (None if found is None else found.value) == pytest.approx(expected, nan_ok=True)
+
+
+def weights(folder: Path, *values: object) -> Path:
+    write_weights(folder, [np.asarray(value) for value in values])
+    return folder
+
+
+def test_the_weight_difference_is_relative_to_the_largest_weight(tmp_path: Path) -> None:
+    first = weights(tmp_path / "a", [[1.0, -4.0]], np.float16(2.0), np.zeros((0, 3)))
+    other = weights(tmp_path / "b", [[1.0, -4.0]], np.float16(2.5), np.zeros((0, 3)))
+    assert weight_difference(first, other) == pytest.approx(0.5 / 4)
+    assert weight_difference(first, first) == 0.0
+
+
+@pytest.mark.parametrize(("other", "words"), [
+    (([1.0, 2.0], 3.0), "other variables"), (([1.0, 2.0, 3.0],), "other shapes"), (([1.0, np.nan],), "not finite"),
+    (([np.inf, 1.0],), "not finite"),
+])
+def test_weights_that_cannot_be_compared_are_said_to_be(other: tuple[object, ...], words: str, tmp_path: Path) -> None:
+    assert weight_difference(weights(tmp_path / "a", [1.0, 2.0]), weights(tmp_path / "b", *other)) == words
+
+
+def test_weights_that_are_not_there_are_not_compared(tmp_path: Path) -> None:
+    assert weight_difference(weights(tmp_path / "a", 1.0), tmp_path / "b") is None
+
+
+@pytest.mark.parametrize(("records", "reason"), [
+    ([None, None], "rank 0 left no record: the script must call hvd.init()"),
+    ([record(size=1), None], "the script ran on 1 rank instead of 2"),
+    ([record(stamps=np.zeros((0, 3))), record(1)], "no training step was seen: the script needs hvd.DistributedOpti"),
+])
+def test_a_job_that_trained_otherwise_is_a_row_with_a_reason(records: list[Record | None], reason: str) -> None:
+    assert result("tfdist", 2, records, "").reason.startswith(reason)
+
+
+def test_a_script_that_chose_its_backend_is_told_so() -> None:
+    reason = "the script chose the backend tfdist itself: leave it out of hvd.init() and of the script's arguments"
+    assert result("horovod", 2, [record(), record(1)], "").reason == reason
+    assert not result(ONE_PROCESS, 1, [record(size=1)], "").reason
+
+
+def test_a_step_that_xla_compiles_has_no_time_but_a_row() -> None:
+    found = result(ONE_PROCESS, 1, [record(size=1, stamps=np.zeros((0, 3)), no_steps="XLA has no clock")], "loss: 2")
+    assert (found.reason, found.step, found.samples, found.remarks) == ("", None, None, ("XLA has no clock",))
+    assert found.loss == Number(2.0, "what rank 0 printed last")
+
+
+RESULTS = [
+    Result("horovod", 2, "", (0.0141, 0.0149, 0.0160), 4312.4, Number(0.98651, "evaluate()"), Number(0.04213, "fit()")),
+    Result("tfdist", 2, "", (0.1981, 0.2012, 1.22), 388.2, Number(0.9865, "evaluate()"), None, 2.34e-7),
+    Result("native", 2, "rank 1 on node failed with ValueError: x"),
+    Result(ONE_PROCESS, 1, "", None, None, Number(0.5, "fit()"), None, None, ("XLA has no clock",)),
+]
+
+
+def shown(results: list[Result], width: int) -> list[str]:
+    made, notes = table(results, 2)
+    screen = io.StringIO()
+    Console(file=screen, width=width, highlight=False).print(made)
+    return [line.rstrip() for line in [*screen.getvalue().splitlines(), *notes]]
+
+
+def test_the_table_has_a_row_for_every_job_and_fits_80_columns() -> None:
+    lines = shown(RESULTS, 80)
+    assert lines == shown(RESULTS, 200)
+    assert [" ".join(line.split()) for line in lines] == [
+        "share of weights", "step, ms samples 2 x one against",
+        "backend (quartiles) per s process accuracy loss horovod", lines[3],
+        "horovod 14.9 (14.1-16) 4,312 ? 0.9865 0.04213 -",
+        "tfdist 201 (198-1,220) 388 ? 0.9865 - 2.3e-07",
+        "native failed (1)",
+        "one process ? (2) ? ? 0.5000 - -",
+        "(1) rank 1 on node failed with ValueError: x",
+        "(2) XLA has no clock",
+    ]
+
+
+def test_the_share_is_of_so_many_times_one_process() -> None:
+    single = Result(ONE_PROCESS, 1, "", (0.01, 0.01, 0.01), 4000.0)
+    lines = [line.split() for line in shown([RESULTS[0], single], 80)]
+    assert [line[4 if line[0] == "one" else 3] for line in lines[-2:]] == ["4,312", "4,000"]
+    assert [line[5 if line[0] == "one" else 4] for line in lines[-2:]] == ["54%", "100%"]
+
+
+def test_the_first_backend_that_ran_is_the_one_to_compare_with() -> None:
+    lines = shown([RESULTS[2], RESULTS[1]], 80)
+    assert lines[2].split()[-1] == "tfdist"
+
+
+def test_the_lines_under_the_table_say_what_it_shows() -> None:
+    lines = explanations(RESULTS, 2, "on 1 of 2 cores")
+    assert "share: samples per s over 2 times those of one process (on 1 of 2 cores)" in lines
+    assert "accuracy of horovod and tfdist: from evaluate()" in lines
+    assert "accuracy of one process, loss: from fit()" in lines
+    assert any("to horovod's" in line for line in lines)
+
+
+TRACE = "Traceback (most recent call last):\n  File ...\nValueError: the sky is falling"
+
+
+@pytest.mark.parametrize(("stderr", "reason"), [
+    (last_words(Cause("exception", 1, "node", 7, "failed with ValueError: x", TRACE), {1: 1}, ""),
+     "rank 1 on node failed with ValueError: x"),
+    (last_words(Cause("exit", 1, "node", 7, "exited with code 1", "", 1), {1: 1}, f"chatter\n{TRACE}\n"),
+     "rank 1 on node exited with code 1: ValueError: the sky is falling"),
+    (last_words(Cause("exit", 0, "node", 7, "exited with code 2", "", 2), {0: 2}, "usage: x\nx: error: what\n"),
+     "rank 0 on node exited with code 2: x: error: what"),
+    (last_words(Cause("signal", 0, "node", 7, "was killed by SIGKILL", "", 137), {0: -9}, ""),
+     "rank 0 on node was killed by SIGKILL"),
+    ("hvkeras run: Every host must answer.", "Every host must answer."),
+    ("Segmentation fault", "hvkeras run was killed by SIGSEGV: Segmentation fault"),
+    ("", "hvkeras run was killed by SIGSEGV"),
+])
+def test_the_root_cause_is_one_line(stderr: str, reason: str) -> None:
+    assert root_cause(f"[0] hvkeras: something\n{stderr}\n" if "hvkeras run: " in stderr else stderr, -11) == reason
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    ([], "The command that the ranks run must be given"),
+    (["-np", "2"], "The command that the ranks run must be given"),
+    (["python", "train.py"], "Two processes at least are compared with one. Received: np=None. HINT: hvkeras compare"),
+    (["-np", "1", "true"], "Received: np=1"),
+    (["-np", "2", "--backend", "tfdist", "true"], "Received: flag='--backend'. HINT: did you mean --backends"),
+    (["-np", "2", "--backends", "tfdist,tfidst", "true"], "Received: backend='tfidst'"),
+    (["-np", "2", "--backends", ",", "true"], "--backends takes names"),
+    (["-np", "2", "--timeout", "0", "true"], "positive"),
+    (["-np", "3", "-H", "localhost:2", "true"], "Received: np=3"),
+    (["-np", "2", "--out", "/dev/null/out", "true"], "must be writable"),
+])
+def test_a_wrong_command_line_is_one_line_and_code_2(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["compare", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert complaint in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
