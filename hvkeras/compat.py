@@ -89,9 +89,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 def advance_iterations(optimizer: Any) -> None:
     """Counts a step in which nothing is applied."""
-    optimizer = inner_optimizer(optimizer) or optimizer
-    counter = optimizer._iterations if family_of(optimizer) == KERAS else optimizer.iterations
-    counter.assign_add(1)
+    _counter(optimizer).assign_add(1)
 
 
 def step_counter(optimizer: Any) -> int:
@@ -99,9 +97,15 @@ def step_counter(optimizer: Any) -> int:
 
     Steps that a `LossScaleOptimizer` of Keras 3 skipped do not.
     """
+    return int(native(_counter(optimizer)))
+
+
+def _counter(optimizer: Any) -> Any:
+    """The variable that counts an optimizer's steps."""
     optimizer = inner_optimizer(optimizer) or optimizer
-    counter = optimizer._iterations if family_of(optimizer) == KERAS else optimizer.iterations
-    return int(native(counter))
+    # In newer Keras 3 `iterations` is not the variable: it leaves out the passes of gradient_accumulation_steps.
+    return getattr(optimizer, "_iterations", optimizer.iterations) if family_of(optimizer) == KERAS else (
+        optimizer.iterations)
 
 
 def learning_rate_source(optimizer: Any) -> Any:

@@ -237,7 +237,7 @@ def _watch(run: FitRun) -> Any:
     return Watch()
 
 
-def _shared_by(model: Any) -> ProcessSet | None:
+def shared_by(model: Any) -> ProcessSet | None:
     """The ranks that use this model together; None where this rank uses it by itself."""
     if _Calls.alone or not context.is_initialized() or context.current().topology.size == 1:
         return None
@@ -249,7 +249,7 @@ def _shared_by(model: Any) -> ProcessSet | None:
 
 
 def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    process_set = _shared_by(model)
+    process_set = shared_by(model)
     run = None
     if process_set is not None:
         bound = compat.bound_fit(model, args, kwargs)
@@ -288,7 +288,7 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     kind, run = _Calls.stack[-1]
     in_fit = any(one is not None and one.model is model for _, one in _Calls.stack)
     what = "fit" if kind == "fit" else "validation" if in_fit else "evaluate"
-    process_set = _shared_by(model)
+    process_set = shared_by(model)
     if process_set is None:
         result = original(model, logs)
     else:

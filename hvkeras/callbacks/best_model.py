@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras import compat, context
+from hvkeras.callbacks.leading import leads
 from hvkeras.errors import UsageError, explain
 
 _ModelCheckpoint: Any = compat.default_keras().callbacks.ModelCheckpoint
@@ -66,13 +67,13 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ship
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves on rank 0, where `save_freq` is a number of batches."""
-        if self.save_freq != "epoch" and context.current().topology.rank == 0:
+        if self.save_freq != "epoch" and leads(self.model):
             with _files_at_once(self.model):
                 super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves on rank 0, if the epoch was the best."""
-        if context.current().topology.rank == 0:
+        if leads(self.model):
             with _files_at_once(self.model):
                 super().on_epoch_end(epoch, logs)
 

@@ -71,6 +71,6 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         if optimizer is not None:
             compat.build_optimizer(optimizer, self.model.trainable_variables)
             variables += compat.optimizer_variables(optimizer)
-        broadcast_variables([variable for variable in variables if compat.variable_key(variable) not in self.local_keys],
-                            self.root_rank)
+        shared = [variable for variable in variables if compat.variable_key(variable) not in self.local_keys]
+        broadcast_variables(shared, self.root_rank)
         self.broadcast_done = True

@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat, context
+from hvkeras.callbacks.leading import leads
 from hvkeras.collectives import allreduce
 from hvkeras.errors import UsageError, explain
+from hvkeras.fit import shared_by
 from hvkeras.operations import Min
 from hvkeras.output import prints_at, say
 
@@ -110,9 +112,11 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         job = context.current()
         steps = self.steps_per_epoch or (self.params or {}).get("steps") or 0
         counted = compat.step_counter(self.model.optimizer)
-        if job.topology.size > 1:
-            steps, counted = (int(number) for number in allreduce(
-                tf.constant([max(steps, 0), counted], tf.int64), op=Min, name="the learning rate's steps"))
+        together = shared_by(self.model)
+        if together is not None:
+            least = allreduce(tf.constant([steps, counted], tf.int64), op=Min, process_set=together,
+                              name="the learning rate's steps")
+            steps, counted = (int(number) for number in least)
         needed = steps <= 0 and not self._is_over(epoch)
         if needed and not self.staircase:
             raise self._error("the steps of an epoch must be known",
@@ -122,12 +126,13 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
                               f"pass steps_per_epoch= to {type(self).__name__}, or initial_epoch= to fit()",
                               steps=None, iterations=counted)
         self._steps = max(steps, 0)
-        disagree = bool(counted and epoch and (not steps or counted // steps != epoch))
-        self._ahead = 0 if disagree or not steps else counted - epoch * steps
-        if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+        agree = bool(self._steps) and (not epoch or counted // steps == epoch)
+        self._ahead = counted - epoch * steps if agree else 0
+        if leads(self.model) and prints_at(job.settings, "WARNING"):
             began = self._epoch_at(0)
             text = self._plan(job.topology.size) + (self._progress(began) if began else "")
-            say(text + (f" (initial_epoch counts, though the optimizer is at step {counted})" if disagree else ""))
+            odd = counted and self._steps and not agree
+            say(text + (f" (initial_epoch counts, though the optimizer is at step {counted})" if odd else ""))
 
     def _epoch_at(self, batch: int) -> float:
         """The schedule's epoch after `batch` steps of the current one: whole epochs for a staircase."""
@@ -183,12 +188,10 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 
     def _progress(self, epoch: float) -> str:
         """Where training goes on, for the same line."""
-        if self._is_over(epoch):
-            now = f"it is over and leaves {compat.learning_rate(self.model.optimizer):g}"
-        elif epoch < self.start_epoch:
-            now = "still to come"
-        else:
-            now = f"{self._rate_at(epoch):g}"
+        if epoch < self.start_epoch:
+            return ""
+        over = self._is_over(epoch)
+        now = f"over, and stays {compat.learning_rate(self.model.optimizer):g}" if over else f"{self._rate_at(epoch):g}"
         return f"; goes on at epoch {epoch:g}: {now}"
 
     def _checked(self, name: str, value: Any, least: float | None = None) -> float:

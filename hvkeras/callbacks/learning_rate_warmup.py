@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvkeras import context
+from hvkeras.callbacks.leading import leads
 from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
 from hvkeras.output import say
 
@@ -44,7 +45,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def _finish(self) -> None:
         finishes = self._unfinished
         super()._finish()
-        if finishes and self.verbose and context.current().topology.rank == 0:
+        if finishes and self.verbose and leads(self.model):
             say(f"epoch {self.current_epoch + 1}: the warm-up has reached the learning rate {self.initial_lr:g}")
 
     def _warming(self, epoch: float) -> float:

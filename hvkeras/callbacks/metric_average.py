@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from hvkeras import compat, context
+from hvkeras.callbacks.leading import leads
+from hvkeras.fit import shared_by
 from hvkeras.functions import allgather_object
 from hvkeras.output import prints_at, say
 
@@ -37,21 +39,24 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Averages the logs in place, for the callbacks that follow."""
-        job = context.current()
-        if job.topology.size == 1:
+        context.current()
+        together = shared_by(self.model)
+        if together is None:
             return
-        mine = {key: value for key, value in ((key, _number(value)) for key, value in (logs or {}).items())
-                if value is not None}
-        by_rank = allgather_object(mine, name="logs of the epoch")
-        for key in dict.fromkeys(key for found in by_rank for key in found):
-            values = [found[key] for found in by_rank if key in found]
-            if len(values) < len(by_rank) and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
-                self._say_lacking(key, [rank for rank, found in enumerate(by_rank) if key not in found])
+        numbers_here = ((key, _number(value)) for key, value in (logs or {}).items())
+        mine = {key: value for key, value in numbers_here if value is not None}
+        by_rank = dict(zip(together.ranks, allgather_object(mine, name="logs of the epoch", process_set=together),
+                           strict=True))
+        for key in dict.fromkeys(key for found in by_rank.values() for key in found):
+            values = [found[key] for found in by_rank.values() if key in found]
+            if len(values) < len(by_rank):
+                self._say_lacking(key, [rank for rank, found in by_rank.items() if key not in found])
             if logs is not None and (key in mine or key not in logs):
                 logs[key] = _mean(values)
 
     def _say_lacking(self, key: str, ranks: list[int]) -> None:
-        if key not in self._said:
+        settings = context.current().settings
+        if key not in self._said and leads(self.model) and prints_at(settings, "WARNING"):
             self._said.add(key)
             say(f"MetricAverageCallback: {key!r} is no number in the logs of rank{'s' * (len(ranks) > 1)}"
                 f" {', '.join(map(str, ranks))}; its mean is over the other ranks")
