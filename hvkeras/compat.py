@@ -430,7 +430,7 @@ class KerasData:
         self.steps: int | None = iterator.steps_per_epoch
         adapter = iterator.data_adapter
         self.batches = _batches(adapter.num_batches, iterator._distributed_dataset)
-        self.last_rows = adapter.partial_batch_size or adapter.batch_size
+        self.last_rows = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
         """Replaces the data.
@@ -460,7 +460,7 @@ class TfKerasData:
         adapter = handler._adapter
         self.steps: int | None = handler._steps_per_epoch
         self.batches = _batches(adapter.get_size(), handler._dataset if adapter.get_size() is None else None)
-        self.last_rows = adapter.partial_batch_size() or adapter.batch_size()
+        self.last_rows = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
         """Replaces the data; as of `KerasData`."""
@@ -482,6 +482,14 @@ class TfKerasData:
     def take_steps(self, steps: int) -> None:
         """Sets `steps_per_epoch`; as of `KerasData`."""
         self._handler._steps_per_epoch = self._handler._inferred_steps = steps
+
+
+def _rows(ask: Callable[[], Any]) -> int | None:
+    """The rows of the last batch, which many a data adapter cannot tell."""
+    try:
+        return ask() or None
+    except (NotImplementedError, IndexError, TypeError, ValueError):
+        return None
 
 
 def _zipped(parts: Any) -> Any:

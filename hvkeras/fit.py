@@ -152,7 +152,7 @@ class FitRun:
         self._check(self._steps)
 
     def end(self) -> None:
-        """After the last epoch, or an error."""
+        """After the last epoch, while Keras still holds the data, and after an error."""
         if self._together is not None:
             self._together.armed = False
         if self._decision is not None and self._decision.joined:
@@ -231,6 +231,9 @@ def _watch(run: FitRun) -> Any:
             self._last = batch
             run.before_step(batch)
 
+        def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.end()
+
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
             run.epoch_end(self._last + 1)
 
@@ -304,14 +307,18 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
     if run is not None:
         run.frozen = None
     what = _SHARED_CALLS.get(what, what)
-    there = metrics.merge(model, process_set, what, frozen or metrics.states_of(model))
-    mine = there[process_set.rank()]
-    result = make() if mine or not any(there) else None
-    if result is not None and result is logs:
-        result = metrics.average_logs(result, process_set, what)
-    if any(there) and not all(there):  # some rank saw no data
-        result = allgather_object(result, name=f"the logs of {what}", process_set=process_set)[there.index(True)]
-    return result
+    mine = bool(logs)  # else this rank had no data
+    own = (frozen or metrics.states_of(model)) if mine else None
+    there = metrics.merge(model, process_set, what, own)
+    result = make() if mine else None
+    from_step = mine and result is logs  # not from metrics
+    if all(there):
+        return metrics.average_logs(result, process_set, what) if from_step else result
+    everyone = allgather_object((result, from_step), name=f"the logs of {what}", process_set=process_set)
+    found = [(logs, averaged) for (logs, averaged), has in zip(everyone, there, strict=True) if has]
+    if not found:
+        return make()
+    return metrics.average([logs for logs, _ in found]) if found[0][1] else found[0][0]
 
 
 def _around_data(data: Any) -> None:

@@ -141,7 +141,8 @@ class Guard:
             return tf.zeros([0, SKETCHES + 1])
         known = _functions.get(self._model)
         if known is None or known[0] != keys:
-            known = (keys, tf.function(lambda: _sketch_all(natives)))
+            # Not a tf.function as it is: TensorFlow would warn of many of them where many models are trained.
+            known = (keys, tf.function(lambda: _sketch_all(natives), autograph=False).get_concrete_function())
             _functions[self._model] = known
         return known[1]()
 

@@ -78,10 +78,10 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]]
         model: The model.
         process_set: The ranks that take part.
         what: What the metrics are of, for messages.
-        own: This rank's states.
+        own: This rank's states; None if it had no data.
 
     Returns:
-        For each rank whether it had states.
+        For each rank whether it had states; False for one without data.
 
     Raises:
         UsageError: A metric does not say how to merge, or ranks have other metrics.
@@ -106,21 +106,26 @@ def average_logs(logs: Any, process_set: ProcessSet, what: str) -> Any:
     """Averages logs that do not come from metrics: those that a `train_step` of the user's returned last.
 
     Args:
-        logs: Values by name.
+        logs: This rank's values by name.
         process_set: The ranks that take part.
         what: What the logs are of, for messages.
 
     Returns:
-        The averages by name; values that are no numbers stay as they are.
+        The averages by name; values that are no numbers are this rank's.
     """
     if not isinstance(logs, dict):
         return logs
     numbers = {name: np.asarray(value) for name, value in logs.items()}
     numbers = {name: value for name, value in numbers.items() if np.issubdtype(value.dtype, np.number)}
-    everyone = allgather_object(numbers, name=f"the logs of {what}", process_set=process_set)
-    averages = {name: np.mean([_wide(theirs[name]) for theirs in everyone if name in theirs], axis=0)
-                for name in numbers}
-    return {**logs, **{name: float(value) if value.ndim == 0 else value for name, value in averages.items()}}
+    return {**logs, **average(allgather_object(numbers, name=f"the logs of {what}", process_set=process_set))}
+
+
+def average(everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Averages several ranks' numbers by name, each over the ranks that have it."""
+    names = dict.fromkeys(name for theirs in everyone for name in theirs)
+    means = {name: np.mean([np.asarray(theirs[name], np.float64) for theirs in everyone if name in theirs], axis=0)
+             for name in names}
+    return {name: float(value) if value.ndim == 0 else value for name, value in means.items()}
 
 
 def forget_merged() -> None:

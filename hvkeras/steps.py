@@ -155,7 +155,9 @@ class Together:
     """
 
     def __init__(self, fit: int) -> None:
-        self.armed = False  # Keras looks at the first batch before training starts, not always on all ranks
+        # Only between the start and the end of training do the ranks ask each other: before it Keras looks at the first
+        # batch, not on all ranks, and TensorFlow reads ahead, so that a rank may ask for a batch that nobody needs.
+        self.armed = False
         self._fit, self._passes, self._told = fit, 0, False
 
     def wrap(self, dataset: Any) -> Any:
@@ -182,20 +184,21 @@ class Together:
             return mine
         patience = job.settings.stall_shutdown or float("inf")
         try:
-            have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), patience)
+            have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), patience,
+                                      given_up=lambda: not self.armed)
         except PeerError:
             if job.control.cause is not None:
                 raise
             raise PeerError(explain(f"All ranks must come to batch {number + 1} of epoch {self._passes} within"
                                     f" {patience:g} s", "look at what the others do, or raise HVKERAS_STALL_SHUTDOWN",
                                     rank=job.topology.rank)) from None
-        if not all(have) and any(have) and not self._told:
+        if have and not all(have) and any(have) and not self._told:
             self._told = True
             if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
                 done, more = ([rank for rank, has in enumerate(have) if has is which] for which in (False, True))
                 say(f"ranks {done} have no batch after the first {number}, ranks {more} have: the epoch ends there on"
                     " all ranks, and what is left is not trained on")
-        return all(have)
+        return all(have) if have else mine
 
 
 def _empty(spec: Any) -> Any:

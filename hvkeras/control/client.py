@@ -87,7 +87,7 @@ class ControlClient:
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
-        describe: Callable[[list[int]], str] | None = None,
+        describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
     ) -> list[Any]:
         """Collects one value from every rank.
 
@@ -97,9 +97,10 @@ class ControlClient:
             timeout: Seconds to wait for the others.
             on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
             describe: Words the missing ranks for the error; `ranks 1, 3` by default.
+            given_up: Asked while waiting; once it says yes, nobody needs the answer any more.
 
         Returns:
-            The values in rank order.
+            The values in rank order; none if it was given up.
 
         Raises:
             PeerError: The job ended, or ranks were missing at the deadline; they are named.
@@ -119,6 +120,8 @@ class ControlClient:
                 if on_missing is not None and waited - told >= 1.0 and missing:
                     told = waited
                     on_missing(missing, waited)
+                if given_up is not None and given_up():
+                    return []
                 self._changed.wait(0.1)
             self._missing.pop(key, None)
             return self._gathered.pop(key)

@@ -1,0 +1,150 @@
+"""`fit` and `evaluate` on several ranks: exact metrics, agreed steps and stops, and the divergence guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "training.py"
+TOLERANCE = 2e-6
+RUNS = {
+    "tfdist-keras3-2": ("tf_config", "tfdist", "0", 2),
+    "horovod-tf_keras-2": ("mpirun", "horovod", "1", 2),
+    "tfdist-keras3-4": ("hvkeras_run", "tfdist", "0", 4),
+}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if run == "tfdist-keras3-2" else ())
+                        for run in RUNS])
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, legacy, size = RUNS[request.param]
+    return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy}, deadline=300)
+
+
+def largest_difference(found: Any, truth: Any) -> float:
+    if isinstance(found, list):
+        assert len(found) == len(truth)
+        return max((largest_difference(*pair) for pair in zip(found, truth, strict=True)), default=0.0)
+    return float(abs(found - truth))
+
+
+@pytest.mark.parametrize("case", ["60/40", "120/80, three steps an execution", "with the callback", "eagerly"])
+def test_all_that_keras_reports_is_that_of_one_process(case: str, outcome: Outcome) -> None:
+    results = [found[case] for found in outcome.results("exact_metrics")]
+    for found in results:
+        assert len(found["found"][0]) == 20, "ten metrics, of training and of validation"
+        assert largest_difference(found["found"], found["truth"]) < TOLERANCE
+    assert all(found["found"] == results[0]["found"] for found in results), "logs differ between ranks"
+
+
+def test_a_metric_says_how_it_is_merged(outcome: Outcome) -> None:
+    for found in outcome.results("own_metrics"):
+        assert found["Declared"] == found["Merging"] == pytest.approx(found["truth"], abs=1e-6)
+        assert "The metric Largest must say how the states of several ranks are merged" in found["Largest"]
+        assert 'HINT: set Largest.hvkeras_merge = "sum"' in found["Largest"]
+        assert found["in fit"] == 1, "found out after the first step"
+
+
+def test_a_metric_that_is_not_reset_counts_each_label_once(outcome: Outcome) -> None:
+    results = outcome.results("metrics_that_are_not_reset")
+    assert results == [[8.0 * len(results) * epoch for epoch in (1, 2, 3)]] * len(results)
+
+
+def test_logs_that_are_no_metrics_are_averaged(outcome: Outcome) -> None:
+    results = outcome.results("logs_of_an_own_step")
+    assert results == [[(len(results) - 1) / 2]] * len(results)
+
+
+def test_a_rank_without_data_takes_part_in_evaluate(outcome: Outcome) -> None:
+    for found in outcome.results("evaluation_without_data_on_one_rank"):
+        assert found["found"] == pytest.approx(found["truth"], abs=TOLERANCE)
+
+
+def test_callbacks_decide_alike(outcome: Outcome) -> None:
+    results = outcome.results("stopping")
+    assert all(found == results[0] for found in results)
+    first = results[0]
+    assert 2 < first["epochs"] < 40
+    assert first["rate"] < 0.1
+    assert (first["stopped"], first["again"]) == (1, 2), "one rank's wish ends the epoch for all, and only that fit"
+
+
+def test_uneven_data_ends_together(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("uneven_data")):
+        assert found["same"], "the ranks' weights differ"
+        assert found["known"][0] == [3, 3]
+        assert found["unknown"][0] == found["unknown on one rank"][0] == [3, 3], f"rank {rank}"
+        assert found["repeated, other steps"][0] == [3, 3]
+        assert found["too few for the steps"][0] == [3]
+        assert found["generator"][0] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("case", "texts"),
+    [
+        ("no broadcast", ("after 1 step of fit", "did not start from the same weights",
+                          "BroadcastGlobalVariablesCallback(0)")),
+        ("no wrapper", ("after 1 step of fit", "an optimizer that is not distributed",
+                        "DistributedOptimizer(optimizer)")),
+        ("no wrapper, but another start", ("an optimizer that is not distributed", "BroadcastGlobalVariablesCallback")),
+        ("no wrapper in a step of one's own", ("after 1 step of fit", "DistributedGradientTape")),
+        ("an assignment", ("after 6 steps of fit", "bias", "a layer or an assignment that depends on the rank",
+                           "register_local_var")),
+        ("another width", ("trainable variable 1 differs", "[6, 8]", "[6, 9]")),
+    ],
+)
+def test_the_guard_names_a_classic_mistake(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:
+    for found in outcome.results("mistakes"):
+        assert found[case].startswith("DivergenceError: ")
+        for text in texts:
+            assert text in found[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "texts"),
+    [
+        ("validation on one rank", ("All ranks must run validation, or none", "rank_0='given', rank_1='none'")),
+        ("other epochs", ("All ranks must run as many epochs", "rank_0=2, rank_1=3")),
+        ("no data", ("Each rank needs at least one batch", "rank_0='0 batches'", "hvd.shard(data)")),
+    ],
+)
+def test_calls_that_do_not_fit_together_are_errors(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:
+    for found in outcome.results("mistakes"):
+        assert found[case].startswith("UsageError: ")
+        for text in texts:
+            assert text in found[case]
+
+
+@pytest.mark.parametrize("case", ["none", "none, each rank its own dropout", "none, local variables",
+                                  "none, by themselves"])
+def test_what_is_right_passes(case: str, outcome: Outcome) -> None:
+    assert {found[case] for found in outcome.results("mistakes")} == {"no error"}
+
+
+def test_hooks_are_reversible(outcome: Outcome) -> None:
+    for found in outcome.results("hooks_are_undone"):
+        assert found == {"before": True, "after": False, "stop_training": False, "again": True}
+
+
+def test_joined_ranks_train_on_all_batches_as_one_process_does(outcome: Outcome) -> None:
+    results = outcome.results("joined")
+    for found in results:
+        assert largest_difference(found["found"][0], found["truth"][0]) < TOLERANCE
+        assert largest_difference(found["found"][1], found["truth"][1]) < 2e-6
+    assert all(found["found"] == results[0]["found"] for found in results)
+
+
+def test_the_user_is_told_once(outcome: Outcome) -> None:
+    told = outcome.stderr(0)
+    assert "the ranks have unlike numbers of batches an epoch (3 on rank 0, 2 on rank 1" in told
+    assert "stop_training was set on rank 1 alone: all ranks stop after 2 steps" in told or "after 4 steps" in told
+    assert "ranks that have no more batches go on without weight until all are done" in told
+    assert "no batch after the first 3, ranks [0] have" in told
+    for rank in range(1, len(outcome.results("stopping"))):
+        assert "unlike numbers" not in outcome.stderr(rank)
+

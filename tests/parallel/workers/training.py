@@ -1,0 +1,386 @@
+"""What `fit` and `evaluate` do on several ranks: metrics, steps, stopping, and the divergence guard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+from harness.checks import check, run_checks
+
+keras: Any = tf.keras
+KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
+FEATURES = 6
+
+
+def rows(count: int, seed: int) -> tuple[Any, Any]:
+    """Random rows and their labels, which the rows nearly tell."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(count, FEATURES)).astype("float32")
+    return x, (x.sum(1, keepdims=True) + random.normal(size=(count, 1)) > 0).astype("float32")
+
+
+def share(counts: tuple[int, ...], rank: int, seed: int = 0) -> tuple[Any, Any]:
+    """A rank's rows; the numbers of rows of the ranks repeat after those given."""
+    return rows(counts[rank % len(counts)], 100 * seed + rank)
+
+
+def union(counts: tuple[int, ...], batch: int, steps: int | None = None, seed: int = 0) -> tuple[Any, Any]:
+    """All ranks' rows, in global batches of `steps` steps; all there are without `steps`."""
+    shares = [share(counts, rank, seed) for rank in range(hvd.size())]
+    if steps is None:
+        return tuple(np.concatenate([one[part] for one in shares]) for part in (0, 1))  # type: ignore[return-value]
+    places = [(one, slice(step * batch, (step + 1) * batch)) for step in range(steps) for one in shares]
+    return tuple(np.concatenate([one[part][place] for one, place in places]) for part in (0, 1))  # type: ignore[return-value]
+
+
+def model(seed: int = 1, width: int = 8, dropout: float = 0.0) -> Any:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([
+        keras.Input((FEATURES,)), keras.layers.Dense(width, activation="tanh"), keras.layers.Dropout(dropout),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ])
+
+
+def metrics() -> list[Any]:
+    return [
+        "accuracy", keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.Recall(),
+        keras.metrics.F1Score(threshold=0.5, average="micro"), keras.metrics.RootMeanSquaredError(),
+        keras.metrics.MeanIoU(num_classes=2), keras.metrics.TruePositives(), keras.metrics.PrecisionAtRecall(0.5),
+    ]
+
+
+def compiled(optimizer: Any = None, seed: int = 1, metrics: Any = None, **options: Any) -> Any:
+    made = model(seed, **{name: options.pop(name) for name in ("width", "dropout") if name in options})
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)) if optimizer is None else optimizer
+    made.compile(optimizer, "binary_crossentropy", metrics=metrics, **options)
+    return made
+
+
+def values(logs: Any) -> list[Any]:
+    """Logs without their names, which Keras numbers; in their order."""
+    by_name = sorted(logs.items(), key=lambda item: item[0].rstrip("0123456789_"))
+    return [np.asarray(value).tolist() for _, value in by_name]
+
+
+def compared(counts: tuple[int, ...], batch: int, steps: int, extra: Any = None, **options: Any) -> dict[str, Any]:
+    """The logs of two epochs with validation and of an evaluation, by all ranks and by one process."""
+    validation = (30, 17, 8)
+    mine = compiled(metrics=metrics(), **options)
+    history = mine.fit(*share(counts, hvd.rank()), batch_size=batch, epochs=2, shuffle=False, verbose=0,
+                       validation_data=share(validation, hvd.rank(), 1), callbacks=extra() if extra else None).history
+    evaluated = mine.evaluate(*share(validation, hvd.rank(), 2), batch_size=7, verbose=0, return_dict=True)
+    with hvd.alone():
+        one = compiled(keras.optimizers.SGD(0.1), metrics=metrics(), **options)
+        truth = one.fit(*union(counts, batch, steps), batch_size=batch * hvd.size(), epochs=2, shuffle=False, verbose=0,
+                        validation_data=union(validation, batch, seed=1)).history
+        evaluation = one.evaluate(*union(validation, batch, seed=2), batch_size=7, verbose=0, return_dict=True)
+    return {"found": [values(history), values(evaluated)], "truth": [values(truth), values(evaluation)]}
+
+
+@check
+def exact_metrics() -> dict[str, Any]:
+    """Everything that Keras reports, on uneven shards."""
+    average = hvd.callbacks.MetricAverageCallback
+    return {
+        "60/40": compared((60, 40), 20, 2),
+        "120/80, three steps an execution": compared((120, 80), 20, 4, steps_per_execution=3),
+        "with the callback": compared((60, 40), 20, 2, lambda: [average()]),
+        "eagerly": compared((60, 40), 20, 2, run_eagerly=True),
+    }
+
+
+class Largest(keras.metrics.Metric):  # type: ignore[misc]
+    """The largest prediction: a state that is not a sum."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        add = self.add_variable if KERAS_3 else self.add_weight
+        self.value = add(shape=(), initializer="zeros", name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(tf.maximum(tf.convert_to_tensor(self.value), tf.reduce_max(y_pred)))
+
+    def result(self) -> Any:
+        return self.value + 0.0
+
+
+class Declared(Largest):
+    hvkeras_merge = "max"
+
+
+class Merging(Largest):
+    def hvkeras_merge(self, states: list[list[Any]]) -> list[Any]:
+        return [np.max([state[0] for state in states])]
+
+
+@check
+def own_metrics() -> dict[str, Any]:
+    """A metric that says how to merge, one that merges, and one that does neither."""
+    x, y = share((10,), hvd.rank())
+    found = {}
+    for kind in (Declared, Merging, Largest):
+        mine = compiled(metrics=[kind()])
+        try:
+            found[kind.__name__] = mine.evaluate(x, y, verbose=0, return_dict=True)["largest"]
+        except hvd.UsageError as error:
+            found[kind.__name__] = str(error)
+    try:
+        compiled(metrics=[Largest()]).fit(x, y, batch_size=2, verbose=0, callbacks=[StepCount()])
+        found["in fit"] = "no error"
+    except hvd.UsageError:
+        found["in fit"] = StepCount.last
+    with hvd.alone():
+        found["truth"] = float(np.max(compiled().predict(union((10,), 1)[0], verbose=0)))
+    return found
+
+
+class StepCount(keras.callbacks.Callback):  # type: ignore[misc]
+    last = -1
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        StepCount.last = batch
+
+
+class Accumulating(keras.metrics.Mean):  # type: ignore[misc]
+    """A metric that goes on over all epochs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="accumulating")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(tf.cast(y_true, tf.float32))
+
+    def result(self) -> Any:
+        return self.count + 0.0
+
+    def reset_state(self) -> None:
+        pass
+
+
+@check
+def metrics_that_are_not_reset() -> list[float]:
+    """How many labels a metric has seen after each of three epochs, on ranks with 8 rows each."""
+    mine = compiled(metrics=[Accumulating()])
+    return list(mine.fit(*share((8,), hvd.rank()), batch_size=4, epochs=3, verbose=0).history["accumulating"])
+
+
+class OwnLogs(keras.Model):  # type: ignore[misc]
+    """A model whose logs do not come from metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"mine": tf.constant(float(hvd.rank()))}
+
+
+@check
+def logs_of_an_own_step() -> list[float]:
+    own = OwnLogs()
+    own.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    return list(own.fit(*share((8,), hvd.rank()), batch_size=4, epochs=1, verbose=0).history["mine"])
+
+
+@check
+def evaluation_without_data_on_one_rank() -> dict[str, Any]:
+    """The last rank's dataset is empty."""
+    x, y = share((12,), 0)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    last = hvd.rank() == hvd.size() - 1
+    mine = compiled(metrics=["accuracy"])
+    found = mine.evaluate(data.take(0) if last else data, verbose=0, return_dict=True)
+    with hvd.alone():
+        truth = compiled(metrics=["accuracy"]).evaluate(data, verbose=0, return_dict=True)
+    return {"found": found, "truth": truth}
+
+
+@check
+def stopping() -> dict[str, Any]:
+    """Epochs until EarlyStopping stops, learning rates of ReduceLROnPlateau, and a stop that one rank wants."""
+    x, y = share((16,), hvd.rank())
+    patient = compiled(seed=3)
+    early = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=0.02)
+    first = patient.fit(x, y, batch_size=4, epochs=40, verbose=0, callbacks=[early],
+                        validation_data=share((9, 5), hvd.rank(), 1)).history
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=0.05, factor=0.5)
+    second = compiled(seed=3)
+    second.fit(x, y, batch_size=4, epochs=6, verbose=0, callbacks=[plateau])
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1 and hvd.rank() == 1:
+                self.model.stop_training = True
+
+    third = compiled(seed=3)
+    stopped = third.fit(x, y, batch_size=4, epochs=5, verbose=0, callbacks=[Stop()]).history
+    again = third.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+    return {"epochs": len(first["loss"]), "val_loss": first["val_loss"],
+            "rate": float(np.asarray(second.optimizer.learning_rate)), "stopped": len(stopped["loss"]),
+            "again": len(again["loss"]), "weights": [np.asarray(one).tolist() for one in patient.get_weights()]}
+
+
+def iterations_after(data: Callable[[], Any], **arguments: Any) -> list[Any]:
+    """Batches of each epoch that the ranks made, and a number that is equal where weights are."""
+    mine = compiled()
+    count = Batches()
+    mine.fit(data(), verbose=0, callbacks=[count], **arguments)
+    return [count.seen, float(sum(np.sum(np.abs(one)) for one in mine.get_weights()))]
+
+
+class Batches(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts the batches of each epoch that were trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen[-1] += 1
+
+
+def batches(count: int, form: str) -> Any:
+    """A rank's data of `count` batches of 4 rows, told in one of several forms."""
+    x, y = rows(4 * count, hvd.rank())
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    if form == "unknown":
+        return data.filter(lambda *_: True)
+    if form == "generator":
+        return (pair for _ in range(3) for pair in data.as_numpy_iterator())
+    return data
+
+
+@check
+def uneven_data() -> dict[str, Any]:
+    """Rank 0 has one batch more than the others."""
+    count = 4 if hvd.rank() == 0 else 3
+    found = {
+        "known": iterations_after(lambda: batches(count, "known"), epochs=2),
+        "unknown": iterations_after(lambda: batches(count, "unknown"), epochs=2),
+        "unknown on one rank": iterations_after(lambda: batches(count, "unknown" if hvd.rank() else "known"), epochs=2),
+        "too few for the steps": iterations_after(lambda: batches(count, "known"), epochs=1, steps_per_epoch=6),
+        "repeated, other steps": iterations_after(lambda: batches(count, "known").repeat(), epochs=2,
+                                                  steps_per_epoch=count),
+        "generator": iterations_after(lambda: batches(count, "generator"), epochs=2, steps_per_epoch=2),
+    }
+    return {**found, "same": len(set(map(str, hvd.allgather_object(found)))) == 1}
+
+
+def mistake(train: Callable[[], Any]) -> str:
+    """What a mistake ends with; all ranks raise at the same place, so the job can go on."""
+    try:
+        train()
+    except hvd.HvkerasError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+class AssignOnOneRank(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1 and hvd.rank() == 1:
+            self.model.layers[-1].bias.assign([5.0])
+
+
+@check
+def mistakes() -> dict[str, str]:
+    """How each classic mistake ends."""
+    x, y = share((12,), hvd.rank())
+    options: dict[str, Any] = {"batch_size": 4, "epochs": 3, "verbose": 0}
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback
+
+    def own_step() -> Any:
+        own = OwnLogs()
+        own.compile("sgd")
+        return own.fit(x, y, **options)
+
+    def registered() -> Any:
+        mine = compiled(seed=hvd.rank())
+        for variable in mine.trainable_variables:
+            mine.optimizer.register_local_var(variable)
+        return mine.fit(x, y, **options)
+
+    return {
+        "no broadcast": mistake(lambda: compiled(seed=hvd.rank()).fit(x, y, **options)),
+        "no wrapper": mistake(lambda: compiled("sgd").fit(x, y, **options)),
+        "no wrapper, but another start": mistake(lambda: compiled("sgd", seed=hvd.rank()).fit(x, y, **options)),
+        "no wrapper in a step of one's own": mistake(own_step),
+        "an assignment": mistake(lambda: compiled().fit(x, y, callbacks=[AssignOnOneRank()], **options)),
+        "another width": mistake(lambda: compiled(width=8 + hvd.rank()).fit(x, y, **options)),
+        "validation on one rank": mistake(lambda: compiled().fit(
+            x, y, validation_data=(x, y) if hvd.rank() == 0 else None, **options)),
+        "other epochs": mistake(lambda: compiled().fit(x, y, batch_size=4, epochs=2 + hvd.rank(), verbose=0)),
+        "no data": mistake(lambda: compiled().fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(
+            hvd.rank()), epochs=1, verbose=0)),
+        "none": mistake(lambda: compiled(seed=hvd.rank()).fit(x, y, callbacks=[broadcast(0)], **options)),
+        "none, each rank its own dropout": mistake(lambda: compiled(dropout=0.5).fit(x, y, **options)),
+        "none, local variables": mistake(registered),
+        "none, by themselves": mistake(lambda: by_itself(x, y, options)),
+    }
+
+
+def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
+    """Each rank trains and evaluates a model of its own; the first one more often."""
+    with hvd.alone():
+        for _ in range(2 if hvd.rank() == 0 else 1):
+            mine = compiled("sgd", seed=hvd.rank())
+            mine.fit(x, y, **options)
+            mine.evaluate(x, y, verbose=0)
+    return hvd.rank()
+
+
+@check
+def hooks_are_undone() -> dict[str, Any]:
+    """Whether Keras has its own methods back after shutdown(), and hooks after another init()."""
+    def hooked() -> bool:
+        return hasattr(keras.Model.fit, "_hvkeras_hook") and hasattr(keras.Model.evaluate, "_hvkeras_hook")
+
+    before = hooked()
+    hvd.shutdown()
+    after = hooked()
+    stop = keras.Sequential([keras.layers.Dense(1)]).stop_training
+    os.environ["HVKERAS_UNEVEN"] = "join"
+    hvd.init()
+    return {"before": before, "after": after, "stop_training": stop, "again": hooked()}
+
+
+@check
+def joined() -> dict[str, Any]:
+    """Training on all batches of uneven shards, and what one process makes of them."""
+    counts = (12, 20)
+    x, y = share(counts, hvd.rank())
+    mine = compiled(metrics=["accuracy", keras.metrics.AUC()])
+    history = mine.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    shares = [share(counts, rank) for rank in range(hvd.size())]
+
+    def generate() -> Any:
+        for step in range(5):
+            parts = [(a[4 * step : 4 * step + 4], b[4 * step : 4 * step + 4]) for a, b in shares]
+            yield tuple(np.concatenate([part[one] for part in parts]) for one in (0, 1))
+
+    signature = (tf.TensorSpec((None, FEATURES)), tf.TensorSpec((None, 1)))
+    with hvd.alone():
+        one = compiled(keras.optimizers.SGD(0.1), metrics=["accuracy", keras.metrics.AUC()])
+        data = tf.data.Dataset.from_generator(generate, output_signature=signature).apply(
+            tf.data.experimental.assert_cardinality(5))
+        truth = one.fit(data, epochs=2, verbose=0).history
+    return {"found": [values(history), [np.asarray(weight).tolist() for weight in mine.get_weights()]],
+            "truth": [values(truth), [np.asarray(weight).tolist() for weight in one.get_weights()]]}
+
+
+if __name__ == "__main__":
+    run_checks(before=hvd.init, after=hvd.shutdown)
