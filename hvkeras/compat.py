@@ -115,7 +115,7 @@ def learning_rate_source(optimizer: Any) -> Any:
         return None
     if family_of(optimizer) == TF_KERAS_LEGACY:
         return optimizer._hyper.get("learning_rate")
-    return optimizer.__dict__.get("_learning_rate")
+    return getattr(optimizer, "__dict__", {}).get("_learning_rate")
 
 
 def learning_rate(optimizer: Any) -> float | None:

@@ -76,12 +76,13 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         """Checks the optimizer."""
         context.current()
         self._ahead, self._unfinished = None, False
-        source = compat.learning_rate_source(self.model.optimizer)
-        if compat.learning_rate(self.model.optimizer) is None:
+        optimizer = self.model.optimizer
+        if compat.learning_rate(optimizer) is None:
             raise self._error("the optimizer's learning rate must be a number", self._instead_of_a_schedule(),
-                              learning_rate=source if source is not None else type(self.model.optimizer).__name__)
+                              optimizer=type(optimizer).__name__,
+                              learning_rate=type(compat.learning_rate_source(optimizer)).__name__)
         if self.model.built:
-            compat.build_optimizer(self.model.optimizer, self.model.trainable_variables)
+            compat.build_optimizer(optimizer, self.model.trainable_variables)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Finds out at which epoch training begins or goes on."""
@@ -115,7 +116,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         together = shared_by(self.model)
         if together is not None:
             least = allreduce(tf.constant([steps, counted], tf.int64), op=Min, process_set=together,
-                              name="the learning rate's steps")
+                              name=f"the steps of {type(self).__name__}, which every rank needs")
             steps, counted = (int(number) for number in least)
         needed = steps <= 0 and not self._is_over(epoch)
         if needed and not self.staircase:

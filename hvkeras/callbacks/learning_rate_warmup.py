@@ -58,7 +58,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if size == 1 or not self.warmup_epochs:
             return f"learning rate: {self.initial_lr:g}, without a warm-up" + " (1 rank)" * (size == 1)
         return (f"learning rate: {self.initial_lr / size:g} x {size} ranks -> {self.initial_lr:g} over"
-                f" {self.warmup_epochs:g} epochs")
+                f" {self.warmup_epochs:g} epoch{'s' * (self.warmup_epochs != 1)}")
 
     def _instead_of_a_schedule(self) -> str:
         return ("give the optimizer a number; or leave the callback out, and let the schedule warm up:"

@@ -45,8 +45,9 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
             return
         numbers_here = ((key, _number(value)) for key, value in (logs or {}).items())
         mine = {key: value for key, value in numbers_here if value is not None}
-        by_rank = dict(zip(together.ranks, allgather_object(mine, name="logs of the epoch", process_set=together),
-                           strict=True))
+        everyone = allgather_object(mine, name=f"the logs of {type(self).__name__}, which every rank needs",
+                                    process_set=together)
+        by_rank = dict(zip(together.ranks, everyone, strict=True))
         for key in dict.fromkeys(key for found in by_rank.values() for key in found):
             values = [found[key] for found in by_rank.values() if key in found]
             if len(values) < len(by_rank):
