@@ -198,7 +198,7 @@ def _print(results: Sequence[Result], trials: Sequence[Trial], flags: argparse.N
     console.print()
     console.print(made)
     console.print()
-    for line in [*notes, *explanations(results, flags.np, cores)]:
+    for line in [*notes, *([""] if notes else []), *explanations(results, flags.np, cores)]:
         console.print(line, markup=False)
     console.print(f"output of all ranks: {folder}", markup=False)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -13,7 +13,8 @@ import numpy as np
 from hvkeras.record import WEIGHTS, Array, Record
 
 ONE_PROCESS = "one process"
-WARM_UP = 5  # first steps that are left out: TensorFlow traces graphs and fills caches in them
+WARM_UP = 5  # first steps that are left out, or half of few: TensorFlow traces graphs and fills caches in them
+FEW = 10  # steps below which a median says little
 
 _GAP = r"(?:\s*[:=]\s*|\s+(?:is\s+|of\s+|was\s+)?)"
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?P<percent>\s*%)?(?![\w/])"
@@ -74,7 +75,9 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
         return Result(name, processes, reason)
     step = step_time(first)
     samples, why = samples_in_step(records)
-    remarks = [first.no_steps or "it made too few steps", why] if step is None else [why]
+    timed = len(_steps(first))
+    few = f"only {timed} step{'s were' if timed != 1 else ' was'} timed" if timed < FEW else ""
+    remarks = [first.no_steps or few, why]
     rate = None if step is None or samples is None else samples / step[1]
     return Result(name, processes, "", step, rate, final_number("accuracy", first, printed),
                   final_number("loss", first, printed), difference, tuple(filter(None, remarks)))

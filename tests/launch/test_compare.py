@@ -17,7 +17,7 @@ from launch.hvkeras_run import Started, run
 
 WORKERS = Path(__file__).parent / "workers"
 DEADLINE = 300.0  # seconds for a comparison: three jobs of a script that imports TensorFlow
-ROWS = [8.0, 8.0, 8.0, 8.0, 5.0] * 3  # of the steps of both workers, on every rank
+ROWS = [8.0, 8.0, 8.0, 8.0, 5.0] * 4  # of the steps of both workers, on every rank
 
 
 def compare(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -164,6 +164,14 @@ def test_a_step_that_xla_compiles_has_no_time_but_a_row() -> None:
     assert found.loss == Number(2.0, "what rank 0 printed last")
 
 
+def test_few_steps_are_said_to_be_few() -> None:
+    few = [record(rank, stamps=stamps([0.01] * 14, [32.0] * 14)) for rank in range(2)]
+    found = result("tfdist", 2, few, "")
+    assert found.remarks == ("only 9 steps were timed",)
+    assert found.samples == pytest.approx(6400, rel=1e-3)
+    assert result("tfdist", 2, [record(), record(1)], "").remarks == ()
+
+
 RESULTS = [
     Result("horovod", 2, "", (0.0141, 0.0149, 0.0160), 4312.4, Number(0.98651, "evaluate()"), Number(0.04213, "fit()")),
     Result("tfdist", 2, "", (0.1981, 0.2012, 1.22), 388.2, Number(0.9865, "evaluate()"), None, 2.34e-7),
@@ -254,3 +262,11 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     assert complaint in printed.err
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
+
+
+def test_a_wrong_setting_is_found_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HVKERAS_BUCKETSIZE", "1")
+    assert main(["compare", "-np", "2", "true"]) == 2
+    assert "did you mean HVKERAS_BUCKET_SIZE" in capsys.readouterr().err

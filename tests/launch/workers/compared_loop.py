@@ -30,7 +30,7 @@ def train() -> None:
         optimizer.apply_gradients(zip(gradients[:-1], variables[:-1], strict=True))
         return loss
 
-    for _ in range(3):
+    for _ in range(4):
         for rows in tf.data.Dataset.from_tensor_slices(x).batch(8):
             loss = step(rows)
     if hvd.rank() == 0:
