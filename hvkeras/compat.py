@@ -570,6 +570,15 @@ def endings_of_saved(weights_only: bool) -> tuple[str, ...]:
     return (".weights.h5",) if weights_only else (".keras", ".h5")
 
 
+def settle_direction(callback: Any) -> None:
+    """Has a callback find out whether it looks for the least or the greatest value.
+
+    Newer Keras 3 does so at the end of an epoch, and fails before that if it is to save after so many batches.
+    """
+    if getattr(callback, "monitor_op", True) is None and hasattr(callback, "_set_monitor_op"):
+        callback._set_monitor_op()
+
+
 def steps_by_itself(model: Any) -> bool:
     """Whether the model trains in Keras's own `train_step`, through `model.optimizer`."""
     return type(model).train_step.__module__.split(".")[0] in ("keras", "tf_keras")

@@ -68,6 +68,7 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ship
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves on rank 0, where `save_freq` is a number of batches."""
         if self.save_freq != "epoch" and leads(self.model):
+            compat.settle_direction(self)
             with _files_at_once(self.model):
                 super().on_train_batch_end(batch, logs)
 
