@@ -156,12 +156,11 @@ def _results(trials: Sequence[Trial], problems: Mapping[str, str], flags: argpar
     screen = Console(stderr=True, highlight=False)
     results: list[Result] = []
     for number, trial in enumerate(trials, start=1):
-        problem = problems.get(trial.name, "")
         heading = f"[{number}/{len(trials)}] {trial.name}"
-        if not problem:
-            problem = trial.run(flags.timeout, heading, screen, flags.verbose)
+        not_here = problems.get(trial.name, "")
+        problem = not_here or trial.run(flags.timeout, heading, screen, flags.verbose)
         if problem:
-            results.append(Result(trial.name, trial.processes, problem))
+            results.append(Result(trial.name, trial.processes, problem, has_last_words=not not_here))
             continue
         records = [Record.read(trial.records, rank) for rank in range(trial.processes)]
         first = next((each for each in trials if each.name == reference_of(results)), None)
@@ -203,7 +202,7 @@ def _print(results: Sequence[Result], trials: Sequence[Trial], flags: argparse.N
     console.print(f"output of all ranks: {folder}", markup=False)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for trial, each in zip(trials, results, strict=True):
-        tail = trial.text("stderr").splitlines()[-TAIL_LINES:] if each.reason else []
+        tail = trial.text("stderr").splitlines()[-TAIL_LINES:] if each.has_last_words else []
         if tail:
             errors.print(f"\nthe standard error of {trial.name} ends with", markup=False)
             errors.print("\n".join(tail), markup=False)

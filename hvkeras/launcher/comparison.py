@@ -45,6 +45,7 @@ class Result:
         loss: The final loss, or None.
         difference: How far the final weights are from those of the first backend; see `weight_difference`.
         remarks: Why something is unknown.
+        has_last_words: Whether the job failed, so that the end of its standard error says why.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Result:
     loss: Number | None = None
     difference: float | str | None = None
     remarks: tuple[str, ...] = ()
+    has_last_words: bool = False
 
 
 def result(name: str, processes: int, records: Sequence[Record | None], printed: str,

@@ -91,6 +91,7 @@ if os.environ["HVKERAS_BACKEND"] == "tfdist":
     assert any(line.startswith("(2) rank 0 left no record: the script must call hvd.init()") for line in lines)
     assert done.stderr.splitlines()[0:2] == ["", "the standard error of tfdist ends with"]
     assert done.stderr.splitlines()[-1] == "ValueError: the sky is falling"
+    assert "horovod" not in done.stderr
 
 
 def test_a_run_that_takes_too_long_is_ended_and_is_a_row(tmp_path: Path) -> None:
