@@ -410,12 +410,6 @@ def forget_train_function(model: Any) -> None:
     model.train_function = None
 
 
-def metrics_are_built(model: Any) -> bool:
-    """Whether the model's compiled metrics have their state, which they get with the first batch."""
-    compiled = getattr(model, "_compile_metrics", None) or getattr(model, "compiled_metrics", None)
-    return bool(getattr(compiled, "built", getattr(compiled, "_built", True)))
-
-
 class KerasData:
     """What Keras 3's `fit` or `evaluate` iterates over.
 

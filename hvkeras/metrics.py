@@ -63,10 +63,8 @@ def check(model: Any) -> None:
         merging_of(metric)
 
 
-def states_of(model: Any) -> list[list[State]] | None:
-    """This rank's state of all metrics; None while the metrics are not built, for want of data."""
-    if not compat.metrics_are_built(model):
-        return None
+def states_of(model: Any) -> list[list[State]]:
+    """This rank's state of all metrics."""
     return [[State(type(metric).__name__, metric.name, [np.asarray(variable) for variable in metric.variables])
              for metric in group] for group in compat.metric_groups(model)]
 

@@ -33,7 +33,7 @@ def largest_difference(found: Any, truth: Any) -> float:
     return float(abs(found - truth))
 
 
-@pytest.mark.parametrize("case", ["60/40", "120/80, three steps an execution", "with the callback", "eagerly"])
+@pytest.mark.parametrize("case", ["60/40", "120/80, three steps an execution, with the callback"])
 def test_all_that_keras_reports_is_that_of_one_process(case: str, outcome: Outcome) -> None:
     results = [found[case] for found in outcome.results("exact_metrics")]
     for found in results:

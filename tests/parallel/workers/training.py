@@ -88,9 +88,8 @@ def exact_metrics() -> dict[str, Any]:
     average = hvd.callbacks.MetricAverageCallback
     return {
         "60/40": compared((60, 40), 20, 2),
-        "120/80, three steps an execution": compared((120, 80), 20, 4, steps_per_execution=3),
-        "with the callback": compared((60, 40), 20, 2, lambda: [average()]),
-        "eagerly": compared((60, 40), 20, 2, run_eagerly=True),
+        "120/80, three steps an execution, with the callback": compared(
+            (120, 80), 20, 4, lambda: [average()], steps_per_execution=3),
     }
 
 
@@ -196,7 +195,9 @@ def logs_of_an_own_step() -> list[float]:
 
 @check
 def evaluation_without_data_on_one_rank() -> dict[str, Any]:
-    """The last rank's dataset is empty."""
+    """The last rank's dataset is empty, which Keras 3 allows."""
+    if not KERAS_3:
+        return {"found": {}, "truth": {}}
     x, y = share((12,), 0)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
     last = hvd.rank() == hvd.size() - 1
