@@ -35,46 +35,43 @@ def test_optimizers_train_as_in_one_process(outcome: Outcome) -> None:
 
 @pytest.mark.oldest
 def test_training_goes_on_where_it_was(outcome: Outcome) -> None:
-    for found in outcome.results("resumed"):
-        assert set(found) == {"initial_epoch", "no initial_epoch"}
-        assert max(found.values()) < TOLERANCE
-    goes_on = "; goes on at epoch 1: "
-    assert outcome.stderr(0).count(f"0.05 x 2 ranks -> 0.1 over 2 epochs{goes_on}") == 2
+    assert max(outcome.results("resumed")) < TOLERANCE
+    assert outcome.stderr(0).count("0.05 x 2 ranks -> 0.1 over 2 epochs; goes on at epoch 1: 0.0875\n") == 1
 
 
 def test_the_momentum_correction_matters(outcome: Outcome) -> None:
-    assert min(outcome.results("uncorrected")) > 100 * TOLERANCE
+    assert min(found["apart"] for found in outcome.results("uncorrected")) > 100 * TOLERANCE
 
 
 def test_rates_are_the_same_on_every_rank(outcome: Outcome) -> None:
-    for found, expected in outcome.results("ranks_that_disagree_on_steps"):
-        assert expected[:5] == pytest.approx([0.25, 0.3, 0.35, 0.4, 0.04])
-        assert found == pytest.approx(expected)
+    for found in outcome.results("uncorrected"):
+        assert found["expected"][:5] == pytest.approx([0.0625, 0.075, 0.0875, 0.1, 0.01])
+        assert found["rates"] == pytest.approx(found["expected"])
 
 
 def test_rank_0_says_once_what_will_happen(outcome: Outcome) -> None:
-    lines = outcome.stderr(0).splitlines()
-    start = next(number for number, line in enumerate(lines) if "0.2 x 2 ranks -> 0.4 over 2 epochs" in line)
-    said = [line for line in lines[start:] if line.startswith("hvkeras: learning rate")]
+    said = [line for line in outcome.stderr(0).splitlines() if line.startswith("hvkeras: learning rate")]
     assert said[:4] == [
-        "hvkeras: learning rate: 0.2 x 2 ranks -> 0.4 over 2 epochs",
-        "hvkeras: learning rate: 0.4 x 0.1 from epoch 2 to 3",
-        "hvkeras: learning rate: 0.4 x halving(epoch) from epoch 3 to 4, changing at each step",
-        "hvkeras: learning rate: 0.4 x halving(epoch) from epoch 4 on",
+        "hvkeras: learning rate: 0.05 x 2 ranks -> 0.1 over 2 epochs",
+        "hvkeras: learning rate: 0.1 x 0.1 from epoch 2 to 3",
+        "hvkeras: learning rate: 0.1 x halving(epoch) from epoch 3 to 4, changing at each step",
+        "hvkeras: learning rate: 0.1 x halving(epoch) from epoch 4 on",
     ]
     assert "learning rate" not in outcome.stderr(1)
 
 
 def test_logs_are_averaged(outcome: Outcome) -> None:
-    for rank, found in enumerate(outcome.results("averaged")):
+    for rank, found in enumerate(outcome.results("averaged_and_best")):
         assert [found[key] for key in ("mine", "same", "count", "tensor", "only on 1")] == [0.5, 0.1, 7, 1.0, 5.0]
         assert [found[key] for key in ("text", "none", "array")] == [f"rank {rank}", None, [rank]]
-        assert found["history"] == [0.5, 0.5]
+        assert found["history"] == [0.5, 0.5, 0.5]
         assert "loss" in found["keys"]
     assert outcome.stderr(0).count("'only on 1' is no number in the logs of rank 0; its mean is over the other") == 1
 
 
 def test_rank_0_alone_saves_the_best_model(outcome: Outcome) -> None:
-    first, second = outcome.results("best_model")
-    assert first == {"files": ["1.keras", "3.keras", "best.weights.h5"], "weights": 0.0, "model": 0.0, "save": False}
-    assert second == {"files": [], "weights": None, "model": None, "save": False}
+    first, second = outcome.results("averaged_and_best")
+    assert first["files"] == ["1.keras", "3.keras", "best.weights.h5"]
+    assert first["apart"] == [0.0, 0.0]
+    assert second["files"] == []
+    assert not first["patched"] and not second["patched"]

@@ -154,10 +154,10 @@ def apart(weights: list[Any], others: list[Any]) -> float:
 
 @check
 def truth() -> dict[str, Any]:
-    """For each optimizer: how far from the truth, and how far that is from the start. Those with momentum in graphs."""
+    """For each optimizer: how far from the truth, and how far that is from the start; the first in a graph."""
     start, found = network().get_weights(), {}
-    for name, (rate, make, update) in cases().items():
-        model = compiled(make(rate), run_eagerly=update is None)
+    for name, (rate, make, _) in cases().items():
+        model = compiled(make(rate), run_eagerly=bool(found))
         fit(model, plan(rate))
         expected = weights_of_one_process(name)
         found[name] = [apart(model.get_weights(), expected), apart(expected, start)]
@@ -165,37 +165,28 @@ def truth() -> dict[str, Any]:
 
 
 @check
-def uncorrected() -> float:
-    """How far from the truth a run without momentum correction is."""
+def uncorrected() -> dict[str, Any]:
+    """Without momentum correction, and with ranks that are told unlike steps: the rates, and how far from the truth."""
     rate, make, _ = cases()["SGD momentum"]
     model = compiled(make(rate), run_eagerly=True)
-    fit(model, plan(rate, momentum_correction=False))
-    return apart(model.get_weights(), weights_of_one_process("SGD momentum"))
+    seen = fit(model, plan(rate, momentum_correction=False, steps_per_epoch=STEPS + hvd.rank()))
+    return {"rates": seen, "expected": rates(rate),
+            "apart": apart(model.get_weights(), weights_of_one_process("SGD momentum"))}
 
 
 @check
-def resumed() -> dict[str, float]:
+def resumed() -> float:
     """How far from the truth a run is that stopped in the warm-up, was saved, and went on."""
     rate, make, _ = cases()["SGD momentum"]
-    model, path, found = compiled(make(rate), run_eagerly=True), f"{hvd.rank()}.keras", {}
+    model, path = compiled(make(rate), run_eagerly=True), f"{hvd.rank()}.keras"
     fit(model, plan(rate), epochs=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tf_keras warns of NumPy
         model.save(path)
-    for way, options in (("initial_epoch", {"epochs": EPOCHS, "initial_epoch": 1}),
-                         ("no initial_epoch", {"epochs": EPOCHS - 1})):
-        again = hvd.load_model(path)
-        again.run_eagerly = True
-        fit(again, plan(rate), **options)
-        found[way] = apart(again.get_weights(), weights_of_one_process("SGD momentum"))
-    return found
-
-
-@check
-def ranks_that_disagree_on_steps() -> list[list[float]]:
-    """The rates where each rank is told another number of steps, and those expected."""
-    model = compiled(keras.optimizers.SGD(0.4), run_eagerly=True)
-    return [fit(model, plan(0.4, steps_per_epoch=STEPS + hvd.rank())), rates(0.4)]
+    again = hvd.load_model(path)
+    again.run_eagerly = True
+    fit(again, plan(rate), EPOCHS - 1)
+    return apart(again.get_weights(), weights_of_one_process("SGD momentum"))
 
 
 class Measure(keras.callbacks.Callback):  # type: ignore[misc]
@@ -203,43 +194,29 @@ class Measure(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs |= {"mine": np.float32(hvd.rank()), "same": 0.1, "count": 7, "text": f"rank {hvd.rank()}", "none": None,
-                 "array": np.array([hvd.rank()]), "tensor": tf.constant(hvd.rank() * 2.0)}
+                 "array": np.array([hvd.rank()]), "tensor": tf.constant(hvd.rank() * 2.0),
+                 "score": [2.0, 3.0, 1.0][epoch] + hvd.rank()}
         if hvd.rank() == 1:
             logs["only on 1"] = 5.0
 
 
 @check
-def averaged() -> dict[str, Any]:
-    """The logs after the callback, and those in the history."""
-    model, seen = compiled(keras.optimizers.SGD(0.1), run_eagerly=True), {}
+def averaged_and_best() -> dict[str, Any]:
+    """The logs after they were averaged; and what each rank, told a folder of its own, has saved there."""
+    model, folder, seen = compiled(keras.optimizers.SGD(0.1), run_eagerly=True), Path(f"best-of-{hvd.rank()}"), {}
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs))
-    x, y = data()
-    history = model.fit(x[hvd.rank()::2], y[hvd.rank()::2], epochs=2, verbose=0,
-                        callbacks=[Measure(), hvd.callbacks.MetricAverageCallback(), keep])
-    return {**seen, "keys": list(seen), "history": history.history["mine"]}
-
-
-@check
-def best_model() -> dict[str, Any]:
-    """What each rank, told a folder of its own, has written there; epochs 1 and 3 are the best so far."""
-
-    class Score(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["score"] = [2.0, 3.0, 1.0][epoch] + hvd.rank()
-
-    model, folder = compiled(keras.optimizers.SGD(0.1), run_eagerly=True), Path(f"best-of-{hvd.rank()}")
     whole = hvd.callbacks.BestModelCheckpoint("score", mode="min", filepath=folder / "{epoch}.keras")
     weights = hvd.callbacks.BestModelCheckpoint("score", save_weights_only=True, mode="min")
     weights.filepath = str(folder / "best.weights.h5")
-    fit(model, [Score(), hvd.callbacks.MetricAverageCallback(), whole, weights], epochs=3)
-    kept = fit_again = None
+    fit(model, [Measure(), hvd.callbacks.MetricAverageCallback(), keep, whole, weights], epochs=3)
+    found = {**seen, "keys": list(seen), "history": model.history.history["mine"],
+             "files": sorted(path.name for path in folder.glob("*")), "patched": "save" in vars(model)}
     if hvd.rank() == 0:
         again = network()
         again.load_weights(str(folder / "best.weights.h5"))
-        kept = apart(again.get_weights(), model.get_weights())
-        fit_again = apart(keras.models.load_model(folder / "3.keras").get_weights(), model.get_weights())
-    return {"files": sorted(path.name for path in folder.glob("*")), "weights": kept, "model": fit_again,
-            "save": "save" in vars(model)}
+        whole_again = keras.models.load_model(folder / "3.keras")
+        found["apart"] = [apart(each.get_weights(), model.get_weights()) for each in (again, whole_again)]
+    return found
 
 
 if __name__ == "__main__":
