@@ -17,6 +17,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
 TESTED_TENSORFLOW := 2.21
 OLDEST_TENSORFLOW := 2.16
+OLDEST_KERAS := 3.3
 FLAVOUR := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 PACKAGE_cpu := tensorflow-cpu
 PACKAGE_tensorflow := tensorflow
@@ -89,8 +90,8 @@ $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
 	@touch $@
 
 $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
-	@echo "Installing tensorflow-cpu $(OLDEST_TENSORFLOW)"
-	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
+	@echo "Installing tensorflow-cpu $(OLDEST_TENSORFLOW) and Keras $(OLDEST_KERAS)"
+	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" "keras==$(OLDEST_KERAS).*" scikit-learn "scikit-build-core>=0.11"
 	@$(call pip,$(OLDEST)) --no-deps "tf_keras==$(OLDEST_TENSORFLOW).*"
 	@touch $@
 

@@ -62,9 +62,18 @@ class FailureHooks:
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_signal)
             self._signals.install()
+        _Forks.hooks = self
+
+    def in_child(self) -> None:
+        """Takes everything back in a forked process, such as one that loads data: it is no rank."""
+        if self._signals is not None:
+            self._signals.in_child()
+            self._signals = None
+        self.uninstall()
 
     def uninstall(self) -> None:
         """Puts back what was there before, where it is still ours."""
+        _Forks.hooks = None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
         if sys.exit == self._on_exit:
@@ -222,16 +231,26 @@ class SignalWatch:
         """Stops watching and puts the default handlers back."""
         if self._ends is None:
             return
-        signal.set_wakeup_fd(-1)
-        if self._own_terminate and signal.getsignal(signal.SIGTERM) is _leave_it_to_the_watch:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        receiving, sending = self._ends
-        self._ends = None
+        receiving, sending = self._give_back()
         sending.send(b"\0")
         if self._thread is not None:
             self._thread.join(timeout=2.0)
         receiving.close()
         sending.close()
+
+    def in_child(self) -> None:
+        """Stops watching in a forked process, whose signals would be taken for its parent's."""
+        if self._ends is not None:
+            for end in self._give_back():
+                end.close()
+
+    def _give_back(self) -> tuple[socket.socket, socket.socket]:
+        assert self._ends is not None
+        signal.set_wakeup_fd(-1)
+        if self._own_terminate and signal.getsignal(signal.SIGTERM) is _leave_it_to_the_watch:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ends, self._ends = self._ends, None
+        return ends
 
     def _watch(self, receiving: socket.socket) -> None:
         while True:
@@ -244,3 +263,30 @@ class SignalWatch:
 
 def _leave_it_to_the_watch(number: int, frame: Any) -> None:
     """Python's side of SIGTERM: nothing, since the watching thread ends the process."""
+
+
+class _Forks:
+    """Keeps a forked process, such as one that loads data, from speaking for its rank."""
+
+    hooks: FailureHooks | None = None
+    _mask: Any = ()
+
+    @classmethod
+    def before(cls) -> None:
+        """Holds signals back until the child has let go of the hooks."""
+        cls._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+    @classmethod
+    def after_in_parent(cls) -> None:
+        """Lets signals in again."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
+
+    @classmethod
+    def after_in_child(cls) -> None:
+        """Lets go of the hooks, then lets signals in."""
+        if cls.hooks is not None:
+            cls.hooks.in_child()
+        signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
+
+
+os.register_at_fork(before=_Forks.before, after_in_parent=_Forks.after_in_parent, after_in_child=_Forks.after_in_child)

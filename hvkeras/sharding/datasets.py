@@ -148,7 +148,9 @@ def deal_batches(dataset: Any, deal: Deal, first: list[Any]) -> tuple[Any, Cover
         rows = known = None
     unpacked = type(dataset.element_spec) is tuple  # then tf.data calls functions with its items
     share = dataset.map(lambda *element: _cut(element if unpacked else element[0], deal))
-    if static_rows(dataset) is None or not deal.part_size(static_rows(dataset) or 0):
+    if known is not None and not known.cut(deal)[1]:
+        share = share.take(1)  # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric
+    elif static_rows(dataset) is None or not deal.part_size(static_rows(dataset) or 0):
         share = share.filter(lambda *element: leading_rows(tf.nest.flatten(element)[0]) > 0)
         if known is not None:
             share = share.apply(tf.data.experimental.assert_cardinality(known.cut(deal)[1]))

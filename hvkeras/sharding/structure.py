@@ -33,6 +33,9 @@ def require_arrays(data: Any) -> None:
         if isinstance(leaf, tf.sparse.SparseTensor):
             raise UsageError(explain("Data to shard must have rows to pick from", "shard"
                                      " tf.data.Dataset.from_tensor_slices(x) instead", data="tf.SparseTensor"))
+        if isinstance(leaf, tf.data.Dataset):
+            raise UsageError(explain("Datasets are sharded one by one", "call hvd.shard for each, or"
+                                     " tf.data.Dataset.zip them", data=f"tf.data.Dataset in a {type(data).__name__}"))
         if isinstance(leaf, (str, bytes)) or not _has_rows(leaf):
             inside = "" if leaf is data else f" in a {type(data).__name__}"
             raise UsageError(explain(

@@ -14,7 +14,7 @@ WORKER = Path(__file__).parent / "workers" / "mismatch.py"
 
 @pytest.mark.parametrize(
     ("case", "named"),
-    [("models", ("the gradients of SGD", "[3, 4]", "[3, 5]")), ("none", ("the gradients of SGD", "no gradient")),
+    [("shapes", ("the gradients of SGD", "[3, 4]", "[3, 5]")), ("none", ("the gradients of SGD", "no gradient")),
      ("names", ('allreduce "of 0"', 'allreduce "of 1"'))],
 )
 @pytest.mark.parametrize(("launcher", "backend"), [("tf_config", "tfdist"), ("mpirun", "horovod")])

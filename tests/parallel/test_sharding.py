@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,10 @@ def test_some_ranks_only(outcome: Outcome) -> None:
     first, second, *others = outcome.results("some_ranks_only")
     assert (first, second) == ([0, 2, 4], [1, 3, 5])
     assert others == [None] * len(others)
+
+
+def test_forked_processes_end_without_ending_the_job(outcome: Outcome) -> None:
+    assert outcome.results("forked_process") == [-signal.SIGTERM] * len(outcome.results("forked_process"))
 
 
 def test_predictions_are_those_of_one_process(outcome: Outcome) -> None:

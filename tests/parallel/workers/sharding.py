@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -195,6 +197,16 @@ def some_ranks_only() -> list[int] | None:
     found = hvd.shard(np.arange(7), process_set=pair).tolist() if pair.included() else None
     hvd.remove_process_set(pair)
     return found
+
+
+@check
+def forked_process() -> int | None:
+    """How a forked process ends, as those do that load a `PyDataset`: by SIGTERM, which must not end the job."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join(timeout=10)
+    return process.exitcode
 
 
 def small_model(fail: bool = False) -> Any:
