@@ -38,12 +38,15 @@ test:
 	+$(MAKE) --no-print-directory test-newest
 	+$(MAKE) --no-print-directory test-oldest
 
+# Two at a time: ranks wait more than they compute. Tests of one file share launches, so they stay together.
+PYTEST := bin/pytest -n 2 --dist loadfile
+
 test-newest: $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod
-	$(VENV)/bin/pytest
+	$(VENV)/$(PYTEST)
 
 # The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
 test-oldest: $(OLDEST)/.has-hvkeras
-	$(OLDEST)/bin/pytest -m oldest -k "not horovod and not mpirun"
+	$(OLDEST)/$(PYTEST) -m oldest -k "not horovod and not mpirun"
 
 lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check

@@ -109,13 +109,15 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     if not _Calls.stack:
         return original(model, logs)
     kind, run = _Calls.stack[-1]
-    in_fit = any(one is not None and one.model is model for _, one in _Calls.stack)
-    what = "fit" if kind == "fit" else "validation" if in_fit else "evaluate"
+    outer = _run_of(model)
+    what = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
     if process_set is None:
         result = original(model, logs)
     else:
         result = _shared_logs(lambda: original(model, logs), logs, model, process_set, what, run)
+        if outer is not None and isinstance(result, dict):
+            outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
     if what == "evaluate" and not _Calls.alone and isinstance(result, dict):
         recording.note_logs(what, result)
     return result
@@ -148,7 +150,16 @@ def _around_data(data: Any) -> None:
 
 def _stops(model: Any, own: bool) -> bool:
     """What `model.stop_training` is: what all ranks agreed on, in a `fit` that they share."""
-    for _, run in reversed(_Calls.stack):
-        if run is not None and run.model is model:
-            return run.stops
-    return own
+    run = _run_of(model)
+    return own if run is None else run.stops
+
+
+def exact_logs(model: Any) -> set[str]:
+    """The names of logs in the running `fit` that are those of all ranks' data; automatic ones differ between ranks."""
+    run = _run_of(model)
+    return set() if run is None else run.exact
+
+
+def _run_of(model: Any) -> FitRun | None:
+    """The innermost running `fit` of this model that ranks share."""
+    return next((run for _, run in reversed(_Calls.stack) if run is not None and run.model is model), None)

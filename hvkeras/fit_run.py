@@ -33,6 +33,7 @@ class FitRun:
         FitRun._count += 1
         self.model, self.process_set = model, process_set
         self.stops = False  # agreed
+        self.exact: set[str] = set()  # names of logs that are those of all ranks' data
         model.__dict__["stop_training"] = False
         self.frozen: Any = None  # states of the metrics before steps without weight
         self._arguments = arguments

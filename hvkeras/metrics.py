@@ -167,8 +167,8 @@ def merging_of(metric: Any) -> Any:
     if callable(declared):
         return declared
     if declared is not None:
-        ways = [declared] * count if isinstance(declared, str) else list(declared)
-        if len(ways) != count or not all(way in _MERGES for way in ways):
+        ways = [declared] * count if isinstance(declared, str) else declared
+        if not isinstance(ways, (list, tuple)) or len(ways) != count or not all(way in _MERGES for way in ways):
             raise UsageError(explain(f"hvkeras_merge must be one of {', '.join(_MERGES)}, or a list of them with one"
                                      " for each variable, or a method", metric=type(metric).__name__,
                                      hvkeras_merge=declared, variables=count))

@@ -212,7 +212,7 @@ def _empty(spec: Any) -> Any:
         return tf.sparse.from_dense(tf.zeros(shape(spec.shape), spec.dtype))
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.ragged.constant([], dtype=spec.dtype, ragged_rank=spec.ragged_rank,
-                                   inner_shape=[size or 0 for size in spec.shape[spec.ragged_rank + 1 :]],
+                                   inner_shape=tuple(size or 0 for size in spec.shape[spec.ragged_rank + 1 :]),
                                    row_splits_dtype=spec.row_splits_dtype)
     raise UnsupportedError(explain("Data of unknown length is made of tensors, dense, sparse or ragged",
                                    "tell its length: dataset.apply(tf.data.experimental.assert_cardinality(batches))",

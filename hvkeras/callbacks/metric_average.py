@@ -10,7 +10,7 @@ import numpy as np
 
 from hvkeras import compat, context
 from hvkeras.callbacks.leading import leads
-from hvkeras.fit import shared_by
+from hvkeras.fit import exact_logs, shared_by
 from hvkeras.functions import allgather_object
 from hvkeras.output import prints_at, say
 
@@ -44,7 +44,8 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
         if together is None:
             return
         numbers_here = ((key, _number(value)) for key, value in (logs or {}).items())
-        mine = {key: value for key, value in numbers_here if value is not None}
+        exact = exact_logs(self.model)
+        mine = {key: value for key, value in numbers_here if value is not None and key not in exact}
         everyone = allgather_object(mine, name=f"the logs of {type(self).__name__}, which every rank needs",
                                     process_set=together)
         by_rank = dict(zip(together.ranks, everyone, strict=True))

@@ -64,7 +64,7 @@ def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callabl
 
 def test_only_rank_0_saves(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", TRAIN, (*SHORT, "--checkpoint-dir", "saved", "--backend", "tfdist"), np=2)
-    assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["epoch-01.keras"]
+    assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["best.keras"]
 
 
 def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits(

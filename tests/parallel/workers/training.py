@@ -67,6 +67,13 @@ def values(logs: Any) -> list[Any]:
     return [np.asarray(value).tolist() for _, value in by_name]
 
 
+def by_one_process(train: Callable[[], Any]) -> Any:
+    """What one process makes of all ranks' data; rank 0 works it out for all."""
+    with hvd.alone():
+        found = train() if hvd.rank() == 0 else None
+    return hvd.broadcast_object(found, 0)
+
+
 def compared(counts: tuple[int, ...], batch: int, steps: int, extra: Any = None, **options: Any) -> dict[str, Any]:
     """The logs of two epochs with validation and of an evaluation, by all ranks and by one process."""
     validation = (30, 17, 8)
@@ -74,12 +81,15 @@ def compared(counts: tuple[int, ...], batch: int, steps: int, extra: Any = None,
     history = mine.fit(*share(counts, hvd.rank()), batch_size=batch, epochs=2, shuffle=False, verbose=0,
                        validation_data=share(validation, hvd.rank(), 1), callbacks=extra() if extra else None).history
     evaluated = mine.evaluate(*share(validation, hvd.rank(), 2), batch_size=7, verbose=0, return_dict=True)
-    with hvd.alone():
+
+    def one_process() -> list[Any]:
         one = compiled(keras.optimizers.SGD(0.1), metrics=metrics(), **options)
-        truth = one.fit(*union(counts, batch, steps), batch_size=batch * hvd.size(), epochs=2, shuffle=False, verbose=0,
-                        validation_data=union(validation, batch, seed=1)).history
-        evaluation = one.evaluate(*union(validation, batch, seed=2), batch_size=7, verbose=0, return_dict=True)
-    return {"found": [values(history), values(evaluated)], "truth": [values(truth), values(evaluation)]}
+        trained = one.fit(*union(counts, batch, steps), batch_size=batch * hvd.size(), epochs=2, shuffle=False,
+                          verbose=0, validation_data=union(validation, batch, seed=1)).history
+        return [values(trained), values(one.evaluate(*union(validation, batch, seed=2), batch_size=7, verbose=0,
+                                                     return_dict=True))]
+
+    return {"found": [values(history), values(evaluated)], "truth": by_one_process(one_process)}
 
 
 @check
@@ -133,8 +143,7 @@ def own_metrics() -> dict[str, Any]:
         found["in fit"] = "no error"
     except hvd.UsageError:
         found["in fit"] = StepCount.last
-    with hvd.alone():
-        found["truth"] = float(np.max(compiled().predict(union((10,), 1)[0], verbose=0)))
+    found["truth"] = by_one_process(lambda: float(np.max(compiled().predict(union((10,), 1)[0], verbose=0))))
     return found
 
 
@@ -203,8 +212,7 @@ def evaluation_without_data_on_one_rank() -> dict[str, Any]:
     last = hvd.rank() == hvd.size() - 1
     mine = compiled(metrics=["accuracy"])
     found = mine.evaluate(data.take(0) if last else data, verbose=0, return_dict=True)
-    with hvd.alone():
-        truth = compiled(metrics=["accuracy"]).evaluate(data, verbose=0, return_dict=True)
+    truth = by_one_process(lambda: compiled(metrics=["accuracy"]).evaluate(data, verbose=0, return_dict=True))
     return {"found": found, "truth": truth}
 
 
@@ -373,14 +381,16 @@ def joined() -> dict[str, Any]:
             parts = [(a[4 * step : 4 * step + 4], b[4 * step : 4 * step + 4]) for a, b in shares]
             yield tuple(np.concatenate([part[one] for part in parts]) for one in (0, 1))
 
-    signature = (tf.TensorSpec((None, FEATURES)), tf.TensorSpec((None, 1)))
-    with hvd.alone():
+    def one_process() -> list[Any]:
         one = compiled(keras.optimizers.SGD(0.1), metrics=["accuracy", keras.metrics.AUC()])
+        signature = (tf.TensorSpec((None, FEATURES)), tf.TensorSpec((None, 1)))
         data = tf.data.Dataset.from_generator(generate, output_signature=signature).apply(
             tf.data.experimental.assert_cardinality(5))
-        truth = one.fit(data, epochs=2, verbose=0).history
+        return [values(one.fit(data, epochs=2, verbose=0).history),
+                [np.asarray(weight).tolist() for weight in one.get_weights()]]
+
     return {"found": [values(history), [np.asarray(weight).tolist() for weight in mine.get_weights()]],
-            "truth": [values(truth), [np.asarray(weight).tolist() for weight in one.get_weights()]]}
+            "truth": by_one_process(one_process)}
 
 
 if __name__ == "__main__":
