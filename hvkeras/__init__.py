@@ -3,10 +3,10 @@
 Example:
     import hvkeras as hvd
     hvd.init()
+    x, y = hvd.shard((x, y))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
     model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy")
-    model.fit(x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()], verbose=hvd.verbose(),
-              callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    model.fit(x, y, verbose=hvd.verbose(), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 Names are looked up when they are first used, so that importing the package does not import TensorFlow
 (the command line starts at once), and the log level counts before TensorFlow reads it.
