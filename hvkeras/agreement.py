@@ -20,6 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras import graphs
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -114,8 +116,7 @@ class EntryCounts:
     def _counter(self, plan: Plan) -> Any:
         with self._lock:
             if plan.key not in self._graph:
-                with tf.init_scope(), tf.device("/CPU:0"):
-                    self._graph[plan.key] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvkeras_entries")
+                self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
             return self._graph[plan.key]
 
     def snapshot(self) -> dict[str, tuple[int, Plan]]:

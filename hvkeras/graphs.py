@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +23,24 @@ def require_no_xla(backend: Any) -> None:
 def compiled_by_xla() -> bool:
     """Whether the graph under construction goes to XLA."""
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+
+
+def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
+    """Makes a variable on the CPU that belongs to no graph, though one may be under construction.
+
+    A `tf.function` that is traced again may make no variables, not even by `tf.init_scope`. What forbids it belongs to
+    the thread, so another thread makes it.
+    """
+    made: list[Any] = []
+
+    def make() -> None:
+        with tf.device("/CPU:0"):
+            made.append(tf.Variable(value, dtype=dtype, trainable=False, name=name, shape=shape))
+
+    maker = threading.Thread(target=make, name="hvkeras-variable")
+    maker.start()
+    maker.join()
+    return made[0]
 
 
 def under_tape() -> bool:

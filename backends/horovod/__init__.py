@@ -162,9 +162,10 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        with tf.init_scope():
-            if self._anchor is None:
-                self._anchor = tf.Variable([0.0], shape=[None], trainable=False, name="hvkeras_anchor")
+        from hvkeras.graphs import lasting_variable
+
+        if self._anchor is None:
+            self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])
         first = results[0] if isinstance(results, list) else results
         self._anchor.assign(tf.cast(tf.reshape(first, [-1])[:1], tf.float32))
         return results

@@ -165,11 +165,12 @@ class TfdistBackend(Backend):
         """
         import tensorflow as tf
 
+        from hvkeras.graphs import lasting_variable
+
         if tf.executing_eagerly() or self._hint != "ring":
             return []
         if key not in self._tokens:
-            with tf.init_scope(), tf.device("/CPU:0"):
-                self._tokens[key] = tf.Variable(0, trainable=False, name="hvkeras_order")
+            self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
         return [self._tokens[key].handle]
 
     def _widen(self, tensor: Tensor, taken: Sequence[str], dtype: str) -> Tensor:

@@ -35,6 +35,11 @@ def test_scaling(outcome: Outcome) -> None:
                          "average=False": 10.0 * size, "number": 4.0, "compressed": 10.0}
 
 
+def test_functions_may_be_traced_again(outcome: Outcome) -> None:
+    size = float(outcome.np)
+    assert outcome.results("functions_traced_again") == [[[size], [size] * 2, [size] * 3]] * outcome.np
+
+
 def test_groups_keep_dtypes_and_shapes(outcome: Outcome) -> None:
     size = outcome.np
     ranks = sum(range(size))

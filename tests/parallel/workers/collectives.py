@@ -73,6 +73,13 @@ def scaling() -> dict[str, Any]:
 
 
 @check
+def functions_traced_again() -> list[Any]:
+    """A sum of ones in a function that is traced for one shape after the other."""
+    total = tf.function(lambda ones: hvd.allreduce(ones, op=hvd.Sum))
+    return [total(tf.ones([length])) for length in (1, 2, 3)]
+
+
+@check
 def groups() -> list[Any]:
     """A group of three dtypes and shapes, summed."""
     rank = hvd.rank()
