@@ -14,9 +14,9 @@ from hvkeras.errors import UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"
 
-# The order of this table is the order in which help and errors list the names. `native` joins it
-# with the C++ engine (see backends/native/README.md).
+# The order of this table is the order in which help and errors list the names.
 _BUILT_IN = {
+    "native": ("hvkeras.backends.native", "NativeBackend"),
     "horovod": ("hvkeras.backends.horovod", "HorovodBackend"),
     "tfdist": ("hvkeras.backends.tfdist", "TfdistBackend"),
     "local": ("hvkeras.backends.local", "LocalBackend"),

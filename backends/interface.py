@@ -78,6 +78,11 @@ class Backend(abc.ABC):
     def objection(cls, launch: Launch) -> str:
         """Says why this engine cannot serve that launch, and what would; "" when it can."""
 
+    @classmethod
+    def objection_to_hosts(cls, hosts: int) -> str:  # noqa: ARG003 - for those that override it
+        """Says why this engine cannot serve a job on so many hosts; "" when it can."""
+        return ""
+
     @abc.abstractmethod
     def start(self, start: Start) -> int:
         """Brings the engine up on all ranks.

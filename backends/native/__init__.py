@@ -1,0 +1,160 @@
+"""The native engine: C++ collectives in shared memory, for ranks on one host."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+from hvkeras.backends.native.library import Library, availability
+from hvkeras.errors import MachineError, UnsupportedError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.control.client import ControlClient
+    from hvkeras.launch_environments import Launch
+    from hvkeras.settings import Settings
+
+# The numbers of the core's enumeration.
+_REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.PRODUCT: 3}
+_NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+            "uint64", "bool", "complex64", "complex128")
+ABORTED = "the native engine was stopped: "
+
+
+class NativeBackend(Backend):
+    """Ranks of one host reduce through memory that they share, without sockets, copies into buckets or negotiation.
+
+    A collective is matched by its key when it is about to run: the rank that comes last puts it into an order
+    that all follow (backends/native/core/matching.h).
+    """
+
+    name = "native"
+
+    def __init__(self) -> None:
+        self._library: Library | None = None
+        self._start: Start | None = None
+        self._groups: dict[tuple[int, ...], int] = {}  # numbers are in graphs, so they stay for the process's life
+        self._open: set[tuple[int, ...]] = set()
+        self._sessions = 0
+        self._tokens: dict[str, Any] = {}
+
+    @classmethod
+    def availability(cls) -> Availability:
+        return availability()
+
+    @classmethod
+    def objection(cls, launch: Launch) -> str:
+        return ""
+
+    @classmethod
+    def objection_to_hosts(cls, hosts: int) -> str:
+        return "" if hosts == 1 else f"it works within one host, and the job is on {hosts}; use horovod or tfdist"
+
+    def start(self, start: Start) -> int:
+        if not start.topology.is_one_host:
+            raise MachineError(explain("The backend native works within one host", "use horovod or tfdist",
+                                       hosts=sorted(set(start.topology.hosts))))
+        if self._library is None:
+            self._library = Library()
+        self._start = start
+        self._sessions += 1
+        self._open_group(range(start.topology.size))
+        return start.topology.size
+
+    def stop(self) -> None:
+        if self._library is not None:
+            for ranks in self._open:
+                self._library.close_group(self._groups[ranks])
+        self._open.clear()
+
+    def abort(self, reason: str) -> None:
+        if self._library is not None:
+            self._library.abort(ABORTED + reason)
+
+    def is_peer_failure(self, error: BaseException) -> bool:
+        return ABORTED in str(error)
+
+    @property
+    def engine(self) -> str:
+        how = f" ({self._library.instructions})" if self._library is not None else ""
+        return f"shared memory{how}"
+
+    def add_process_set(self, ranks: Sequence[int]) -> None:
+        self._open_group(ranks)
+
+    def remove_process_set(self, ranks: Sequence[int]) -> None:
+        if tuple(ranks) in self._open and self._library is not None:
+            self._open.discard(tuple(ranks))
+            self._library.close_group(self._groups[tuple(ranks)])
+
+    def allreduce(
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+    ) -> list[Tensor]:
+        return list(self._operations(tensors[0]).hvkeras_allreduce(
+            inputs=list(tensors), key=key, group=self._group(ranks), order=self._order(key), reduction=_REDUCTIONS[reduction], before=1.0,
+            after=1.0))
+
+    def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
+        return self._operations(tensor).hvkeras_allgather(input=tensor, key=key, group=self._group(ranks),
+                                                            order=self._order(key))
+
+    def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        return self._operations(tensor).hvkeras_broadcast(
+            input=tensor, key=key, group=self._group(ranks), order=self._order(key), root=list(ranks).index(root_rank))
+
+    def _operations(self, tensor: Tensor) -> Any:
+        assert self._library is not None
+        if tensor.dtype.name not in _NUMBERS:
+            raise UnsupportedError(explain("native moves numbers of " + ", ".join(_NUMBERS), "cast the tensor first",
+                                           dtype=tensor.dtype.name))
+        return self._library.operations
+
+    def _order(self, key: str) -> list[Tensor]:
+        """A resource for each key in graphs, where TensorFlow orders what touches the same."""
+        import tensorflow as tf
+
+        from hvkeras.graphs import lasting_variable
+
+        if tf.executing_eagerly():
+            return []
+        if key not in self._tokens:
+            self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
+        return [self._tokens[key].handle]
+
+    def _group(self, ranks: Sequence[int]) -> int:
+        return self._groups[tuple(ranks)]
+
+    def _open_group(self, ranks: Sequence[int]) -> None:
+        """Has all members map the same new memory; its name is gone as soon as they have."""
+        members = tuple(ranks)
+        if members in self._open:
+            return
+        assert self._start is not None
+        assert self._library is not None
+        rank, control, settings = self._start.topology.rank, self._start.control, self._start.settings
+        number = self._groups.setdefault(members, len(self._groups))
+        self._open.add(members)
+        label = f"native {self._sessions} {number}"
+        name = ""
+        try:
+            if rank == members[0]:
+                name = f"/hvkeras-{secrets.token_hex(8)}"
+                self._library.open_group(number, name, True, 0, members, self._crowded())
+            names = self._gathered(control, f"{label} name", name, settings)
+            if rank in members[1:]:
+                self._library.open_group(number, names[members[0]], False, members.index(rank), members,
+                                         self._crowded())
+            self._gathered(control, f"{label} mapped", True, settings)
+        finally:
+            if name:
+                self._library.unlink(name)
+
+    def _gathered(self, control: ControlClient | None, label: str, value: Any, settings: Settings) -> list[Any]:
+        return [value] if control is None else control.gather(label, value, settings.start_timeout)
+
+    def _crowded(self) -> bool:
+        """Whether ranks share cores: then one that waits must let another have the core at once."""
+        assert self._start is not None
+        return self._start.topology.local_size > (os.cpu_count() or 1)

@@ -1,0 +1,62 @@
+// A piece of memory that the ranks of one host share, and the rounds in which data pass through it.
+//
+// In a round each rank writes its slot, says so, waits until all have said so, and reads the others' slots. There are two
+// slots a rank, used in turn, so nobody waits for readers: whoever writes round r has seen all ranks write round r - 1,
+// which they did after they had read round r - 2.
+#pragma once
+
+#include "waiting.h"
+
+namespace hvkeras {
+
+class Channel {
+ public:
+  // Bytes of memory that `ranks` need with slots of this size.
+  static size_t bytes(int ranks, size_t slot_bytes);
+  // The size of a slot for so many ranks: cache-sized, and not too much memory for many ranks.
+  static size_t slot_bytes_for(int ranks);
+
+  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks.
+  Channel(void* base, int rank, int ranks, size_t slot_bytes, Patience patience, const Abort& abort);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  size_t slot_bytes() const { return slot_bytes_; }
+  const Abort& abort() const { return abort_; }
+
+  // The rounds so far, of this rank; equal on all ranks between collectives.
+  uint32_t round() const { return round_; }
+  // A rank's slot of a round.
+  char* slot(uint32_t round, int rank) const;
+  // Says that this rank has written its slot of the current round, and goes on to the next.
+  void written();
+  // Waits until all ranks have written that round.
+  void await_written(uint32_t round);
+  // The whole of a round without data of this rank's own between writing and reading.
+  uint32_t exchange() {
+    const uint32_t mine = round_;
+    written();
+    await_written(mine);
+    return mine;
+  }
+
+  // A second kind of rounds, which run beside the first: what ranks have reduced for the others.
+  uint32_t result_round() const { return result_round_; }
+  char* result(uint32_t round, int rank) const;
+  size_t result_bytes() const { return result_bytes_; }
+  void result_written();
+  void await_result(uint32_t round, int rank);
+
+ private:
+  Counter& written_by(int rank) const;
+  Counter& result_by(int rank) const;
+
+  char* base_;
+  int rank_, ranks_;
+  size_t slot_bytes_, result_bytes_;
+  Patience patience_;
+  const Abort& abort_;
+  uint32_t round_ = 0, result_round_ = 0;
+};
+
+}  // namespace hvkeras

@@ -1,0 +1,256 @@
+#include "collectives.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvkeras {
+
+namespace {
+
+constexpr size_t kOneShot = 64 * 1024;  // bytes up to which each rank reduces all, which takes one round instead of two
+constexpr size_t kAligned = 64;         // elements to which parts are rounded up, so that all start on a cache line
+
+size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
+size_t divided_up(size_t count, size_t by) { return (count + by - 1) / by; }
+
+// Every rank writes all of its data, and reduces all ranks' by itself.
+void allreduce_in_one_round(Channel& channel, const Spans& spans, Reducer reduce, Factors factors) {
+  const uint32_t round = channel.round();
+  char* const mine = channel.slot(round, channel.rank());
+  const size_t size = spans.element_bytes();
+  spans.visit(0, spans.count(), [&](const char* in, char*, size_t before, size_t count) {
+    std::memcpy(mine + before, in, count * size);
+  });
+  channel.exchange();
+  std::vector<const void*> sources(static_cast<size_t>(channel.ranks()));
+  spans.visit(0, spans.count(), [&](const char*, char* out, size_t before, size_t count) {
+    for (int rank = 0; rank < channel.ranks(); ++rank)
+      sources[static_cast<size_t>(rank)] = channel.slot(round, rank) + before;
+    reduce(out, sources.data(), channel.ranks(), count, factors.before, factors.after);
+  });
+}
+
+// Reduce-scatter and all-gather, segment by segment. Of each segment a rank reduces one part, and while the others come
+// to that, it writes their parts of the next segment.
+class Pipeline {
+ public:
+  Pipeline(Channel& channel, const Spans& spans, Reducer reduce, Factors factors)
+      : channel_(channel), spans_(spans), reduce_(reduce), factors_(factors) {
+    const size_t ranks = static_cast<size_t>(channel.ranks());
+    const size_t size = spans.element_bytes();
+    const size_t largest = std::min(channel.slot_bytes() / ranks, channel.result_bytes()) / size / kAligned * kAligned;
+    segments_ = divided_up(spans.count(), largest * ranks);
+    part_ = rounded_up(divided_up(spans.count(), segments_ * ranks), kAligned);
+    segments_ = divided_up(spans.count(), part_ * ranks);
+    sources_.resize(ranks);
+  }
+
+  void run() {
+    const uint32_t first = channel_.round(), first_result = channel_.result_round();
+    write(0, first);
+    channel_.await_written(first);
+    for (size_t segment = 0; segment < segments_; ++segment) {
+      const uint32_t round = first + static_cast<uint32_t>(segment);
+      const uint32_t result = first_result + static_cast<uint32_t>(segment);
+      if (segment + 1 < segments_) write(segment + 1, round + 1);
+      if (segment > 0) channel_.await_written(round);
+      reduce(segment, round, result);
+      read(segment, result);
+    }
+  }
+
+ private:
+  // The elements of a rank's part of a segment.
+  std::pair<size_t, size_t> part(size_t segment, int rank) const {
+    const size_t ranks = static_cast<size_t>(channel_.ranks());
+    const size_t start = (segment * ranks + static_cast<size_t>(rank)) * part_;
+    return {std::min(start, spans_.count()), std::min(start + part_, spans_.count())};
+  }
+
+  void write(size_t segment, uint32_t round) {
+    char* const mine = channel_.slot(round, channel_.rank());
+    const size_t size = spans_.element_bytes();
+    for (int step = 1; step < channel_.ranks(); ++step) {
+      const int rank = (channel_.rank() + step) % channel_.ranks();
+      char* const place = mine + static_cast<size_t>(rank) * part_ * size;
+      const auto [start, stop] = part(segment, rank);
+      spans_.visit(start, stop, [&](const char* in, char*, size_t before, size_t count) {
+        std::memcpy(place + before, in, count * size);
+      });
+    }
+    channel_.written();
+  }
+
+  void reduce(size_t segment, uint32_t round, uint32_t result) {
+    const size_t size = spans_.element_bytes();
+    const size_t offset = static_cast<size_t>(channel_.rank()) * part_ * size;
+    char* const shared = channel_.result(result, channel_.rank());
+    const auto [start, stop] = part(segment, channel_.rank());
+    spans_.visit(start, stop, [&](const char* in, char* out, size_t before, size_t count) {
+      for (int rank = 0; rank < channel_.ranks(); ++rank) {
+        sources_[static_cast<size_t>(rank)] =
+            rank == channel_.rank() ? in : channel_.slot(round, rank) + offset + before;
+      }
+      reduce_(shared + before, sources_.data(), channel_.ranks(), count, factors_.before, factors_.after);
+      std::memcpy(out, shared + before, count * size);
+    });
+    channel_.result_written();
+  }
+
+  void read(size_t segment, uint32_t result) {
+    const size_t size = spans_.element_bytes();
+    for (int step = 1; step < channel_.ranks(); ++step) {
+      const int rank = (channel_.rank() + step) % channel_.ranks();
+      channel_.await_result(result, rank);
+      const char* const theirs = channel_.result(result, rank);
+      const auto [start, stop] = part(segment, rank);
+      spans_.visit(start, stop, [&](const char*, char* out, size_t before, size_t count) {
+        std::memcpy(out, theirs + before, count * size);
+      });
+    }
+  }
+
+  Channel& channel_;
+  const Spans& spans_;
+  Reducer reduce_;
+  Factors factors_;
+  size_t segments_ = 0, part_ = 0;
+  std::vector<const void*> sources_;
+};
+
+// A number for each rank, from each rank: what all must know before the data can go.
+std::vector<std::vector<size_t>> exchange_sizes(Channel& channel, const std::vector<size_t>& mine) {
+  const uint32_t round = channel.round();
+  std::memcpy(channel.slot(round, channel.rank()), mine.data(), mine.size() * sizeof(size_t));
+  channel.exchange();
+  std::vector<std::vector<size_t>> all(static_cast<size_t>(channel.ranks()), std::vector<size_t>(mine.size()));
+  for (int rank = 0; rank < channel.ranks(); ++rank)
+    std::memcpy(all[static_cast<size_t>(rank)].data(), channel.slot(round, rank), mine.size() * sizeof(size_t));
+  return all;
+}
+
+}  // namespace
+
+Spans::Spans(std::vector<Span> spans, size_t element_bytes)
+    : spans_(std::move(spans)), starts_{0}, element_bytes_(element_bytes) {
+  for (const Span& span : spans_) starts_.push_back(starts_.back() + span.count);
+}
+
+template <typename Visit>
+void Spans::visit(size_t start, size_t stop, Visit&& visit) const {
+  if (start >= stop) return;
+  size_t place = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+  for (size_t at = start; at < stop; ++place) {
+    const size_t end = std::min(stop, starts_[place + 1]);
+    if (end == at) continue;  // an empty tensor
+    const size_t offset = (at - starts_[place]) * element_bytes_;
+    visit(spans_[place].in + offset, spans_[place].out + offset, (at - start) * element_bytes_, end - at);
+    at = end;
+  }
+}
+
+void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors) {
+  const Reducer reduce = reducer_of(type, reduction);
+  if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
+  if (spans.count() == 0) return;
+  const size_t bytes = spans.count() * spans.element_bytes();
+  if (bytes <= std::min(kOneShot * 2 / static_cast<size_t>(channel.ranks()), channel.slot_bytes())) {
+    allreduce_in_one_round(channel, spans, reduce, factors);
+  } else {
+    Pipeline(channel, spans, reduce, factors).run();
+  }
+}
+
+void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int root) {
+  for (size_t start = 0; start < bytes; start += channel.slot_bytes()) {
+    const size_t length = std::min(bytes - start, channel.slot_bytes());
+    if (channel.rank() == root) std::memcpy(channel.slot(channel.round(), root), in + start, length);
+    const uint32_t round = channel.exchange();
+    if (channel.rank() != root) std::memcpy(out + start, channel.slot(round, root) + 0, length);
+  }
+  if (channel.rank() == root && in != out && bytes != 0) std::memcpy(out, in, bytes);
+}
+
+void allgather(Channel& channel, const char* in, size_t bytes, const Allocate& allocate) {
+  const std::vector<std::vector<size_t>> sizes = exchange_sizes(channel, {bytes});
+  std::vector<size_t> all, starts{0};
+  for (const std::vector<size_t>& size : sizes) {
+    all.push_back(size[0]);
+    starts.push_back(starts.back() + size[0]);
+  }
+  char* const out = allocate(all);
+  const size_t most = *std::max_element(all.begin(), all.end());
+  for (size_t start = 0; start < most; start += channel.slot_bytes()) {
+    const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, channel.slot_bytes()) : 0; };
+    if (const size_t length = length_of(bytes))
+      std::memcpy(channel.slot(channel.round(), channel.rank()), in + start, length);
+    const uint32_t round = channel.exchange();
+    for (int rank = 0; rank < channel.ranks(); ++rank) {
+      const size_t place = static_cast<size_t>(rank);
+      if (const size_t length = length_of(all[place]))
+        std::memcpy(out + starts[place] + start, channel.slot(round, rank), length);
+    }
+  }
+}
+
+void alltoall(Channel& channel, const char* in, const std::vector<size_t>& bytes_to, const Allocate& allocate) {
+  const std::vector<std::vector<size_t>> sizes = exchange_sizes(channel, bytes_to);
+  const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
+  std::vector<size_t> from, starts_in{0}, starts_out{0};
+  size_t most = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    from.push_back(sizes[rank][me]);
+    starts_out.push_back(starts_out.back() + from.back());
+    starts_in.push_back(starts_in.back() + bytes_to[rank]);
+    for (size_t bytes : sizes[rank]) most = std::max(most, bytes);
+  }
+  char* const out = allocate(from);
+  const size_t room = channel.slot_bytes() / ranks / kAligned * kAligned;
+  for (size_t start = 0; start < most; start += room) {
+    const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, room) : 0; };
+    char* const mine = channel.slot(channel.round(), channel.rank());
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (const size_t length = length_of(bytes_to[rank]))
+        std::memcpy(mine + rank * room, in + starts_in[rank] + start, length);
+    }
+    const uint32_t round = channel.exchange();
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (const size_t length = length_of(from[rank]))
+        std::memcpy(out + starts_out[rank] + start, channel.slot(round, static_cast<int>(rank)) + me * room, length);
+    }
+  }
+}
+
+void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
+                   Reduction reduction, Factors factors) {
+  const Reducer reduce = reducer_of(type, reduction);
+  if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
+  const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
+  const size_t size = size_of(type);
+  const size_t room = channel.slot_bytes() / ranks / size / kAligned * kAligned;
+  size_t most = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) most = std::max(most, starts[rank + 1] - starts[rank]);
+  std::vector<const void*> sources(ranks);
+  for (size_t start = 0; start < most; start += room) {
+    const auto length_of = [&](size_t rank) {
+      const size_t count = starts[rank + 1] - starts[rank];
+      return start < count ? std::min(count - start, room) : 0;
+    };
+    char* const mine = channel.slot(channel.round(), channel.rank());
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (rank != me && length_of(rank))
+        std::memcpy(mine + rank * room * size, in + (starts[rank] + start) * size, length_of(rank) * size);
+    }
+    const uint32_t round = channel.exchange();
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      sources[rank] = rank == me ? in + (starts[me] + start) * size
+                                 : channel.slot(round, static_cast<int>(rank)) + me * room * size;
+    }
+    if (length_of(me))
+      reduce(out + start * size, sources.data(), channel.ranks(), length_of(me), factors.before, factors.after);
+  }
+}
+
+void barrier(Channel& channel) { channel.exchange(); }
+
+}  // namespace hvkeras

@@ -1,0 +1,54 @@
+// The collectives of one host, each run by all ranks of a channel at the same place of their common order.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "channel.h"
+#include "reduce.h"
+
+namespace hvkeras {
+
+// A tensor that is reduced: where it comes from and where it goes to, which may be the same.
+struct Span {
+  const char* in;
+  char* out;
+  size_t count;  // elements
+};
+
+// Several tensors, treated as one after the other.
+class Spans {
+ public:
+  Spans(std::vector<Span> spans, size_t element_bytes);
+
+  size_t count() const { return starts_.back(); }
+  size_t element_bytes() const { return element_bytes_; }
+  // Calls visit(in, out, bytes before it in the range, elements) for each piece of elements [start, stop).
+  template <typename Visit>
+  void visit(size_t start, size_t stop, Visit&& visit) const;
+
+ private:
+  std::vector<Span> spans_;
+  std::vector<size_t> starts_;  // of each tensor, and the end
+  size_t element_bytes_;
+};
+
+// Where a received tensor of so many bytes from each rank goes; called once on each rank, may throw Failure.
+using Allocate = std::function<char*(const std::vector<size_t>& bytes_of_rank)>;
+
+// How floating-point numbers are scaled: each rank's before the reduction, and the result after it.
+struct Factors {
+  double before = 1.0, after = 1.0;
+};
+
+void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors);
+void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int root);
+void allgather(Channel& channel, const char* in, size_t bytes, const Allocate& allocate);
+// `bytes_to[r]` bytes go to rank r, one after the other from `in`.
+void alltoall(Channel& channel, const char* in, const std::vector<size_t>& bytes_to, const Allocate& allocate);
+// Rank r gets elements [starts[r], starts[r + 1]) of the reduced array.
+void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
+                   Reduction reduction, Factors factors);
+void barrier(Channel& channel);
+
+}  // namespace hvkeras

@@ -1,0 +1,147 @@
+#include "matching.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvkeras {
+
+namespace {
+
+constexpr uint32_t kLog = 1 << 15;      // entries that may be unread by the slowest rank
+constexpr uint32_t kPending = 1 << 15;  // keys that may wait for ranks
+constexpr uint32_t kErrors = 64;
+constexpr size_t kDetails = 96;  // bytes of details that are kept for a message; a hash covers all of them
+constexpr size_t kText = 512;
+
+// Fowler, Noll and Vo's hash (FNV-1a), from two starting points.
+uint64_t hash_of(const std::string& text, uint64_t start) {
+  uint64_t hash = start;
+  for (const char letter : text) {
+    hash ^= static_cast<unsigned char>(letter);
+    hash *= 0x100000001b3ULL;
+  }
+  hash ^= hash >> 32;  // FNV's low bits mix badly upwards
+  hash *= 0x9e3779b97f4a7c15ULL;
+  return hash ^ (hash >> 29);
+}
+
+// The first of the parts between ";" that differs, and its number.
+std::string difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
+  size_t start_one = 0, start_other = 0;
+  for (int place = 1; start_one <= one.size() && start_other <= other.size(); ++place) {
+    const size_t end_one = std::min(one.find(';', start_one), one.size());
+    const size_t end_other = std::min(other.find(';', start_other), other.size());
+    const std::string part = one.substr(start_one, end_one - start_one);
+    const std::string other_part = other.substr(start_other, end_other - start_other);
+    if (part != other_part) {
+      return "tensor " + std::to_string(place) + " is " + part + " on rank " + std::to_string(rank_of_one) + " and " +
+             other_part + " on rank " + std::to_string(rank_of_other);
+    }
+    start_one = end_one + 1;
+    start_other = end_other + 1;
+  }
+  return "the tensors of ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other) + " differ";
+}
+
+}  // namespace
+
+Key key_of(const std::string& name) {
+  return Key{hash_of(name, 0xcbf29ce484222325ULL), hash_of(name, 0x84222325cbf29ce4ULL)};
+}
+
+struct Matching::Pending {
+  Key key;
+  uint64_t details_hash;
+  uint32_t posted;     // by how many ranks
+  uint32_t first;      // which rank was the first
+  uint32_t error;      // 0, or the number of a text
+  uint32_t length;     // of the kept details
+  char details[kDetails];
+};
+
+struct Matching::Shared {
+  Counter log_length;
+  alignas(128) std::atomic<uint32_t> locked;
+  uint32_t pending_count;
+  uint32_t error_count;
+  struct {
+    Key key;
+    uint32_t error;
+  } log[kLog];
+  Pending pending[kPending];
+  char errors[kErrors][kText];
+};
+
+// Held for some hundred nanoseconds at most; a holder that lost its core gets it back by yielding.
+class Matching::Lock {
+ public:
+  Lock(std::atomic<uint32_t>& word, const Abort& abort) : word_(word) {
+    for (int look = 1; word_.exchange(1, std::memory_order_acquire) != 0; ++look) {
+      pause();
+      if (look % 64 == 0) {
+        abort.check();
+        sched_yield();
+      }
+    }
+  }
+  ~Lock() { word_.store(0, std::memory_order_release); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  std::atomic<uint32_t>& word_;
+};
+
+size_t Matching::bytes() { return sizeof(Shared); }
+
+Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort)
+    : shared_(static_cast<Shared*>(base)), rank_(rank), ranks_(ranks), global_ranks_(global_ranks), abort_(abort) {}
+
+void Matching::post(const Key& key, const std::string& details) {
+  const uint64_t hash = hash_of(details, 0xcbf29ce484222325ULL);
+  bool complete = false;
+  {
+    const Lock lock(shared_->locked, abort_);
+    Pending* const all = shared_->pending;
+    Pending* const end = all + shared_->pending_count;
+    Pending* found = std::find_if(all, end, [&](const Pending& one) { return one.key == key; });
+    if (found == end) {
+      if (shared_->pending_count == kPending) throw Failure("too many collectives wait for other ranks at once");
+      ++shared_->pending_count;
+      const size_t kept = std::min(details.size(), kDetails);
+      *found = Pending{key, hash, 0, static_cast<uint32_t>(rank_), 0, static_cast<uint32_t>(kept), {}};
+      std::memcpy(found->details, details.data(), kept);
+    } else if (found->details_hash != hash && found->error == 0) {
+      found->error = 1 + shared_->error_count++ % kErrors;
+      const std::string text = difference(std::string(found->details, found->length), global_ranks_[found->first],
+                                          details.substr(0, kDetails), global_ranks_[rank_]);
+      char* const place = shared_->errors[found->error - 1];
+      const size_t kept = std::min(text.size(), kText - 1);
+      std::memcpy(place, text.data(), kept);
+      place[kept] = 0;
+    }
+    complete = static_cast<int>(++found->posted) == ranks_;
+    if (complete) {
+      const uint32_t length = shared_->log_length.value.load(std::memory_order_relaxed);
+      shared_->log[length % kLog] = {key, found->error};
+      *found = all[--shared_->pending_count];
+      shared_->log_length.set(length + 1);  // under the lock, so that entries appear in order
+    }
+  }
+  if (complete) shared_->log_length.wake();
+}
+
+bool Matching::ready() const { return shared_->log_length.now() != read_; }
+
+Matching::Entry Matching::next() {
+  const auto& entry = shared_->log[read_++ % kLog];
+  return Entry{entry.key, entry.error == 0 ? std::string() : std::string(shared_->errors[entry.error - 1])};
+}
+
+bool Matching::await(int64_t microseconds, bool asleep) {
+  return shared_->log_length.await_for(read_ + 1, microseconds, asleep, abort_);
+}
+
+}  // namespace hvkeras

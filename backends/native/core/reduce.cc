@@ -1,0 +1,130 @@
+#include "reduce.h"
+
+#include <atomic>
+#include <cstring>
+
+namespace hvkeras {
+
+namespace plain {
+Reducer reducer_of(Type type, Reduction reduction);
+}
+namespace avx2 {
+Reducer reducer_of(Type type, Reduction reduction);
+}
+namespace avx512 {
+Reducer reducer_of(Type type, Reduction reduction);
+}
+
+namespace {
+
+struct Instructions {
+  const char* name;
+  bool (*supported)();
+  Reducer (*reducer_of)(Type, Reduction);
+};
+
+// The best first. NEON is part of every 64-bit ARM, so `plain` uses it there.
+const Instructions kChoices[] = {
+#if defined(__x86_64__)
+    {"avx512",
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+     },
+     avx512::reducer_of},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") != 0; }, avx2::reducer_of},
+#endif
+    {"plain", [] { return true; }, plain::reducer_of},
+};
+
+const Instructions* best() {
+  for (const Instructions& choice : kChoices) {
+    if (choice.supported()) return &choice;
+  }
+  return nullptr;
+}
+
+std::atomic<const Instructions*>& chosen() {
+  static std::atomic<const Instructions*> choice{best()};
+  return choice;
+}
+
+}  // namespace
+
+Reducer reducer_of(Type type, Reduction reduction) { return chosen().load()->reducer_of(type, reduction); }
+
+const char* instructions() { return chosen().load()->name; }
+
+bool use_instructions(const char* name) {
+  for (const Instructions& choice : kChoices) {
+    if (std::strcmp(choice.name, name) == 0 && choice.supported()) {
+      chosen() = &choice;
+      return true;
+    }
+  }
+  return false;
+}
+
+size_t size_of(Type type) {
+  switch (type) {
+    case Type::kUint8:
+    case Type::kInt8:
+    case Type::kBool:
+      return 1;
+    case Type::kInt16:
+    case Type::kBfloat16:
+    case Type::kUint16:
+    case Type::kFloat16:
+      return 2;
+    case Type::kFloat32:
+    case Type::kInt32:
+    case Type::kUint32:
+      return 4;
+    case Type::kFloat64:
+    case Type::kInt64:
+    case Type::kComplex64:
+    case Type::kUint64:
+      return 8;
+    case Type::kComplex128:
+      return 16;
+  }
+  return 0;
+}
+
+const char* name_of(Type type) {
+  switch (type) {
+    case Type::kFloat32:
+      return "float32";
+    case Type::kFloat64:
+      return "float64";
+    case Type::kInt32:
+      return "int32";
+    case Type::kUint8:
+      return "uint8";
+    case Type::kInt16:
+      return "int16";
+    case Type::kInt8:
+      return "int8";
+    case Type::kComplex64:
+      return "complex64";
+    case Type::kInt64:
+      return "int64";
+    case Type::kBool:
+      return "bool";
+    case Type::kBfloat16:
+      return "bfloat16";
+    case Type::kUint16:
+      return "uint16";
+    case Type::kComplex128:
+      return "complex128";
+    case Type::kFloat16:
+      return "float16";
+    case Type::kUint32:
+      return "uint32";
+    case Type::kUint64:
+      return "uint64";
+  }
+  return "an unknown type";
+}
+
+}  // namespace hvkeras

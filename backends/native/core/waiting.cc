@@ -1,0 +1,78 @@
+#include "waiting.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace hvkeras {
+
+namespace {
+
+constexpr int64_t kLook = 20'000;  // microseconds after which a sleeper looks whether it was aborted
+
+int64_t microseconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000LL + now.tv_nsec / 1'000;
+}
+
+// Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
+void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microseconds) {
+  timespec limit{static_cast<time_t>(microseconds / 1'000'000), static_cast<long>(microseconds % 1'000'000) * 1'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+}  // namespace
+
+void Abort::raise(const std::string& reason) {
+  if (writing_.test_and_set()) return;
+  reason_ = reason;
+  raised_.store(true, std::memory_order_release);
+}
+
+std::string Abort::reason() const { return raised() ? reason_ : std::string(); }
+
+void Counter::wake() {
+  if (sleepers.load(std::memory_order_seq_cst) != 0)
+    syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Counter::await(uint32_t target, const Patience& patience, const Abort& abort) {
+  for (int look = 0; look < patience.spins; ++look) {
+    if (reached(target)) return;
+    pause();
+  }
+  for (int look = 0; look < patience.yields; ++look) {
+    if (reached(target)) return;
+    sched_yield();
+  }
+  while (!await_for(target, kLook, true, abort)) {
+  }
+}
+
+bool Counter::await_for(uint32_t target, int64_t microseconds, bool asleep, const Abort& abort) {
+  abort.check();
+  if (reached(target)) return true;
+  const int64_t end = microseconds_now() + microseconds;
+  int64_t left = microseconds;
+  while (left > 0) {
+    if (asleep) {
+      sleepers.fetch_add(1, std::memory_order_seq_cst);
+      const uint32_t seen = value.load(std::memory_order_seq_cst);
+      if (static_cast<int32_t>(seen - target) < 0) sleep_while(value, seen, left < kLook ? left : kLook);
+      sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    } else {
+      for (int look = 0; look < 64; ++look) pause();
+    }
+    if (reached(target)) return true;
+    abort.check();
+    left = end - microseconds_now();
+  }
+  return reached(target);
+}
+
+}  // namespace hvkeras

@@ -1,0 +1,67 @@
+// Words in shared memory that one process advances and others wait for: first spinning, then asleep on a futex.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace hvkeras {
+
+// A collective cannot be completed; the message is for the user.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Ends all waiting of one process, from any thread.
+class Abort {
+ public:
+  void raise(const std::string& reason);
+  bool raised() const { return raised_.load(std::memory_order_acquire); }
+  std::string reason() const;
+  void check() const {  // throws Failure
+    if (raised()) throw Failure(reason());
+  }
+
+ private:
+  std::atomic<bool> raised_{false};
+  std::string reason_;  // written once, before raised_
+  mutable std::atomic_flag writing_ = ATOMIC_FLAG_INIT;
+};
+
+// How long a wait spins before it sleeps. With more ranks than cores the one that is waited for needs the core.
+struct Patience {
+  int spins = 4000;     // looks at the word, each with a pause of the processor
+  int yields = 4;       // then looks with the core offered to others in between
+};
+
+// A counter that wraps; it lies in memory that several processes map. Alone on its cache lines.
+struct alignas(128) Counter {
+  std::atomic<uint32_t> value;
+  std::atomic<uint32_t> sleepers;
+
+  uint32_t now() const { return value.load(std::memory_order_acquire); }
+  bool reached(uint32_t target) const { return static_cast<int32_t>(now() - target) >= 0; }
+  // Makes all that this thread wrote before visible to those that see the new value, and wakes sleepers.
+  void advance_to(uint32_t target) {
+    set(target);
+    wake();
+  }
+  void set(uint32_t target) { value.store(target, std::memory_order_seq_cst); }
+  void wake();
+  // Returns once the value is at least `target`. Throws Failure when aborted.
+  void await(uint32_t target, const Patience& patience, const Abort& abort);
+  // The same for at most `microseconds`, asleep at once if asked. Returns whether it was reached.
+  bool await_for(uint32_t target, int64_t microseconds, bool asleep, const Abort& abort);
+};
+
+// Tells the processor that this thread only waits.
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace hvkeras

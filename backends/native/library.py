@@ -1,0 +1,92 @@
+"""The C++ library of the native engine: where it is, whether it is there, and its functions."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hvkeras.backends.interface import Availability
+from hvkeras.errors import MachineError, explain
+
+PATH = Path(__file__).parent / "libhvkeras_native.so"
+INSTALL = "install hvkeras again where g++ (or clang++) and cmake are found: pip install --force-reinstall --no-deps"
+
+
+def availability() -> Availability:
+    """Says whether the library was built, without loading it."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
+    if not PATH.is_file():
+        return Availability(False, f"its C++ library was not built, since no compiler was found; {INSTALL}")
+    return Availability(True, "its C++ library is installed")
+
+
+class Library:
+    """The loaded library.
+
+    Raises:
+        MachineError: It cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        # The operations use TensorFlow's C API, whose symbols are looked up among the process's global ones.
+        folder = Path(tf.sysconfig.get_lib())
+        try:
+            ctypes.CDLL(str(folder / "libtensorflow_framework.so.2"), mode=ctypes.RTLD_GLOBAL)
+            self.operations: Any = tf.load_op_library(str(PATH))
+            self._functions = ctypes.CDLL(str(PATH))
+        except (OSError, tf.errors.OpError) as error:
+            raise MachineError(explain("The native engine's library must load", INSTALL, path=str(PATH),
+                                       tensorflow=tf.__version__, error=str(error))) from error
+        self._functions.hvkeras_open_group.argtypes = [
+            ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+            ctypes.POINTER(ctypes.c_int32), ctypes.c_int]
+        self._functions.hvkeras_open_group.restype = ctypes.c_char_p
+        self._functions.hvkeras_close_group.argtypes = [ctypes.c_int64]
+        self._functions.hvkeras_close_group.restype = None
+        self._functions.hvkeras_unlink.argtypes = self._functions.hvkeras_abort.argtypes = [ctypes.c_char_p]
+        self._functions.hvkeras_unlink.restype = self._functions.hvkeras_abort.restype = None
+        self._functions.hvkeras_instructions.restype = ctypes.c_char_p
+
+    def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], crowded: bool) -> None:
+        """Maps the memory of a group of ranks, and starts its engine.
+
+        Args:
+            number: What graphs call the group.
+            name: The shared memory's name.
+            create: Whether this rank makes the memory.
+            rank: This rank's place in the group.
+            ranks: The group's global ranks.
+            crowded: Whether there are more ranks than cores.
+
+        Raises:
+            MachineError: The memory cannot be had.
+        """
+        global_ranks = (ctypes.c_int32 * len(ranks))(*ranks)
+        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), global_ranks, crowded)
+        if error is not None:
+            raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
+                                       "make room in /dev/shm, or use the backend tfdist"))
+
+    def close_group(self, number: int) -> None:
+        """Ends a group's engine, and what is left in it with an error."""
+        self._functions.hvkeras_close_group(number)
+
+    def unlink(self, name: str) -> None:
+        """Takes a shared memory's name away; it lives on where it is mapped."""
+        self._functions.hvkeras_unlink(name.encode())
+
+    def abort(self, reason: str) -> None:
+        """Ends all collectives of this process with an error."""
+        self._functions.hvkeras_abort(reason.encode())
+
+    @cached_property
+    def instructions(self) -> str:
+        """The instructions that reductions use."""
+        return str(self._functions.hvkeras_instructions().decode())

@@ -1,0 +1,138 @@
+// What Python calls, through ctypes. Functions return nullptr or 0 on success, else a text that lives until the
+// thread's next call.
+#include "registry.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+namespace hvkeras {
+
+namespace {
+
+// Memory that the processes of a host share.
+class SharedMemory {
+ public:
+  SharedMemory(const std::string& name, size_t bytes, bool create) : bytes_(bytes) {
+    const int file = shm_open(name.c_str(), create ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
+    if (file < 0) fail("shared memory cannot be opened", name);
+    // Taken now: where the memory is not there, this is an error, but a later first use would be a crash.
+    const int error = create ? posix_fallocate(file, 0, static_cast<off_t>(bytes)) : 0;
+    struct stat status {};
+    const bool fits = error == 0 && fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes;
+    if (fits) base_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    const int reason = error != 0 ? error : errno;
+    close(file);
+    if (fits && base_ != MAP_FAILED) return;
+    if (create) shm_unlink(name.c_str());
+    errno = reason;
+    fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "shared memory cannot be mapped", name);
+  }
+  ~SharedMemory() { munmap(base_, bytes_); }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+  void* base() const { return base_; }
+
+ private:
+  [[noreturn]] void fail(const std::string& what, const std::string& name) const {
+    throw Failure(what + ": " + std::strerror(errno) + ". Received: name='" + name +
+                  "', bytes=" + std::to_string(bytes_));
+  }
+
+  size_t bytes_;
+  void* base_ = MAP_FAILED;
+};
+
+// An engine in memory of its own. Declared in this order, the engine ends before its memory.
+struct Group {
+  SharedMemory memory;
+  Engine engine;
+
+  Group(const std::string& name, bool create, Engine::Shape shape)
+      : memory(name, Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes), create),
+        engine(memory.base(), std::move(shape)) {}
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::map<int64_t, std::shared_ptr<Group>> groups;
+};
+
+Registry& registry() {
+  static Registry* const only = new Registry;  // never destroyed: threads may outlive the end of main()
+  return *only;
+}
+
+thread_local std::string last_error;
+
+template <typename Body>
+const char* guarded(Body&& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return last_error.c_str();
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> engine_of(int64_t group) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.groups.find(group);
+  if (found == all.groups.end())
+    throw Failure("this graph's collectives need a running job. HINT: call hvd.init() first, and hvd.shutdown() last");
+  return std::shared_ptr<Engine>(found->second, &found->second->engine);
+}
+
+}  // namespace hvkeras
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" {
+
+EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
+                               const int32_t* global_ranks, int crowded) {
+  using namespace hvkeras;
+  return guarded([&] {
+    Engine::Shape shape{rank, std::vector<int>(global_ranks, global_ranks + ranks), Channel::slot_bytes_for(ranks),
+                        crowded != 0};
+    auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
+    const std::lock_guard<std::mutex> lock(registry().mutex);
+    registry().groups[group] = std::move(made);
+  });
+}
+
+EXPORTED void hvkeras_unlink(const char* name) { shm_unlink(name); }
+
+EXPORTED void hvkeras_close_group(int64_t group) {
+  using namespace hvkeras;
+  std::shared_ptr<Group> closing;
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const auto found = registry().groups.find(group);
+  if (found == registry().groups.end()) return;
+  closing = std::move(found->second);
+  registry().groups.erase(found);
+}
+
+EXPORTED void hvkeras_abort(const char* reason) {
+  using namespace hvkeras;
+  std::vector<std::shared_ptr<Group>> all;
+  {
+    const std::lock_guard<std::mutex> lock(registry().mutex);
+    for (const auto& [number, group] : registry().groups) all.push_back(group);
+  }
+  for (const auto& group : all) group->engine.abort(reason);
+}
+
+EXPORTED const char* hvkeras_instructions() { return hvkeras::instructions(); }
+
+}  // extern "C"

@@ -1,0 +1,395 @@
+// The collectives as TensorFlow operations. Each is asynchronous: it hands a request to its group's engine, and TensorFlow
+// goes on with other work until the request is done.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../core/engine.h"
+#include "../registry.h"
+#include "c_api.h"
+
+namespace hvkeras {
+namespace {
+
+struct DeleteStatus {
+  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
+};
+struct DeleteTensor {
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+};
+using Status = std::unique_ptr<TF_Status, DeleteStatus>;
+using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
+
+Status new_status() { return Status(TF_NewStatus()); }
+
+void require_ok(const Status& status) {
+  if (TF_GetCode(status.get()) != TF_OK) throw Failure(TF_Message(status.get()));
+}
+
+std::vector<int64_t> shape_of(const Tensor& tensor) {
+  std::vector<int64_t> shape;
+  for (int place = 0; place < TF_NumDims(tensor.get()); ++place) shape.push_back(TF_Dim(tensor.get(), place));
+  return shape;
+}
+
+std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
+  std::string text = "[";
+  for (size_t place = 0; place < shape.size(); ++place) {
+    if (place != 0) text += ", ";
+    text += place < from ? "?" : std::to_string(shape[place]);
+  }
+  return text + "]";
+}
+
+// What an operation was made with when its graph was built.
+struct Kernel {
+  std::string key;
+  int64_t group = 0, reduction = 0, root = 0, count = 1;
+  float before = 1.0f, after = 1.0f;
+
+  explicit Kernel(TF_OpKernelConstruction* construction) : construction_(construction) {
+    key = text("key");
+    group = number("group");
+  }
+  std::string text(const char* name) {
+    const Status status = new_status();
+    int32_t list = 0, length = 0;
+    TF_OpKernelConstruction_GetAttrSize(construction_, name, &list, &length, status.get());
+    require_ok(status);
+    std::string value(static_cast<size_t>(length), '\0');
+    TF_OpKernelConstruction_GetAttrString(construction_, name, value.data(), value.size(), status.get());
+    require_ok(status);
+    return value;
+  }
+  int64_t number(const char* name) {
+    const Status status = new_status();
+    int64_t value = 0;
+    TF_OpKernelConstruction_GetAttrInt64(construction_, name, &value, status.get());
+    require_ok(status);
+    return value;
+  }
+  float real(const char* name) {
+    const Status status = new_status();
+    float value = 0;
+    TF_OpKernelConstruction_GetAttrFloat(construction_, name, &value, status.get());
+    require_ok(status);
+    return value;
+  }
+  void reads_reduction() {
+    reduction = number("reduction");
+    before = real("before");
+    after = real("after");
+  }
+  Factors factors() const { return {before, after}; }
+
+ private:
+  TF_OpKernelConstruction* construction_;
+};
+
+// One run of an operation, until its result is there.
+class Call {
+ public:
+  // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though the
+  // function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function of libstdc++, with which all of
+  // TensorFlow's builds for Linux are made, so a copy of it does what the original would.
+  Call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
+      : context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
+
+  Tensor input(int index) const {
+    const Status status = new_status();
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context_, index, &tensor, status.get());
+    require_ok(status);
+    return Tensor(tensor);
+  }
+  // An output of this shape, in the memory of the input of the same number if nobody else needs that.
+  Tensor output_for(int index, const std::vector<int64_t>& shape) const {
+    const Status status = new_status();
+    int forwarded = 0;
+    Tensor made(TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(),
+                                                static_cast<int>(shape.size()), &forwarded, status.get()));
+    require_ok(status);
+    return made;
+  }
+  Tensor output(int index, Type type, const std::vector<int64_t>& shape) const {
+    const Status status = new_status();
+    size_t bytes = size_of(type);
+    for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
+    Tensor made(TF_AllocateOutput(context_, index, static_cast<int32_t>(type), shape.data(),
+                                  static_cast<int>(shape.size()), bytes, status.get()));
+    require_ok(status);
+    return made;
+  }
+  void finish(const std::string& error) {
+    if (!error.empty()) {
+      const Status status = new_status();
+      TF_SetStatus(status.get(), TF_ABORTED, error.c_str());
+      TF_OpKernelContext_Failure(context_, status.get());
+    }
+    done_();
+  }
+
+ private:
+  TF_OpKernelContext* context_;
+  std::function<void()> done_;
+};
+
+// The type of a tensor, if the core knows it.
+Type type_of(const Tensor& tensor) {
+  const Type type = static_cast<Type>(TF_TensorType(tensor.get()));
+  if (size_of(type) == 0)
+    throw Failure("tensors must hold numbers. Received: TensorFlow's type number " +
+                  std::to_string(TF_TensorType(tensor.get())) + ". HINT: tf.cast the tensor");
+  return type;
+}
+
+char* data_of(const Tensor& tensor) { return static_cast<char*>(TF_TensorData(tensor.get())); }
+
+// The inputs and outputs of a request, which live until it is done.
+struct Held {
+  std::vector<Tensor> tensors;
+};
+
+void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::string& details,
+            std::function<void(Channel&)> run) {
+  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
+  auto request = std::make_unique<Request>();
+  request->key = key_of(kernel.key);
+  request->details = details;
+  request->run = std::move(run);
+  request->done = [call](const std::string& error) { call->finish(error); };
+  engine->submit(std::move(request));
+}
+
+void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const auto held = std::make_shared<Held>();
+  std::vector<Span> spans;
+  std::string details;
+  Type type = Type::kFloat32;
+  for (int index = 0; index < kernel.count; ++index) {
+    Tensor input = call->input(index);
+    type = type_of(input);
+    const std::vector<int64_t> shape = shape_of(input);
+    details += (index == 0 ? "" : ";") + text_of(shape);
+    const char* const in = data_of(input);
+    const size_t count = static_cast<size_t>(TF_TensorElementCount(input.get()));
+    input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
+    held->tensors.push_back(call->output_for(index, shape));
+    spans.push_back({in, data_of(held->tensors.back()), count});
+  }
+  const auto all = std::make_shared<Spans>(std::move(spans), size_of(type));
+  submit(kernel, call, details,
+         [held, all, type, reduction = static_cast<Reduction>(kernel.reduction), factors = kernel.factors()](
+             Channel& channel) { allreduce(channel, *all, type, reduction, factors); });
+}
+
+void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const auto held = std::make_shared<Held>();
+  Tensor input = call->input(0);
+  type_of(input);
+  const std::vector<int64_t> shape = shape_of(input);
+  const char* const in = data_of(input);
+  const size_t bytes = TF_TensorByteSize(input.get());
+  input.reset();
+  held->tensors.push_back(call->output_for(0, shape));
+  char* const out = data_of(held->tensors.back());
+  submit(kernel, call, text_of(shape),
+         [held, in, out, bytes, root = static_cast<int>(kernel.root)](Channel& channel) {
+           broadcast(channel, in, out, bytes, root);
+         });
+}
+
+// The size of a row in bytes.
+size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
+  size_t bytes = size_of(type);
+  for (size_t place = 1; place < shape.size(); ++place) bytes *= static_cast<size_t>(shape[place]);
+  return bytes;
+}
+
+// How many rows came from each rank; they travel in bytes, or as they are where rows are empty.
+void allgather_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const auto held = std::make_shared<Held>();
+  held->tensors.push_back(call->input(0));
+  const Type type = type_of(held->tensors[0]);
+  const std::vector<int64_t> shape = shape_of(held->tensors[0]);
+  const char* const in = data_of(held->tensors[0]);
+  const size_t row = row_bytes(type, shape);
+  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row](Channel& channel) {
+    allgather(channel, in, static_cast<size_t>(shape[0]) * row, [&](const std::vector<size_t>& bytes_of_rank) {
+      std::vector<int64_t> whole = shape;
+      whole[0] = 0;
+      for (const size_t bytes : bytes_of_rank) whole[0] += row == 0 ? 0 : static_cast<int64_t>(bytes / row);
+      held->tensors.push_back(call->output(0, type, whole));
+      return data_of(held->tensors.back());
+    });
+  });
+}
+
+void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const auto held = std::make_shared<Held>();
+  held->tensors.push_back(call->input(0));
+  const Tensor splits = call->input(1);
+  const Type type = type_of(held->tensors[0]);
+  const std::vector<int64_t> shape = shape_of(held->tensors[0]);
+  const char* const in = data_of(held->tensors[0]);
+  const size_t row = row_bytes(type, shape);
+  const size_t ranks = static_cast<size_t>(engine_of(kernel.group)->ranks());
+  if (TF_TensorType(splits.get()) != static_cast<int32_t>(Type::kInt64) ||
+      static_cast<size_t>(TF_TensorElementCount(splits.get())) != ranks)
+    throw Failure("splits must hold one int64 number for each rank. Received: splits of shape " +
+                  text_of(shape_of(splits)) + ", ranks=" + std::to_string(ranks));
+  const int64_t* const rows = static_cast<const int64_t*>(TF_TensorData(splits.get()));
+  std::vector<size_t> bytes_to;
+  int64_t total = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (rows[rank] < 0) throw Failure("splits must not be negative. Received: " + std::to_string(rows[rank]));
+    bytes_to.push_back(static_cast<size_t>(rows[rank]) * row);
+    total += rows[rank];
+  }
+  if (total != shape[0])
+    throw Failure("splits must add up to the first dimension. Received: a sum of " + std::to_string(total) +
+                  ", rows=" + std::to_string(shape[0]));
+  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row, bytes_to](Channel& channel) {
+    alltoall(channel, in, bytes_to, [&](const std::vector<size_t>& bytes_of_rank) {
+      std::vector<int64_t> whole = shape;
+      whole[0] = 0;
+      held->tensors.push_back(call->output(1, Type::kInt64, {static_cast<int64_t>(bytes_of_rank.size())}));
+      int64_t* const received = static_cast<int64_t*>(TF_TensorData(held->tensors.back().get()));
+      for (size_t rank = 0; rank < bytes_of_rank.size(); ++rank) {
+        received[rank] = row == 0 ? 0 : static_cast<int64_t>(bytes_of_rank[rank] / row);
+        whole[0] += received[rank];
+      }
+      held->tensors.push_back(call->output(0, type, whole));
+      return data_of(held->tensors.back());
+    });
+  });
+}
+
+// The first ranks get one row more where the rows cannot be dealt evenly.
+void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const auto held = std::make_shared<Held>();
+  held->tensors.push_back(call->input(0));
+  const Type type = type_of(held->tensors[0]);
+  std::vector<int64_t> shape = shape_of(held->tensors[0]);
+  const std::string details = text_of(shape);
+  const char* const in = data_of(held->tensors[0]);
+  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
+  const size_t row = row_bytes(type, shape) / size_of(type);
+  const int64_t each = shape[0] / engine->ranks(), more = shape[0] % engine->ranks();
+  std::vector<size_t> starts{0};
+  for (int rank = 0; rank < engine->ranks(); ++rank) {
+    const int64_t rows = each + (rank < more ? 1 : 0);
+    if (rank == engine->rank()) shape[0] = rows;
+    starts.push_back(starts.back() + static_cast<size_t>(rows) * row);
+  }
+  held->tensors.push_back(call->output(0, type, shape));
+  char* const out = data_of(held->tensors.back());
+  submit(kernel, call, details,
+         [held, in, out, starts, type, reduction = static_cast<Reduction>(kernel.reduction),
+          factors = kernel.factors()](Channel& channel) {
+           reducescatter(channel, in, out, starts, type, reduction, factors);
+         });
+}
+
+template <void (*read)(Kernel&)>
+void* create(TF_OpKernelConstruction* construction) {
+  try {
+    auto kernel = std::make_unique<Kernel>(construction);
+    read(*kernel);
+    return kernel.release();
+  } catch (const Failure& failure) {
+    const Status status = new_status();
+    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, failure.what());
+    TF_OpKernelConstruction_Failure(construction, status.get());
+    return nullptr;
+  }
+}
+
+template <void (*start)(const Kernel&, const std::shared_ptr<Call>&)>
+void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  const auto call = std::make_shared<Call>(context, done);
+  try {
+    start(*static_cast<Kernel*>(kernel), call);
+  } catch (const Failure& failure) {
+    call->finish(failure.what());
+  }
+}
+
+void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+void shapes_stay(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* const handle = TF_NewShapeHandle();
+  for (int index = 0; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
+    TF_ShapeInferenceContextGetInput(context, index, handle, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, index, handle, status);
+  }
+  TF_SetStatus(status, TF_OK, "");  // the last inputs, which order collectives, have no outputs
+  TF_DeleteShapeHandle(handle);
+}
+
+void shapes_unknown(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+struct Definition {
+  const char* name;
+  std::vector<const char*> attributes, inputs, outputs;
+  void (*shapes)(TF_ShapeInferenceContext*, TF_Status*);
+  void* (*create)(TF_OpKernelConstruction*);
+  void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
+};
+
+void reads_list(Kernel& kernel) {
+  kernel.count = kernel.number("N");
+  kernel.reads_reduction();
+}
+void reads_nothing(Kernel&) {}
+void reads_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
+void reads_reduction(Kernel& kernel) { kernel.reads_reduction(); }
+
+void register_all() {
+  const std::vector<const char*> reduction = {"reduction: int", "before: float", "after: float"};
+  const Definition definitions[] = {
+      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_list>,
+       compute<allreduce_call>},
+      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, shapes_stay, create<reads_root>,
+       compute<broadcast_call>},
+      {"HvkerasAllgather", {}, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_nothing>,
+       compute<allgather_call>},
+      {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, shapes_unknown,
+       create<reads_nothing>, compute<alltoall_call>},
+      {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_reduction>,
+       compute<reducescatter_call>},
+  };
+  for (const Definition& definition : definitions) {
+    const Status status = new_status();
+    TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(definition.name);
+    if (definition.inputs[0][0] == 'i' && definition.inputs[0][5] == 's')
+      TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
+    TF_OpDefinitionBuilderAddAttr(builder, "T: type");
+    TF_OpDefinitionBuilderAddAttr(builder, "key: string");
+    TF_OpDefinitionBuilderAddAttr(builder, "group: int");
+    for (const char* attribute : definition.attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
+    for (const char* input : definition.inputs) TF_OpDefinitionBuilderAddInput(builder, input);
+    // TensorFlow chains stateful operations in the order of the program, unless they name what they touch: only
+    // collectives of one key wait for each other.
+    TF_OpDefinitionBuilderAddAttr(builder, "M: int >= 0");
+    TF_OpDefinitionBuilderAddInput(builder, "order: M * resource");
+    for (const char* output : definition.outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
+    TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it must run, once, and in the order of the program
+    TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.shapes);
+    TF_RegisterOpDefinition(builder, status.get());
+    if (TF_GetCode(status.get()) == TF_OK)
+      TF_RegisterKernelBuilder(
+          definition.name,
+          TF_NewAsyncKernelBuilder(definition.name, "CPU", definition.create, definition.compute, destroy),
+          status.get());
+    if (TF_GetCode(status.get()) != TF_OK)
+      std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", definition.name, TF_Message(status.get()));
+  }
+}
+
+[[maybe_unused]] const bool registered = (register_all(), true);
+
+}  // namespace
+}  // namespace hvkeras

@@ -1,0 +1,280 @@
+// Ranks as threads of one process, which is what the sanitizers can look into; or as processes, for the time it takes.
+//
+//   core_test check [seconds]     thousands of mixed collectives in unlike orders, every result compared
+//   core_test time [ranks]        allreduce at several sizes, against a program that only copies
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "../core/engine.h"
+
+namespace {
+
+using namespace hvkeras;
+
+void require(bool holds, const std::string& what) {
+  if (holds) return;
+  std::fprintf(stderr, "wrong: %s\n", what.c_str());
+  std::abort();
+}
+
+void* shared_memory(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  require(memory != MAP_FAILED, "mmap");
+  return memory;
+}
+
+std::vector<int> numbered(int ranks) {
+  std::vector<int> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
+  return all;
+}
+
+// Hands a request in and waits for it.
+std::string call(Engine& engine, const std::string& name, const std::string& details,
+                 std::function<void(Channel&)> run) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_done = false;
+  std::string result;
+  auto request = std::make_unique<Request>();
+  request->key = key_of(name);
+  request->name = name;
+  request->details = details;
+  request->run = std::move(run);
+  request->done = [&](const std::string& error) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    result = error;
+    is_done = true;
+    changed.notify_one();
+  };
+  engine.submit(std::move(request));
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [&] { return is_done; });
+  return result;
+}
+
+size_t length_of(int number) {
+  const size_t lengths[] = {1, 3, 0, 1000, 17, 40'000, 300'001, 5};
+  return lengths[static_cast<size_t>(number) % 8];
+}
+
+float value_of(int rank, int number, size_t place) {
+  return static_cast<float>((rank + 1) * (1 + number % 7) + static_cast<int>(place % 13));
+}
+
+// One collective of a kind that its number tells, compared with what it must give.
+void one_collective(Engine& engine, int number) {
+  const int ranks = engine.ranks(), rank = engine.rank();
+  const size_t length = length_of(number);
+  const std::string name = "collective " + std::to_string(number);
+  std::vector<float> in(length), out(length, -1.0f);
+  for (size_t place = 0; place < length; ++place) in[place] = value_of(rank, number, place);
+  std::string error;
+  if (number % 5 == 0) {
+    std::vector<char> bytes;
+    std::vector<size_t> sizes;
+    error = call(engine, name, "float32", [&](Channel& channel) {
+      const size_t mine = std::min(length, static_cast<size_t>(rank + 1)) * sizeof(float);
+      allgather(channel, reinterpret_cast<const char*>(in.data()), mine, [&](const std::vector<size_t>& all) {
+        size_t total = 0;
+        for (size_t one : all) total += one;
+        bytes.resize(total + 1);
+        sizes = all;
+        return bytes.data();
+      });
+    });
+    size_t start = 0;
+    for (int from = 0; from < ranks; ++from) {
+      const size_t count = std::min(length, static_cast<size_t>(from + 1));
+      require(sizes[static_cast<size_t>(from)] == count * sizeof(float), name + ", a size");
+      for (size_t place = 0; place < count; ++place) {
+        float found;
+        std::memcpy(&found, bytes.data() + start + place * sizeof(float), sizeof found);
+        require(found == value_of(from, number, place), name + ", a gathered value");
+      }
+      start += count * sizeof(float);
+    }
+  } else if (number % 5 == 1) {
+    const int root = number % ranks;
+    error = call(engine, name, "", [&](Channel& channel) {
+      broadcast(channel, reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data()),
+                length * sizeof(float), root);
+    });
+    for (size_t place = 0; place < length; ++place)
+      require(out[place] == value_of(root, number, place), name + ", a broadcast value");
+  } else {
+    const bool in_place = number % 5 == 2;
+    const size_t half = length / 2;
+    float* const to = in_place ? in.data() : out.data();
+    error = call(engine, name, "", [&](Channel& channel) {
+      std::vector<Span> spans{{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(to), half},
+                              {nullptr, nullptr, 0},
+                              {reinterpret_cast<char*>(in.data() + half), reinterpret_cast<char*>(to + half), length - half}};
+      allreduce(channel, Spans(std::move(spans), sizeof(float)), Type::kFloat32, Reduction::kSum, {1.0, 0.5});
+    });
+    for (size_t place = 0; place < length; ++place) {
+      float sum = 0;
+      for (int from = 0; from < ranks; ++from) sum += value_of(from, number, place);
+      require(to[place] == 0.5f * sum, name + ", a sum");
+    }
+  }
+  require(error.empty(), name + ": " + error);
+}
+
+// Each rank runs the same collectives from several threads, in an order of its own.
+void rank_of_check(Engine& engine, int start, int count, int threads) {
+  std::vector<int> order;
+  for (int number = start; number < start + count; ++number) order.push_back(number);
+  std::mt19937 random(static_cast<unsigned>(engine.rank() * 1000 + start));
+  std::vector<std::thread> workers;
+  // A thread waits for each of its collectives, so ranks may differ only in what lies within reach of their threads.
+  for (int thread = 0; thread < threads; ++thread) {
+    workers.emplace_back([&, thread] {
+      for (int number = start + thread; number < start + count; number += threads) one_collective(engine, number);
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+// All at once, without waiting in between: any order must do.
+void handed_in_at_once(Engine& engine, int start, int count) {
+  std::vector<int> order;
+  for (int number = 0; number < count; ++number) order.push_back(number);
+  std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(engine.rank() + 7 * start)));
+  std::vector<std::vector<int64_t>> values(static_cast<size_t>(count));
+  std::atomic<int> done{0};
+  for (int number : order) {
+    auto& value = values[static_cast<size_t>(number)];
+    value.assign(static_cast<size_t>(1 + number % 5), 100 * engine.rank() + number);
+    auto request = std::make_unique<Request>();
+    request->key = key_of("at once " + std::to_string(start + number % (count / 2)));  // each name twice
+    request->details = std::to_string(value.size() * 0);
+    request->run = [](Channel& channel) { barrier(channel); };
+    request->done = [&](const std::string& error) {
+      require(error.empty(), error);
+      ++done;
+    };
+    engine.submit(std::move(request));
+  }
+  while (done.load() != count) std::this_thread::yield();
+}
+
+void check(int ranks, double seconds) {
+  const size_t slot_bytes = 64 * 1024;
+  void* const memory = shared_memory(Engine::bytes(ranks, slot_bytes));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  std::atomic<bool> go_on{true};
+  std::vector<std::thread> all;
+  std::atomic<int> collectives{0};
+  for (int rank = 0; rank < ranks; ++rank) {
+    all.emplace_back([&, rank] {
+      Engine engine(memory, {rank, numbered(ranks), slot_bytes, true});
+      for (int start = 0;; start += 100) {
+        rank_of_check(engine, start, 100, 4);
+        handed_in_at_once(engine, start, 50);
+        collectives += 150;
+        if (rank == 0) go_on = std::chrono::steady_clock::now() < end;
+        call(engine, "go on", "", [](Channel& channel) { barrier(channel); });
+        const bool more = go_on;
+        call(engine, "go on, then", "", [](Channel& channel) { barrier(channel); });
+        if (!more) break;
+      }
+      const std::string error = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
+      require(ranks == 1 || error.find("tensor 2 is [") != std::string::npos, "the mismatch is named: " + error);
+      const std::string after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
+      require(after.empty(), "a mismatch ends nothing else: " + after);
+      if (rank == 0) engine.abort("a test");
+      if (rank != 0) std::thread([&] { engine.abort("a test"); }).detach();
+      const std::string aborted = call(engine, "only rank " + std::to_string(rank), "", [](Channel&) {});
+      require(aborted == "a test", "aborted: " + aborted);
+    });
+  }
+  for (std::thread& thread : all) thread.join();
+  munmap(memory, Engine::bytes(ranks, slot_bytes));
+  std::printf("%d ranks: %d collectives right\n", ranks, collectives.load());
+}
+
+void check_halves() {
+  for (const char* name : {"plain", "avx2", "avx512"}) {
+    if (!use_instructions(name)) continue;
+    // Every float16 and bfloat16, added to zero, comes back as it is; NaNs stay NaNs.
+    for (const Type type : {Type::kFloat16, Type::kBfloat16}) {
+      std::vector<uint16_t> all(65536), zero(65536, 0), out(65536);
+      for (size_t bits = 0; bits < all.size(); ++bits) all[bits] = static_cast<uint16_t>(bits);
+      const void* in[] = {all.data(), zero.data()};
+      reducer_of(type, Reduction::kSum)(out.data(), in, 2, all.size(), 1.0, 1.0);
+      const unsigned exponent = type == Type::kFloat16 ? 0x7c00u : 0x7f80u;
+      for (size_t bits = 0; bits < all.size(); ++bits) {
+        const bool nan = (bits & 0x7fffu) > exponent;
+        const bool minus_zero = bits == 0x8000u;
+        require(nan ? (out[bits] & 0x7fffu) > exponent : minus_zero ? out[bits] == 0 : out[bits] == bits,
+                std::string(name) + ", " + name_of(type) + " " + std::to_string(bits));
+      }
+    }
+    std::printf("%s: all half precisions come back\n", name);
+  }
+}
+
+// The median time of one allreduce of `bytes`, in microseconds, as rank 0 sees it.
+double time_of(Engine& engine, size_t bytes, int repeats) {
+  std::vector<float> in(bytes / sizeof(float), 1.0f), out(bytes / sizeof(float));
+  std::vector<double> times;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = call(engine, "timed", "", [&](Channel& channel) {
+      allreduce(channel, Spans({{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()}}, 4),
+                Type::kFloat32, Reduction::kSum, {});
+    });
+    require(error.empty(), error);
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  }
+  require(out.back() == static_cast<float>(engine.ranks()), "a timed sum");
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void time_all(int ranks) {
+  const size_t slot_bytes = Channel::slot_bytes_for(ranks);
+  const size_t total = Engine::bytes(ranks, slot_bytes);
+  void* const memory = shared_memory(total);
+  const bool crowded = ranks > sysconf(_SC_NPROCESSORS_ONLN);
+  for (int rank = 1; rank < ranks; ++rank) {
+    if (fork() == 0) {
+      Engine engine(memory, {rank, numbered(ranks), slot_bytes, crowded});
+      for (size_t bytes = 4096; bytes <= (64u << 20); bytes *= 4) time_of(engine, bytes, bytes < (4u << 20) ? 500 : 30);
+      _exit(0);
+    }
+  }
+  {
+    Engine engine(memory, {0, numbered(ranks), slot_bytes, crowded});
+    for (size_t bytes = 4096; bytes <= (64u << 20); bytes *= 4) {
+      const double time = time_of(engine, bytes, bytes < (4u << 20) ? 500 : 30);
+      std::printf("%9zu bytes %10.1f us %7.2f GB/s\n", bytes, time, static_cast<double>(bytes) / time / 1000);
+    }
+  }
+  while (wait(nullptr) > 0) {
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string what = count > 1 ? arguments[1] : "check";
+  if (what == "time") {
+    time_all(count > 2 ? std::atoi(arguments[2]) : 2);
+    return 0;
+  }
+  const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
+  check_halves();
+  for (int ranks = 1; ranks <= 4; ++ranks) check(ranks, seconds / 4);
+  return 0;
+}
