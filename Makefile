@@ -2,11 +2,12 @@
 # make test    all tests, with Horovod and Open MPI
 # make lint    ruff, mypy, and clang-format where there is C++
 # make wheel   the wheel, in dist/
+# make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
 
-.PHONY: train test test-newest test-oldest lint wheel clean
+.PHONY: train test test-newest test-oldest lint wheel native sanitize clean
 .DELETE_ON_ERROR:
 SHELL := bash
 comma := ,
@@ -26,8 +27,8 @@ PACKAGE_cuda := tensorflow[and-cuda]
 # -I keeps the checkout's hvkeras/ out of sys.path, where it would hide the installed package.
 python = $(1)/bin/python -I
 pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet
-# Reinstalls the package itself; its dependencies only where they are missing.
-install_hvkeras = $(call pip,$(1)) --no-build-isolation ".$(2)"
+# Reinstalls the package itself; its dependencies only where they are missing. One wheel serves all environments.
+install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps dist/*.whl && $(call pip,$(1)) "$$(ls dist/*.whl)$(2)"
 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
@@ -54,9 +55,21 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/mypy examples tests/harness tests/conftest.py
 	@sources=$$(git ls-files '*.cc' '*.h' '*.cpp' '*.hpp'); [ -z "$$sources" ] || clang-format --dry-run --Werror $$sources
 
-wheel: $(VENV)/.has-tensorflow
-	$(call python,$(VENV)) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist .
+wheel: $(VENV)/.has-wheel
 	@ls dist/*.whl
+
+# The native engine where the sources are, for a checkout with the link hvkeras/backends.
+native: $(VENV)/.has-python
+	@PATH="$(VENV)/bin:$$PATH"; cmake -S . -B build/native -G Ninja >/dev/null && cmake --build build/native
+	@cp build/native/backends/native/libhvkeras_native.so backends/native/
+
+# The C++ core under ThreadSanitizer and AddressSanitizer; SECONDS_EACH says for how long.
+SECONDS_EACH := 30
+sanitize: $(VENV)/.has-python
+	@PATH="$(VENV)/bin:$$PATH"; for sanitizer in thread address; do \
+	  cmake -S . -B build/$$sanitizer -G Ninja -DSANITIZER=$$sanitizer >/dev/null && \
+	  cmake --build build/$$sanitizer --target core_test && \
+	  build/$$sanitizer/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
 	rm -rf build dist $(VENV) $(OLDEST)
@@ -68,11 +81,20 @@ $(VENV)/.has-python $(OLDEST)/.has-python: %/.has-python: | tools/make_venv.sh
 # tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
 $(VENV)/.has-tensorflow: $(VENV)/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
-	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" scikit-learn "scikit-build-core>=0.11"
+	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" scikit-learn
 	@$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
 	@touch $@
 
-$(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(SOURCES)
+# Without a compiler the wheel is pure Python.
+$(VENV)/.has-wheel: $(VENV)/.has-python $(SOURCES)
+	@echo "Building hvkeras"
+	@$(call pip,$(VENV)) "scikit-build-core>=0.11" "cmake>=3.18,<4" ninja
+	@rm -f dist/*.whl
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(call python,$(VENV)) -m pip --disable-pip-version-check wheel --quiet \
+	  --no-deps --no-build-isolation -w dist .
+	@touch $@
+
+$(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(VENV)/.has-wheel
 	@echo "Installing hvkeras"
 	@$(call install_hvkeras,$(VENV),)
 	@touch $@
@@ -94,11 +116,11 @@ $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
 
 $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
 	@echo "Installing tensorflow-cpu $(OLDEST_TENSORFLOW) and Keras $(OLDEST_KERAS)"
-	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" "keras==$(OLDEST_KERAS).*" scikit-learn "scikit-build-core>=0.11"
+	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" "keras==$(OLDEST_KERAS).*" scikit-learn
 	@$(call pip,$(OLDEST)) --no-deps "tf_keras==$(OLDEST_TENSORFLOW).*"
 	@touch $@
 
-$(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(SOURCES)
+$(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(OLDEST),[test])
 	@touch $@
 
