@@ -208,5 +208,7 @@ def _contestants(task: Task, engines: Sequence[Engine], found: peers.Peers, rank
         row = Row(task.label, name, PEER, peer.engine, peer.reason)
         made.append(Chain(row, task, peer.reduce, peer.scope))
     if ranks.job.launch.mpi and (world := peers.mpi(ranks)) is not None:
-        made.append(MpiChain(Row(task.label, "MPI alone", REFERENCE, "MPI on arrays, no TensorFlow"), task, world))
+        shared = any(engine.name == "horovod" and not engine.reason for engine in engines)
+        words = "MPI on NumPy's arrays, no TensorFlow" + (", slowed by Horovod's thread in the same MPI" * shared)
+        made.append(MpiChain(Row(task.label, "MPI alone", REFERENCE, words), task, world))
     return made

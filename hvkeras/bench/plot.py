@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def draw(kind: str, rows: Sequence[Row], ranks: int, title: str, path: Path) -> 
         _allreduce(figure, known, ranks)
     else:
         _step(figure.subplots(), known, ranks)
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle(textwrap.fill(title, 110 if kind == "allreduce" else 80), fontsize="small")
     figure.savefig(path, format="png", dpi=150)
 
 

@@ -105,7 +105,7 @@ def bench(arguments: Sequence[str]) -> int:
     if flags.json:
         _write_json(flags, plan, rows, arguments, facts)
     if flags.plot:
-        draw(plan.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}\n{facts['cpu']}", Path(flags.plot))
+        draw(plan.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
     if reason:
         _print_tail(folder)
         raise MachineError(f"{reason}; output of all ranks: {folder}")
