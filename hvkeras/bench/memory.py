@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import re
 from pathlib import Path
 
@@ -14,11 +17,12 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self._before: int | None = None
-        try:
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # what was freed would hide what is allocated
+            ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
             self._before = _bytes("VmRSS")
-        except OSError:
-            return
 
     def rise(self) -> int | None:
         """Bytes by which the peak since then exceeds what was resident at the start; None if unknown."""

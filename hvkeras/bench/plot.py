@@ -82,4 +82,4 @@ def _step(axes: Any, rows: Sequence[Row], ranks: int) -> None:
     axes.axhline(100, color="black", linewidth=0.8, label=ONE_PROCESS)
     axes.set_xticks(range(len(models)), models)
     axes.set(xlabel="model", ylabel=f"share of {ranks} x one process, %")
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ LIAR = Path(__file__).parent / "workers" / "liar"
 DEADLINE = 300.0  # seconds for a job whose ranks import TensorFlow
 
 
+def search_in(*folders: Path) -> dict[str, str]:
+    """Where Python looks: there, and where it does now."""
+    own = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, folders), str(TESTS), own]))}
+
+
 def plug_in(folder: Path, names: dict[str, str]) -> dict[str, str]:
     """Installs the test's backends where Python looks, as a package would, and returns the variables for it."""
     info = folder / "site" / "liar-1.0.dist-info"
@@ -23,8 +30,7 @@ def plug_in(folder: Path, names: dict[str, str]) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
     points = "".join(f"{name} = liar_backends:{cls}\n" for name, cls in names.items())
     (info / "entry_points.txt").write_text(f"[hvkeras.backends]\n{points}")
-    own = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "site"), str(LIAR), str(TESTS), own]))}
+    return search_in(folder / "site", LIAR)
 
 
 def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -41,7 +47,8 @@ def check_blocks(row: dict[str, Any], rounds: int) -> None:
 
 def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> Any:
     """Runs `hvkeras bench` to its end; leaving a process behind fails the test."""
-    return run([*arguments, "--json", "out.json", "--timeout", "200"], folder, env, command="bench", deadline=DEADLINE)
+    return run([*arguments, "--json", "out.json", "--timeout", "200"], folder, env or search_in(), command="bench",
+               deadline=DEADLINE)
 
 
 def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
@@ -92,10 +99,11 @@ def test_steps_on_engines_and_peers_train_as_one_process_does(tmp_path: Path) ->
 
 
 def test_a_benchmark_that_is_ended_leaves_no_orphan(tmp_path: Path) -> None:
-    started = Started(["allreduce", "--backends", "tfdist", "--sizes", "4KiB"], tmp_path, command="bench",
+    started = Started(["allreduce", "--backends", "tfdist", "--sizes", "4KiB"], tmp_path, search_in(), command="bench",
                       deadline=DEADLINE)
-    while started.living() < 4 and started.process.poll() is None:  # bench, hvkeras run, and two ranks
-        pass
+    deadline = time.monotonic() + 60
+    while started.living() < 5 and time.monotonic() < deadline:  # bench, hvkeras run, its agent, and two ranks
+        time.sleep(0.1)
     started.process.send_signal(signal.SIGTERM)
     done = started.finish()
     assert done.returncode == 143
