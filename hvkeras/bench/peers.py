@@ -104,7 +104,8 @@ def _tf_distribute(peer: Peer, engine: Engine, ranks: Ranks) -> None:
     strategy.extended._stop_check_health_thread()
 
     def reduce(tensor: Any, _: str) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+        # Arguments of a function have no device, by which tf.distribute knows where to reduce; an identity has one.
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(tensor))
 
     def scope(function: Callable[..., Any], *arguments: Any) -> Any:
         return strategy.run(function, args=arguments)

@@ -103,7 +103,7 @@ def bench(arguments: Sequence[str]) -> int:
     rows = [Row.from_json(each) for each in _written(folder)]
     _print(plan, flags, rows, arguments)
     if flags.json:
-        _write_json(flags, plan, rows, arguments, facts)
+        _write_json(flags, plan, rows, arguments, facts, reason)
     if flags.plot:
         draw(plan.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
     if reason:
@@ -206,11 +206,13 @@ def _run(flags: argparse.Namespace, plan: Plan, folder: Path) -> str:
 
         code = watch(_command(flags, folder), os.environ, folder, plan.timeout, update)
     if code is None:
-        return f"{took_too_long(plan.timeout)}; the last that it did was: {_progress(folder)[1]}"
-    if not code:
+        why = took_too_long(plan.timeout)
+    elif code:
+        text = (folder / "stderr").read_text(errors="replace")
+        why = root_cause(text, code) if flags.launcher == "hvkeras" else _last_own_line(text, code)
+    else:
         return ""
-    text = (folder / "stderr").read_text(errors="replace")
-    return root_cause(text, code) if flags.launcher == "hvkeras" else _last_own_line(text, code)
+    return f"{why}; the last that was done: {_progress(folder)[1]}"
 
 
 def _progress(folder: Path) -> tuple[float, str]:
@@ -260,10 +262,11 @@ def _print_tail(folder: Path) -> None:
 
 
 def _write_json(flags: argparse.Namespace, plan: Plan, rows: Sequence[Row], arguments: Sequence[str],
-                facts: Mapping[str, Any]) -> None:
+                facts: Mapping[str, Any], reason: str) -> None:
     content = {
         "format": 1, "command": [*PROG.split(), *arguments], "kind": plan.kind, "ranks": flags.np,
         "launcher": flags.launcher, "pinned": plan.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "failure": reason,
         "machine": dict(facts),
         "rows": with_figures(rows, flags.np),
     }
