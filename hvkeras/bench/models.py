@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras import compat
-
 Batch = tuple[Any, Any]  # samples [batch, ...] float32, labels [batch, ...] int32
 
 
@@ -40,8 +38,15 @@ class Model:
                 random.integers(0, self.classes, (self.batch, *self.labels), np.int32))
 
 
+def _keras() -> Any:
+    """Keras, imported only when a model is built, since the command line needs no more than the models' names."""
+    from hvkeras import compat
+
+    return compat.default_keras()
+
+
 def _mlp() -> Any:
-    keras = compat.default_keras()
+    keras = _keras()
     layers = keras.layers
     return keras.Sequential([keras.Input((784,)), layers.Dense(1024, activation="relu"),
                              layers.Dense(1024, activation="relu"), layers.Dense(10)])
@@ -49,7 +54,7 @@ def _mlp() -> Any:
 
 def _transformer() -> Any:
     """Four blocks of width 256, 4 heads and a feed-forward part of 1024, on 64 places, with a head of 3952 words."""
-    keras = compat.default_keras()
+    keras = _keras()
     layers = keras.layers
     inputs = values = keras.Input((64, 256))
     for _ in range(4):
@@ -61,7 +66,7 @@ def _transformer() -> Any:
 
 
 def _resnet50() -> Any:
-    keras = compat.default_keras()
+    keras = _keras()
     return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None)
 
 

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import machine, report
 from hvkeras.bench.figures import with_figures
+from hvkeras.bench.models import MODELS
 from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.row import ENGINE, Row
 from hvkeras.bench.worker import PROGRESS, RESULT, Plan
@@ -35,7 +36,6 @@ from hvkeras.threads import usable_cores
 
 PROG = "hvkeras bench"
 KINDS = ("allreduce", "step")
-MODELS = ("mlp", "transformer", "resnet50")
 SIZES = "4KiB,1MiB,4MiB,64MiB"
 TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
 TIMEOUT = 3600.0  # seconds that all may take by default
