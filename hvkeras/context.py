@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends import backend_class, backend_names
@@ -156,6 +158,46 @@ def shutdown() -> None:
         job.control.leave()
 
 
+def init_without_engine() -> Job:
+    """Joins a job of several ranks as `init()` does, but leaves engines to the caller.
+
+    `hvkeras bench` starts several of them side by side, and has each serve in turn (see `served_by`).
+
+    Returns:
+        The job, whose backend communicates nothing.
+
+    Raises:
+        UsageError: The launcher's variables cannot be read.
+        MachineError: A port or launcher is not what the job needs.
+        PeerError: A rank is missing or failed.
+    """
+    global _job  # noqa: PLW0603 - a process takes part in one job
+    settings = Settings()
+    quiet_engines(settings.log_level)
+    _job = _join(detect_launch(), settings, "local", placeholder=backend_class("local")())
+    return _job
+
+
+@contextlib.contextmanager
+def served_by(backend: Backend) -> Iterator[None]:
+    """Has another engine, already started, serve the job for the time of the body.
+
+    Args:
+        backend: The engine; what is traced in the body stays with it.
+    """
+    global _job  # noqa: PLW0603 - a process takes part in one job
+    before = current()
+    _job = replace(before, backend=backend)
+    if before.hooks is not None:
+        before.hooks.backend = backend
+    try:
+        yield
+    finally:
+        _job = before
+        if before.hooks is not None:
+            before.hooks.backend = before.backend
+
+
 def _entries() -> EntryCounts:
     from hvkeras.agreement import EntryCounts
 
@@ -177,8 +219,11 @@ def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     return Job(launch, settings, topology, engine, _entries(), None, None)
 
 
-def _join(launch: Launch, settings: Settings, requested: str) -> Job:
-    """Builds a job of several ranks: meet, agree, start the engine, and prove that it counts the same."""
+def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None) -> Job:
+    """Builds a job of several ranks: meet, agree, start the engine, and prove that it counts the same.
+
+    A placeholder stands for engines that the caller will start.
+    """
     meeting, hooks = _meeting(launch, settings)
     client = meeting.client
     hooks.install()
@@ -192,10 +237,12 @@ def _join(launch: Launch, settings: Settings, requested: str) -> Job:
         topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
                                        [fact["identity"] for fact in facts])
         _check_local_ranks(launch, topology)
+        _share_cores(settings, facts, topology)
+        if placeholder is not None:
+            return Job(launch, settings, topology, placeholder, entries, client, hooks)
         name = _agree_on_backend(launch, facts)
         engine = _Process.engines.setdefault(name, backend_class(name)())
         hooks.backend = engine
-        _share_cores(settings, facts, topology)
         counted = engine.start(Start(topology, client, launch, settings))
         hooks.renew_signals()
         _check_size(launch, engine, counted)

@@ -28,7 +28,12 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _size(text: str) -> int:
+def size_in_bytes(text: str) -> int:
+    """Reads a size such as `64MB` or `25MiB`.
+
+    Raises:
+        ValueError: It is none.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError("a size is a number and one of B, KB, MB, GB, KiB, MiB, GiB")
@@ -108,8 +113,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
-    Setting("bucket_size", _size, 25 * 1024**2, "Bytes of gradients fused into one collective (for example 25MiB).",
-            horovod="HOROVOD_FUSION_THRESHOLD"),
+    Setting("bucket_size", size_in_bytes, 25 * 1024**2, "Bytes of gradients fused into one collective (for example"
+            " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("uneven", _uneven, "trim", "What fit does where ranks have unlike numbers of batches: trim them to the"
             " fewest, join (go on without weight), or error."),
     Setting("guard", _switch, True, "Whether fit makes sure that all ranks keep the same weights."),

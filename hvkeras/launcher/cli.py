@@ -25,6 +25,7 @@ USAGE = """usage: hvkeras COMMAND ...
 commands:
   run               start a training script on several processes and hosts (hvkeras run --help)
   compare           train by one script on each backend, and set speed and results side by side
+  bench             measure backends against each other, in one job, with every result verified
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
 
 options:
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from hvkeras.launcher.compare import compare
 
         return _guarded("hvkeras compare", lambda: compare(given[1:]))
+    elif command == "bench":
+        from hvkeras.launcher.bench import bench
+
+        return _guarded("hvkeras bench", lambda: bench(given[1:]))
     elif command == "link-horovodrun":
         from hvkeras.launcher.link import link
 

@@ -82,7 +82,7 @@ def compare(arguments: Sequence[str]) -> int:
     cores, environment = _cores_of_one(hosts)
     trials = [_trial(flags, name, flags.np, folder, os.environ) for name in problems]
     trials.append(_trial(flags, ONE_PROCESS, 1, folder, {**os.environ, **environment}))
-    with _ended_by_signals():
+    with ended_by_signals():
         try:
             results = _results(trials, problems, flags)
         finally:
@@ -172,7 +172,7 @@ def _results(trials: Sequence[Trial], problems: Mapping[str, str], flags: argpar
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP unwind, as Ctrl-C does, so that no job is left behind."""
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)

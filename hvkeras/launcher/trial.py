@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,22 +92,53 @@ class Trial:
             Why it failed, or "".
         """
         self.clear()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        begun = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context((self.folder / stream).open("wb")) for stream in ("stdout", "stderr")]
-            view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen)
-            stack.callback(view.close)
-            process = subprocess.Popen([sys.executable, "-c", _HVKERAS_RUN, *self.arguments], env=self.environment,
-                                       stdin=subprocess.DEVNULL, stdout=files[0], stderr=files[1],
-                                       start_new_session=True)
-            stack.callback(_end, process)
-            while process.poll() is None:
-                if time.monotonic() - begun > timeout:
-                    return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
-                view.update(time.monotonic() - begun)
-                time.sleep(TICK)
-        return root_cause(self.text("stderr"), process.returncode) if process.returncode else ""
+        view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen)
+        try:
+            code = watch(hvkeras_run(self.arguments), self.environment, self.folder, timeout, view.update)
+        finally:
+            view.close()
+        if code is None:
+            return took_too_long(timeout)
+        return root_cause(self.text("stderr"), code) if code else ""
+
+
+def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, timeout: float,
+          update: Callable[[float], None]) -> int | None:
+    """Runs a process that starts a job, to its end; however this is left, the job is over.
+
+    Args:
+        command: Its command line.
+        environment: Its environment.
+        folder: Where its output goes, as `stdout` and `stderr`.
+        timeout: Seconds that it may take.
+        update: Called every `TICK` seconds with the seconds that have passed.
+
+    Returns:
+        Its exit code; None if it took longer, and was ended.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((folder / stream).open("wb")) for stream in ("stdout", "stderr")]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=files[0],
+                                   stderr=files[1], start_new_session=True)
+        stack.callback(_end, process)
+        while process.poll() is None:
+            if time.monotonic() - begun > timeout:
+                return None
+            update(time.monotonic() - begun)
+            time.sleep(TICK)
+    return process.returncode
+
+
+def hvkeras_run(arguments: Sequence[str]) -> list[str]:
+    """The command line that starts `hvkeras run` of this installation."""
+    return [sys.executable, "-c", _HVKERAS_RUN, *arguments]
+
+
+def took_too_long(timeout: float) -> str:
+    """The reason of a job that `watch` ended."""
+    return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,214 @@
+"""Chains of allreduces: each waits for the one before it, as collectives of one step in a training loop do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import context
+from hvkeras.backends.interface import Reduction
+from hvkeras.bench import peers
+from hvkeras.bench.engines import Engine
+from hvkeras.bench.ranks import Ranks, WrongResultError
+from hvkeras.bench.rounds import Contestant, Effort, compete
+from hvkeras.bench.row import PEER, REFERENCE, Row
+from hvkeras.errors import explain
+from hvkeras.settings import size_in_bytes
+
+LONGEST = 100  # links of a chain, and fewer for large tensors
+CHAIN_BYTES = 64 * 1024**2  # that a chain reduces at most, unless two links are more
+BLOCK = 0.1  # seconds
+_ITEM = 4  # bytes of a float32
+_SMALLEST = 2.0**-20  # unit of the ranks' values
+_GROWTH = 110  # binary orders by which a sum may grow before it is scaled down, so that float32 holds it
+
+Reduce = Callable[[Any, str], Any]
+
+
+def links_for(size: int) -> int:
+    """How many allreduces of so many bytes a chain has."""
+    return max(2, min(LONGEST, CHAIN_BYTES // size))
+
+
+class Task:
+    """The values that go into a chain, and those that have to come out.
+
+    Element j of rank r is 1 + (7 j + 3 r) mod 13 units, so that the sums of n ranks are small integers. Each
+    link but the first multiplies them by n, which float32 does exactly for powers of two; before they
+    leave its range they are scaled down.
+
+    Args:
+        label: The size as the user wrote it.
+        rank: This rank.
+        ranks: How many there are.
+    """
+
+    def __init__(self, label: str, rank: int, ranks: int) -> None:
+        self.label, self.bytes = label, size_in_bytes(label)
+        self.links = links_for(self.bytes)
+        self.period = int(_GROWTH / math.log2(ranks))
+        self.scale = float(ranks) ** -self.period
+        self.own = self._values(rank)
+        total = sum(self._values(each).astype(np.float64) for each in range(ranks))
+        factor = float(ranks) ** (self.links - 1) * self.scale ** (self.links // self.period)
+        self.expected = (total * factor).astype(np.float32)
+        # Rounding errors of one link are half a unit in the last place, and add up.
+        exact = ranks & (ranks - 1) == 0
+        self._tolerance = 0.0 if exact else self.links * float(np.finfo(np.float32).eps)
+
+    def _values(self, rank: int) -> Any:
+        elements = np.arange(self.bytes // _ITEM, dtype=np.int64)
+        return ((1 + (7 * elements + 3 * rank) % 13) * _SMALLEST).astype(np.float32)
+
+    def chained(self, reduce: Reduce, tensor: Any) -> Any:
+        """Reduces a tensor `links` times, each link with a name of its own."""
+        for link in range(1, self.links + 1):
+            tensor = reduce(tensor, f"bench {self.bytes} {link}")
+            tensor = tensor * self.scale if link % self.period == 0 else tensor
+        return tensor
+
+    def check(self, engine: str, result: Any) -> None:
+        """Compares a chain's result with what NumPy says, element by element.
+
+        Raises:
+            WrongResultError: It differs; the message has the first wrong element.
+        """
+        if result.shape != self.expected.shape:
+            raise WrongResultError(explain("An allreduce must keep the shape", engine=engine, size=self.label,
+                                           shape=list(result.shape), expected=list(self.expected.shape)))
+        right = np.abs(result - self.expected) <= self._tolerance * self.expected  # false for NaN as well
+        if not right.all():
+            wrong = np.flatnonzero(~right)
+            first = int(wrong[0])
+            raise WrongResultError(explain(
+                "Every element of an allreduce must be what NumPy computes", engine=engine, size=self.label,
+                element=first, got=float(result[first]), expected=float(self.expected[first]),
+                wrong_elements=len(wrong), elements=len(right)))
+
+
+class Chain(Contestant):
+    """A chain inside one `tf.function`.
+
+    Args:
+        row: Its row.
+        task: What to reduce.
+        reduce: Sums a tensor over the ranks, under a name.
+        scope: Runs the body of the function; for `tf.distribute`, in a replica.
+    """
+
+    def __init__(self, row: Row, task: Task, reduce: Reduce, scope: Callable[..., Any] | None = None) -> None:
+        self.row, self._task = row, task
+        row.links, row.bytes = task.links, task.bytes
+
+        def body(tensor: Any) -> Any:
+            return task.chained(reduce, tensor)
+
+        self._function = tf.function((lambda tensor: scope(body, tensor)) if scope else body, autograph=False)
+        self._input: Any = None
+        self._result: Any = None
+
+    def prepare(self) -> None:
+        """Traces the chain, and verifies a first result."""
+        self._input = tf.constant(self._task.own)
+        self.run(1)
+        self.check()
+
+    def run(self, calls: int) -> None:
+        """Runs the chain so many times."""
+        for _ in range(calls):
+            self._result = self._function(self._input).numpy()
+
+    def check(self) -> None:
+        """Verifies the last result."""
+        self._task.check(self.row.name, self._result)
+
+
+class EngineChain(Chain):
+    """A chain on a backend of hvkeras."""
+
+    def __init__(self, row: Row, task: Task, engine: Engine, ranks: Sequence[int]) -> None:
+        self._engine = engine
+
+        def reduce(tensor: Any, name: str) -> Any:
+            return engine.backend.allreduce([tensor], name, Reduction.SUM, ranks)[0]
+
+        super().__init__(row, task, reduce)
+
+    def prepare(self) -> None:
+        """Traces with the engine serving the job."""
+        with context.served_by(self._engine.backend):
+            super().prepare()
+
+
+class MpiChain(Contestant):
+    """The same chain by MPI on NumPy's arrays, without TensorFlow: what the machine's MPI can do."""
+
+    def __init__(self, row: Row, task: Task, world: Any) -> None:
+        self.row, self._task, self._world = row, task, world
+        row.links, row.bytes = task.links, task.bytes
+        self._result: Any = None
+
+    def prepare(self) -> None:
+        """Verifies a first result."""
+        self._spare = np.empty_like(self._task.own)
+        self.run(1)
+        self.check()
+
+    def run(self, calls: int) -> None:
+        """Runs the chain so many times."""
+        def reduce(array: Any, _: str) -> Any:
+            out = self._spare if array is not self._spare else other
+            self._world.Allreduce(array, out)
+            return out
+
+        other = np.empty_like(self._spare)
+        for _ in range(calls):
+            self._result = self._task.chained(reduce, self._task.own)
+
+    def check(self) -> None:
+        """Verifies the last result."""
+        self._task.check(self.row.name, self._result)
+
+
+def measure(sizes: Sequence[str], engines: Sequence[Engine], ranks: Ranks, effort: Effort, with_peers: bool,
+            done: Callable[[list[Row]], None]) -> None:
+    """Measures chains of allreduces.
+
+    Args:
+        sizes: Sizes as the user wrote them.
+        engines: The engines.
+        ranks: The ranks.
+        effort: How long to measure each size.
+        with_peers: Whether Horovod and `tf.distribute` are used directly as well.
+        done: Given the rows of each size once they are known.
+    """
+    found = peers.find(engines, ranks, with_peers)
+    for number, size in enumerate(sizes):
+        contestants = _contestants(Task(size, ranks.rank, ranks.size), engines, found, ranks)
+
+        def show(share: float, what: str, number: int = number) -> None:
+            ranks.show((number + share) / len(sizes), what)
+
+        compete(contestants, ranks, effort, show)
+        done([one.row for one in contestants])
+
+
+def _contestants(task: Task, engines: Sequence[Engine], found: peers.Peers, ranks: Ranks) -> list[Contestant]:
+    everyone = list(range(ranks.size))
+    made: list[Contestant] = []
+    for engine in engines:
+        words = "" if engine.reason else engine.backend.engine
+        row = Row(task.label, engine.name, engine=words, reason=engine.reason, memory=engine.memory)
+        made.append(EngineChain(row, task, engine, everyone))
+    for name, peer in found.items():
+        row = Row(task.label, name, PEER, peer.engine, peer.reason)
+        made.append(Chain(row, task, peer.reduce, peer.scope))
+    if ranks.job.launch.mpi and (world := peers.mpi(ranks)) is not None:
+        shared = any(engine.name == "horovod" and not engine.reason for engine in engines)
+        words = "MPI on NumPy's arrays, no TensorFlow" + (", slowed by Horovod's thread in the same MPI" * shared)
+        made.append(MpiChain(Row(task.label, "MPI alone", REFERENCE, words), task, world))
+    return made

@@ -1,0 +1,35 @@
+"""By how much a piece of work raised this process's peak of resident memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import re
+from pathlib import Path
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # see proc(5), clear_refs
+
+
+class PeakMemory:
+    """The peak since it was made; Linux only."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # what was freed would hide what is allocated
+            ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK)
+            self._before = _bytes("VmRSS")
+
+    def rise(self) -> int | None:
+        """Bytes by which the peak since then exceeds what was resident at the start; None if unknown."""
+        peak = _bytes("VmHWM") if self._before is not None else None
+        return None if peak is None or self._before is None else max(0, peak - self._before)
+
+
+def _bytes(name: str) -> int | None:
+    found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

@@ -1,0 +1,77 @@
+"""The three models whose training steps are timed, and their synthetic batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Batch = tuple[Any, Any]  # samples [batch, ...] float32, labels [batch, ...] int32
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to train.
+
+    Attributes:
+        name: Its name on the command line.
+        build: Builds it; it returns logits.
+        shape: The shape of a sample.
+        labels: The shape of a sample's labels.
+        classes: How many classes there are.
+        batch: Samples per rank and step.
+    """
+
+    name: str
+    build: Callable[[], Any]
+    shape: Sequence[int]
+    labels: Sequence[int]
+    classes: int
+    batch: int
+
+    def data(self, rank: int) -> Batch:
+        """The batch of a rank: random, and always the same."""
+        random = np.random.default_rng(rank)
+        return (random.standard_normal((self.batch, *self.shape), np.float32),
+                random.integers(0, self.classes, (self.batch, *self.labels), np.int32))
+
+
+def _keras() -> Any:
+    """Keras, imported only when a model is built, since the command line needs no more than the models' names."""
+    from hvkeras import compat
+
+    return compat.default_keras()
+
+
+def _mlp() -> Any:
+    keras = _keras()
+    layers = keras.layers
+    return keras.Sequential([keras.Input((784,)), layers.Dense(1024, activation="relu"),
+                             layers.Dense(1024, activation="relu"), layers.Dense(10)])
+
+
+def _transformer() -> Any:
+    """Four blocks of width 256, 4 heads and a feed-forward part of 1024, on 64 places, with a head of 3952 words."""
+    keras = _keras()
+    layers = keras.layers
+    inputs = values = keras.Input((64, 256))
+    for _ in range(4):
+        normal = layers.LayerNormalization()(values)
+        values = values + layers.MultiHeadAttention(4, 64)(normal, normal)
+        normal = layers.LayerNormalization()(values)
+        values = values + layers.Dense(256)(layers.Dense(1024, activation="gelu")(normal))
+    return keras.Model(inputs, layers.Dense(3952)(values))
+
+
+def _resnet50() -> Any:
+    keras = _keras()
+    return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None)
+
+
+MODELS = {model.name: model for model in (
+    Model("mlp", _mlp, (784,), (), 10, 64),
+    Model("transformer", _transformer, (64, 256), (64,), 3952, 16),
+    Model("resnet50", _resnet50, (64, 64, 3), (), 10, 4),
+)}

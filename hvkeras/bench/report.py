@@ -1,0 +1,114 @@
+"""The tables of a benchmark, and the lines under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from hvkeras.bench.figures import bandwidth, bus_bandwidth, efficiency, quartiles, rate, speed_up
+from hvkeras.bench.row import ONE_PROCESS, Row
+
+UNKNOWN = "-"
+
+
+def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]:
+    """Lays rows out.
+
+    Args:
+        kind: `allreduce` or `step`.
+        rows: The rows.
+        ranks: How many ranks there were.
+
+    Returns:
+        The table, and the notes under it.
+    """
+    names = _compared(kind, rows)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
+    figures = ["GB/s", "bus\nGB/s"] if kind == "allreduce" else ["samples\nper s", f"share of\n{ranks} x one\nprocess",
+                                                                "off by"]
+    work = ["size", "engine", "an allreduce\n(quartiles)"] if kind == "allreduce" else ["model", "engine",
+                                                                                        "a step\n(quartiles)"]
+    headers = [*work, *figures, "memory\nMB", *(f"times\n{name}" for name in names)]
+    for place, header in enumerate(headers):
+        made.add_column(header, justify="right" if place > 1 else "left", no_wrap=True, vertical="bottom")
+    reasons: dict[str, int] = {}
+    for place, row in enumerate(rows):
+        last = place + 1 == len(rows) or rows[place + 1].work != row.work
+        first = place == 0 or rows[place - 1].work != row.work
+        cells = [row.work if first else "", row.name]
+        if row.blocks:
+            cells += _cells(kind, row, rows, ranks)
+            cells += [_ratio(row, name, rows) for name in names]
+        else:
+            word = "wrong" if row.wrong else "failed"
+            cells.append(f"{word} ({reasons.setdefault(row.reason or 'it has no figures', len(reasons) + 1)})")
+        made.add_row(*cells, end_section=last)
+    return made, [f"({number}) {reason}" for reason, number in reasons.items()]
+
+
+def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
+    """The rows that the others are compared with."""
+    names = list(dict.fromkeys(row.name for row in rows if row.blocks))
+    return [name for name in names if kind == "allreduce" or not name.startswith(ONE_PROCESS)] if len(names) > 1 else []
+
+
+def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
+    lower, median, upper = quartiles(row.blocks)
+    cells = [f"{duration(median)} ({_number(lower, median)}-{_number(upper, median)})"]
+    if kind == "allreduce":
+        cells += [f"{bandwidth(row.bytes, median) / 1e9:.3g}", f"{bus_bandwidth(row.bytes, median, ranks) / 1e9:.3g}"]
+    else:
+        share, samples = efficiency(row, rows), rate(row)
+        cells += [UNKNOWN if samples is None else f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}",
+                  UNKNOWN if share is None else f"{share:.0%}",
+                  UNKNOWN if row.difference is None else f"{row.difference:.0e}" if row.difference else "0"]
+    return [*cells, UNKNOWN if row.memory is None else f"{row.memory / 1e6:,.0f}"]
+
+
+def _ratio(row: Row, name: str, rows: Sequence[Row]) -> str:
+    other = next((each for each in rows if each.work == row.work and each.name == name), None)
+    ratio = None if other is None or other is row else speed_up(row, other)
+    return UNKNOWN if ratio is None else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Words a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
+    return f"{_number(seconds, seconds)} {_unit(seconds)[0]}"
+
+
+def _number(seconds: float, like: float) -> str:
+    value = seconds * _unit(like)[1]
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a time is told, and how many there are in a second."""
+    return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
+
+
+def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
+    """Says what the columns are, and what was verified.
+
+    Args:
+        kind: `allreduce` or `step`.
+        rows: The rows.
+        ranks: How many ranks there were.
+    """
+    engines = {row.name: row.engine for row in rows if row.engine and row.blocks}
+    lines = [f"{name}: {engine}" for name, engine in engines.items()]
+    if kind == "allreduce":
+        links = {row.work: row.links for row in rows if row.blocks}
+        lines.append("an allreduce: of float32, one in a chain of "
+                     + ", ".join(f"{count} at {work}" for work, count in links.items())
+                     + " that depend on each other, in one tf.function")
+        lines.append(f"GB/s: bytes of the tensor over the time; bus: that times 2 ({ranks} - 1) / {ranks}")
+        lines.append("every result was compared with NumPy's, all elements of each block's last chain")
+    else:
+        lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients")
+        lines.append("off by: distance of the weights, after 3 steps, from those of one process on all ranks' batches,"
+                     " as a share of how far they moved")
+        lines.append("weights of all ranks were the same, to the last bit, at the end")
+    lines.append("memory: by how much the peak of a rank rose as the engine started, was traced, and ran first")
+    return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]

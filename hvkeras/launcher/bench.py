@@ -1,0 +1,273 @@
+"""`hvkeras bench`: engines side by side in one job, on allreduces or on training steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hvkeras.backends import backend_class, backend_names
+from hvkeras.bench import machine, report
+from hvkeras.bench.figures import with_figures
+from hvkeras.bench.models import MODELS
+from hvkeras.bench.plot import draw, require_matplotlib
+from hvkeras.bench.row import ENGINE, Row
+from hvkeras.bench.worker import PROGRESS, RESULT, Plan
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.launcher.arguments import Parser, seconds
+from hvkeras.launcher.check_build import found, verdict, version_of
+from hvkeras.launcher.compare import ended_by_signals
+from hvkeras.launcher.trial import hvkeras_run, took_too_long, watch
+from hvkeras.launcher.verdict import TAIL_LINES, root_cause
+from hvkeras.settings import Settings, size_in_bytes
+from hvkeras.threads import usable_cores
+
+PROG = "hvkeras bench"
+KINDS = ("allreduce", "step")
+SIZES = "4KiB,1MiB,4MiB,64MiB"
+TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
+TIMEOUT = 3600.0  # seconds that all may take by default
+WIDEST = 200  # columns that the table may have; it takes what it needs, and is never cut
+_LAUNCHES = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi")}
+
+# A rank of this installation; not by `-m`, which would look into the current folder first.
+_RANK = """import sys
+sys.path[:] = filter(None, sys.path)
+from pathlib import Path
+from hvkeras.bench.worker import main
+main(Path(sys.argv[1]))"""
+
+_EPILOG = """All engines run in the same processes, in turns, and every result is verified. The exit code is 0 if all
+backends that were asked for served, and were right. Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Builds the parser."""
+    made = Parser(prog=PROG, description="Measures backends against each other, in turns in one job.", epilog=_EPILOG,
+                  allow_abbrev=False)
+    made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
+    made.add_argument("-np", "--np", "--num-proc", type=int, default=2, dest="np", metavar="N",
+                      help="Number of processes on this machine, 2 at least (default: 2).")
+    made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
+    made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
+    made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
+    made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
+                      f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
+    made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
+    made.add_argument("--launcher", choices=tuple(_LAUNCHES), default="hvkeras", help="What starts the ranks; under"
+                      " mpirun Horovod uses MPI, and MPI without TensorFlow is a row as well (default: hvkeras).")
+    made.add_argument("--pin", action=argparse.BooleanOptionalAction, help="Whether each rank has one core of its own"
+                      " (default: for steps, where there are enough cores).")
+    made.add_argument("--peers", action="store_true", help="Also uses Horovod and tf.distribute without hvkeras.")
+    made.add_argument("--jit", action="store_true", help="Also times steps that XLA compiles, where backends can.")
+    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that all may take"
+                      f" (default: {TIMEOUT:g}).")
+    made.add_argument("--json", metavar="FILE", help="Writes the times of all blocks, and facts of the machine.")
+    made.add_argument("--plot", metavar="FILE.png", help="Draws a plot; needs matplotlib.")
+    return made
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Runs `hvkeras bench`.
+
+    Args:
+        arguments: What follows it on the command line.
+
+    Returns:
+        The exit code: 0 if all backends served and all results were right, else 1.
+
+    Raises:
+        UsageError: The command line is wrong.
+        MachineError: No backend works here, something is not installed, or the job failed.
+    """
+    flags = parser().parse_args(list(arguments))
+    cores = usable_cores()
+    plan = _plan(flags, cores)
+    facts = machine.facts(cores)
+    folder = Path(tempfile.mkdtemp(prefix="hvkeras-bench-"))
+    plan.write(folder)
+    with ended_by_signals():
+        reason = _run(flags, plan, folder)
+    rows = [Row.from_json(each) for each in _written(folder)]
+    _print(plan, flags, rows, arguments)
+    if flags.json:
+        _write_json(flags, plan, rows, arguments, facts, reason)
+    if flags.plot:
+        draw(plan.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
+    if reason:
+        _print_tail(folder)
+        raise MachineError(f"{reason}; output of all ranks: {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    return int(any(row.wrong or (row.reason and row.kind == ENGINE) for row in rows))
+
+
+def _plan(flags: argparse.Namespace, cores: Sequence[int]) -> Plan:
+    """Checks the command line before anything starts."""
+    Settings()  # a wrong variable is an error, too
+    _require_sense(flags, cores)
+    sizes = _names(flags.sizes or SIZES, "--sizes", SIZES)
+    for size in sizes:
+        _require_size(size)
+    models = _names(flags.models or ",".join(MODELS), "--models", ",".join(MODELS))
+    for model in models:
+        if model not in MODELS:
+            raise UsageError(explain(f"A model is one of {', '.join(MODELS)}", model=model))
+    pin = len(cores) >= flags.np and flags.kind == "step" if flags.pin is None else flags.pin
+    return Plan(flags.kind, _backends(flags), sizes, models, flags.time or TIME[flags.kind], flags.rounds, flags.peers,
+                flags.jit, pin, flags.timeout)
+
+
+def _require_sense(flags: argparse.Namespace, cores: Sequence[int]) -> None:
+    """Raises UsageError for flags that do not go together, or cannot be."""
+    if flags.np < 2:
+        raise UsageError(explain("Two processes at least have something to reduce", f"{PROG} {flags.kind} -np 2",
+                                 np=flags.np))
+    for name, kind in (("sizes", "allreduce"), ("models", "step"), ("jit", "step")):
+        if getattr(flags, name) and flags.kind != kind:
+            raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
+    if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
+        raise UsageError(explain("--rounds is a positive number, and stands instead of --time", rounds=flags.rounds,
+                                 time=flags.time))
+    if flags.pin and len(cores) < flags.np:
+        raise UsageError(explain("--pin needs a core for each process", "leave it out", np=flags.np, cores=len(cores)))
+    for path in filter(None, (flags.json, flags.plot)):
+        if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
+            raise UsageError(explain("Files must be writable", "choose another one", file=path))
+    if flags.plot:
+        require_matplotlib()
+
+
+def _names(text: str, flag: str, example: str) -> list[str]:
+    """What is between commas, each once."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError(explain(f"{flag} takes names separated by commas", f"{flag} {example}", received=text))
+    return names
+
+
+def _require_size(text: str) -> None:
+    try:
+        size = size_in_bytes(text)
+    except ValueError as error:
+        raise UsageError(explain(f"--sizes must be readable ({error})", f"--sizes {SIZES}", size=text)) from None
+    if size < 4 or size % 4:
+        raise UsageError(explain("Tensors are of float32, so a size is a multiple of 4 bytes", f"--sizes {SIZES}",
+                                 size=text, bytes=size))
+
+
+def _backends(flags: argparse.Namespace) -> list[str]:
+    if flags.backends is not None:
+        names = _names(flags.backends, "--backends", "horovod,tfdist")
+        for name in names:
+            backend_class(name)
+        return names
+    title, kind = _LAUNCHES[flags.launcher]
+    launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
+    names = [name for name in backend_names() if not verdict(backend_class(name), launch, "")]
+    if not names:
+        raise MachineError(explain(f"A backend must work here under {title}", "see hvkeras run --check-build"))
+    return names
+
+
+def _command(flags: argparse.Namespace, folder: Path) -> list[str]:
+    rank = [sys.executable, "-c", _RANK, str(folder)]
+    if flags.launcher == "hvkeras":
+        return hvkeras_run(["-np", str(flags.np), "--", *rank])
+    mpirun = found("mpirun")
+    if not mpirun or not version_of("mpi4py"):
+        raise MachineError(explain("--launcher mpirun needs Open MPI and mpi4py", "pip install 'hvkeras[mpi]'"))
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(flags.np), *rank]
+
+
+def _run(flags: argparse.Namespace, plan: Plan, folder: Path) -> str:
+    """Runs the job under a progress bar, and returns why it failed, or ""."""
+    screen = Console(stderr=True, highlight=False)
+    columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
+               TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("starting the ranks", total=1.0)
+
+        def update(_: float) -> None:
+            done, what = _progress(folder)
+            progress.update(task, completed=done, description=what)
+
+        code = watch(_command(flags, folder), os.environ, folder, plan.timeout, update)
+    if code is None:
+        why = took_too_long(plan.timeout)
+    elif code:
+        text = (folder / "stderr").read_text(errors="replace")
+        why = root_cause(text, code) if flags.launcher == "hvkeras" else _last_own_line(text, code)
+    else:
+        return ""
+    return f"{why}; the last that was done: {_progress(folder)[1]}"
+
+
+def _progress(folder: Path) -> tuple[float, str]:
+    """What share is done, and what is being done."""
+    path = folder / PROGRESS
+    done, what = path.read_text().split(" ", 1) if path.is_file() else ("0", "starting the ranks")
+    return float(done), what
+
+
+def _last_own_line(text: str, code: int) -> str:
+    """Why a job of mpirun failed: what hvkeras said last in it."""
+    said = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
+    return said[-1] if said else f"mpirun exited with code {code}"
+
+
+def _written(folder: Path) -> list[Mapping[str, Any]]:
+    path = folder / RESULT
+    rows: list[Mapping[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    return rows
+
+
+def _print(plan: Plan, flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
+    """Prints the table, what its columns are, and the reasons of failures."""
+    if not rows:
+        return
+    console = Console(highlight=False, soft_wrap=True, width=WIDEST)
+    made, notes = report.table(plan.kind, rows, flags.np)
+    where = "each on a core of its own" if plan.pin else f"on {len(usable_cores())} cores"
+    console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes, {where}", markup=False)
+    console.print()
+    console.print(made)
+    console.print()
+    for line in [*notes, *([""] if notes else []), *report.explanations(plan.kind, rows, flags.np)]:
+        console.print(line, markup=False)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    for row in rows:
+        if row.wrong:
+            errors.print(f"{PROG}: {row.name} is wrong: {row.reason}", markup=False)
+
+
+def _print_tail(folder: Path) -> None:
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    lines = (folder / "stderr").read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    if lines:
+        errors.print("the standard error of the job ends with", markup=False)
+        errors.print("\n".join(lines), markup=False)
+
+
+def _write_json(flags: argparse.Namespace, plan: Plan, rows: Sequence[Row], arguments: Sequence[str],
+                facts: Mapping[str, Any], reason: str) -> None:
+    content = {
+        "format": 1, "command": [*PROG.split(), *arguments], "kind": plan.kind, "ranks": flags.np,
+        "launcher": flags.launcher, "pinned": plan.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "failure": reason,
+        "machine": dict(facts),
+        "rows": with_figures(rows, flags.np),
+    }
+    Path(flags.json).write_text(json.dumps(content, indent=1) + "\n")

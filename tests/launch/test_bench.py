@@ -1,0 +1,111 @@
+"""`hvkeras bench` on two ranks: verified figures, engines that cannot serve, and one that computes wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.launchers import TESTS
+from launch.hvkeras_run import Started, run
+
+LIAR = Path(__file__).parent / "workers" / "liar"
+DEADLINE = 300.0  # seconds for a job whose ranks import TensorFlow
+
+
+def search_in(*folders: Path) -> dict[str, str]:
+    """Where Python looks: there, and where it does now."""
+    own = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, folders), str(TESTS), own]))}
+
+
+def plug_in(folder: Path, names: dict[str, str]) -> dict[str, str]:
+    """Installs the test's backends where Python looks, as a package would, and returns the variables for it."""
+    info = folder / "site" / "liar-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
+    points = "".join(f"{name} = liar_backends:{cls}\n" for name, cls in names.items())
+    (info / "entry_points.txt").write_text(f"[hvkeras.backends]\n{points}")
+    return search_in(folder / "site", LIAR)
+
+
+def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of a JSON file by work and name."""
+    return {(row["work"], row["name"]): row for row in json.loads(path.read_text())["rows"]}
+
+
+def check_blocks(row: dict[str, Any], rounds: int) -> None:
+    """A row has its figures."""
+    assert row["reason"] == "" and not row["wrong"], row
+    assert len(row["blocks"]) == rounds and min(row["blocks"]) > 0 and row["calls"] >= 1
+    assert row["quartiles"][0] <= row["median"] <= row["quartiles"][1]
+
+
+def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> Any:
+    """Runs `hvkeras bench` to its end; leaving a process behind fails the test."""
+    return run([*arguments, "--json", "out.json", "--timeout", "200"], folder, env or search_in(), command="bench",
+               deadline=DEADLINE)
+
+
+def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
+    names = {"remembered": "Remembered", "liar": "Liar", "broken": "Broken"}
+    done = bench(["allreduce", "--backends", "remembered,liar,broken,local", "--sizes", "40B,1KiB", "--rounds", "2",
+                  "--plot", "out.png"], tmp_path, plug_in(tmp_path, names))
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = rows(tmp_path / "out.json")
+    assert list(found) == [(size, name) for size in ("40B", "1KiB") for name in ("remembered", "liar", "broken",
+                                                                                "local")]
+    for size, count in (("40B", 40), ("1KiB", 1024)):
+        check_blocks(found[size, "remembered"], 2)
+        good = found[size, "remembered"]
+        assert (good["bytes"], good["links"], good["kind"]) == (count, 100, "engine")
+        assert good["algorithm_bandwidth"] == good["bus_bandwidth"] > 0  # 2 (n - 1) / n is 1
+        lie = found[size, "liar"]
+        assert lie["wrong"] and lie["blocks"] == []
+        assert "Every element of an allreduce must be what NumPy computes. Received: engine='liar'" in lie["reason"]
+        assert f"size='{size}', element=7, got=" in lie["reason"]
+        assert f"hvkeras bench: liar is wrong: {lie['reason']}" in done.stderr
+        assert found[size, "broken"]["reason"] == "rank 1: OSError: the cable is unplugged"
+        assert found[size, "local"]["reason"].startswith("local serves one process")
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert (content["kind"], content["ranks"], content["launcher"]) == ("allreduce", 2, "hvkeras")
+    assert content["command"][:3] == ["hvkeras", "bench", "allreduce"]
+    assert content["machine"]["cpu"] and content["machine"]["cores"] and content["machine"]["versions"]["numpy"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert "wrong (1)" in done.stdout and "failed (2)" in done.stdout
+    assert "(2) rank 1: OSError: the cable is unplugged" in done.stdout
+    assert not list(tmp_path.glob("hvkeras-bench-*"))
+
+
+def test_steps_on_engines_and_peers_train_as_one_process_does(tmp_path: Path) -> None:
+    done = bench(["step", "--models", "mlp", "--backends", "horovod,tfdist", "--peers", "--jit", "--rounds", "1"],
+                 tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = rows(tmp_path / "out.json")
+    assert [name for _, name in found] == ["one process", "one process, XLA", "horovod", "tfdist", "horovod alone",
+                                           "tf.distribute alone"]
+    for (_, name), row in found.items():
+        check_blocks(row, 1)
+        assert row["bytes"] == 4 * (784 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10)
+        if name.startswith("one process"):
+            assert (row["kind"], row["samples"], row["difference"]) == ("reference", 64, None)
+        else:
+            assert row["samples"] == 128 and 0 <= row["difference"] < 0.01 and row["efficiency"] > 0
+    assert done.stderr == ""  # no terminal, no progress
+
+
+def test_a_benchmark_that_is_ended_leaves_no_orphan(tmp_path: Path) -> None:
+    started = Started(["allreduce", "--backends", "tfdist", "--sizes", "4KiB"], tmp_path, search_in(), command="bench",
+                      deadline=DEADLINE)
+    deadline = time.monotonic() + 60
+    while started.living() < 5 and time.monotonic() < deadline:  # bench, hvkeras run, its agent, and two ranks
+        time.sleep(0.1)
+    started.process.send_signal(signal.SIGTERM)
+    done = started.finish()
+    assert done.returncode == 143
+    assert not started.orphans, done.stderr
+    assert done.stdout == ""
