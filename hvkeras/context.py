@@ -365,12 +365,13 @@ def _agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
         raise UsageError(explain("All ranks must ask for the same backend", "set it once, on the launcher's command"
                                  " line or in the script", rank_0=requested[0], **{f"rank_{other}": requested[other]}))
     problems = {}
+    hosts = len({fact["identity"] for fact in facts})
     for name in facts[0]["preferred"]:
         bad = [(rank, fact["objections"].get(name, "is not known there")) for rank, fact in enumerate(facts)
                if fact["objections"].get(name, "is not known there")]
-        if not bad:
+        if not bad and not (objection := backend_class(name).objection_to_hosts(hosts)):
             return str(name)
-        problems[name] = f"{name} on rank {bad[0][0]}: {bad[0][1]}"
+        problems[name] = f"{name}: {objection}" if not bad else f"{name} on rank {bad[0][0]}: {bad[0][1]}"
     raise MachineError(explain(f"A backend must be able to serve a job of {launch.launcher}: "
                                + "; ".join(problems.values()), "see hvkeras run --check-build for what works here",
                                backend=requested[0], size=len(facts)))

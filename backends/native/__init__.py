@@ -93,16 +93,14 @@ class NativeBackend(Backend):
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
     ) -> list[Tensor]:
         return list(self._operations(tensors[0]).hvkeras_allreduce(
-            inputs=list(tensors), key=key, group=self._group(ranks), order=self._order(key), reduction=_REDUCTIONS[reduction], before=1.0,
-            after=1.0))
+            inputs=list(tensors), reduction=_REDUCTIONS[reduction], before=1.0, after=1.0, **self._identity(key, ranks)))
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
-        return self._operations(tensor).hvkeras_allgather(input=tensor, key=key, group=self._group(ranks),
-                                                            order=self._order(key))
+        return self._operations(tensor).hvkeras_allgather(input=tensor, **self._identity(key, ranks))
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
-        return self._operations(tensor).hvkeras_broadcast(
-            input=tensor, key=key, group=self._group(ranks), order=self._order(key), root=list(ranks).index(root_rank))
+        return self._operations(tensor).hvkeras_broadcast(input=tensor, root=list(ranks).index(root_rank),
+                                                          **self._identity(key, ranks))
 
     def _operations(self, tensor: Tensor) -> Any:
         assert self._library is not None
@@ -111,20 +109,21 @@ class NativeBackend(Backend):
                                            dtype=tensor.dtype.name))
         return self._library.operations
 
-    def _order(self, key: str) -> list[Tensor]:
-        """A resource for each key in graphs, where TensorFlow orders what touches the same."""
+    def _identity(self, key: str, ranks: Sequence[int]) -> dict[str, Any]:
+        """What tells a collective from others: its key, its ranks, and a resource for each key in graphs.
+
+        TensorFlow orders what touches the same resource; other collectives may then run in any order.
+        """
         import tensorflow as tf
 
         from hvkeras.graphs import lasting_variable
 
-        if tf.executing_eagerly():
-            return []
-        if key not in self._tokens:
-            self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
-        return [self._tokens[key].handle]
-
-    def _group(self, ranks: Sequence[int]) -> int:
-        return self._groups[tuple(ranks)]
+        order = []
+        if not tf.executing_eagerly():
+            if key not in self._tokens:
+                self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
+            order = [self._tokens[key].handle]
+        return {"key": key, "group": self._groups[tuple(ranks)], "order": order}
 
     def _open_group(self, ranks: Sequence[int]) -> None:
         """Has all members map the same new memory; its name is gone as soon as they have."""

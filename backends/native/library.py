@@ -69,7 +69,8 @@ class Library:
             MachineError: The memory cannot be had.
         """
         global_ranks = (ctypes.c_int32 * len(ranks))(*ranks)
-        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), global_ranks, crowded)
+        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), global_ranks,
+                                                   crowded)
         if error is not None:
             raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
                                        "make room in /dev/shm, or use the backend tfdist"))

@@ -1,4 +1,4 @@
-"""The collectives against NumPy, on two and on three ranks."""
+"""The collectives against NumPy, on two to four ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "collectives.py"
-RUNS = {"tfdist-3": ("tf_config", "tfdist", 3), "horovod-2": ("mpirun", "horovod", 2)}
+RUNS = {"tfdist-3": ("tf_config", "tfdist", 3), "horovod-2": ("mpirun", "horovod", 2),
+        "native-3": ("mpirun", "native", 3), "native-4": ("hvkeras_run", "native", 4)}
 
 
 @pytest.fixture(params=RUNS)
