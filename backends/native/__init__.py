@@ -93,7 +93,8 @@ class NativeBackend(Backend):
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
     ) -> list[Tensor]:
         return list(self._operations(tensors[0]).hvkeras_allreduce(
-            inputs=list(tensors), reduction=_REDUCTIONS[reduction], before=1.0, after=1.0, **self._identity(key, ranks)))
+            inputs=list(tensors), reduction=_REDUCTIONS[reduction], before=1.0, after=1.0,
+            **self._identity(key, ranks)))
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         return self._operations(tensor).hvkeras_allgather(input=tensor, **self._identity(key, ranks))
