@@ -17,6 +17,25 @@ from harness import LaunchError, Outcome, leaks, start_job
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_SEGMENTS = pytest.StashKey[set[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Notes what is in /dev/shm before the first test."""
+    session.config.stash[_SEGMENTS] = leaks.shared_memory()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a session of several workers that leaves shared memory behind; with one, each test is looked at."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not session.config.getoption("numprocesses", None):
+        return
+    before = session.config.stash[_SEGMENTS]
+    left = {name for name in leaks.left_after_grace(leaks.shared_memory, before) if not leaks.is_foreign(name)}
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nthe tests left shared memory in /dev/shm: {sorted(left)}")
+
+
 @pytest.fixture
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
     """Runs a job to its end: `launch(launcher, script, arguments, np=2, ...)`, as `harness.start_job`."""
@@ -99,6 +118,8 @@ def no_leaked_files() -> Iterator[None]:
     assert os.getcwd() == folder, f"the test changed the current folder to {os.getcwd()}"
     left = leaks.files() - files
     assert not left, f"the test left files in {folder}: {sorted(left)}"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the tests beside this one have segments of their own; see pytest_sessionfinish
     ours = {name for name in leaks.left_after_grace(leaks.shared_memory, segments) if not leaks.is_foreign(name)}
     assert not ours, f"the test left shared memory in /dev/shm: {sorted(ours)}"
 
