@@ -1,4 +1,4 @@
-"""hvkeras: train Keras models on many workers, on Horovod's engine or TensorFlow's collectives.
+"""hvkeras: train Keras models on many workers, on Horovod's engine, TensorFlow's collectives or a native one.
 
 Example:
     import hvkeras as hvd

@@ -94,7 +94,7 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
         print(hvd.rank(), hvd.size())
 
     Args:
-        backend: The engine: `auto`, one of the built-in `horovod`, `tfdist`, `local`, or a plug-in's name.
+        backend: The engine: `auto`, one of the built-in `native`, `horovod`, `tfdist`, `local`, or a plug-in's name.
             By default the variable HVKERAS_BACKEND decides, then what works here.
         process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and needs nothing.
         comm: Horovod's parameter for a communicator or a list of ranks; only None is supported.
@@ -209,7 +209,7 @@ def _entries() -> EntryCounts:
 def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     """Builds a job of one process: the local backend, unless another was asked for."""
     # A plug-in may have its own idea of one process.
-    name = requested if requested not in ("auto", "local", "tfdist", "horovod") else "local"
+    name = requested if requested not in ("auto", "local", "native", "tfdist", "horovod") else "local"
     topology = topology_from_hosts(0, [socket.gethostname()])
     engine = backend_class(name)()
     engine.start(Start(topology, None, launch, settings))

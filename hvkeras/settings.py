@@ -101,7 +101,7 @@ class Setting:
 
 
 TABLE: tuple[Setting, ...] = (
-    Setting("backend", str, "auto", "Collective engine: auto, horovod, tfdist, local or a plug-in's name."),
+    Setting("backend", str, "auto", "Collective engine: auto, native, horovod, tfdist, local or a plug-in's name."),
     Setting("start_timeout", _seconds, 60.0, "Seconds that ranks wait for each other at start.",
             horovod="HOROVOD_START_TIMEOUT"),
     Setting("liveness_timeout", _seconds, 15.0, "Seconds without a sign of life after which a rank counts as lost."),

@@ -85,7 +85,7 @@ def test_a_malformed_tf_config_stops_before_anything_connects(tmp_path):
 
 def test_a_wrong_backend_name_lists_the_valid_ones(tmp_path):
     outcome = failing(tmp_path, "none", np=1, backend="nccl")
-    assert "UsageError: The backend must be one of auto, horovod, tfdist, local" in outcome.stderr(0)
+    assert "UsageError: The backend must be one of auto, native, horovod, tfdist, local" in outcome.stderr(0)
 
 
 def test_local_cannot_serve_two_ranks_and_says_what_can(tmp_path):
