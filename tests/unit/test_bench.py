@@ -172,7 +172,7 @@ def test_the_rise_of_the_peak_is_seen_even_after_it_went_down() -> None:
     (["allreduce", "--models", "mlp"], "--models belongs to hvkeras bench step"),
     (["step", "--sizes", "4KB"], "--sizes belongs to hvkeras bench allreduce"),
     (["step", "--models", "gpt"], "A model is one of mlp, transformer, resnet50. Received: model='gpt'."),
-    (["step", "--backends", "gpu"], "The backend must be one of auto, horovod"),
+    (["step", "--backends", "gpu"], "The backend must be one of auto, native, horovod"),
     (["step", "--rounds", "0"], "--rounds is a positive number"),
     (["step", "--rounds", "3", "--time", "4"], "--rounds is a positive number, and stands instead of --time"),
     (["step", "--pin", "-np", "4097"], "--pin needs a core for each process"),
