@@ -15,7 +15,7 @@ from hvkeras.errors import UsageError, explain
 ENTRY_POINTS = "hvkeras.backends"
 
 # The order of this table is the order in which help and errors list the names.
-_BUILT_IN = {
+BUILT_IN = {
     "native": ("hvkeras.backends.native", "NativeBackend"),
     "horovod": ("hvkeras.backends.horovod", "HorovodBackend"),
     "tfdist": ("hvkeras.backends.tfdist", "TfdistBackend"),
@@ -25,8 +25,8 @@ _BUILT_IN = {
 
 def backend_names() -> list[str]:
     """Lists every backend's name, the built-in ones first."""
-    plugged = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in _BUILT_IN)
-    return [*_BUILT_IN, *plugged]
+    plugged = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN)
+    return [*BUILT_IN, *plugged]
 
 
 def backend_class(name: str) -> type[Backend]:
@@ -41,8 +41,8 @@ def backend_class(name: str) -> type[Backend]:
     Raises:
         UsageError: There is no such backend.
     """
-    if name in _BUILT_IN:
-        module, attribute = _BUILT_IN[name]
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name]
         found: type[Backend] = getattr(importlib.import_module(module), attribute)
         return found
     for point in metadata.entry_points(group=ENTRY_POINTS):

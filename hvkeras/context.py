@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends import BUILT_IN, backend_class, backend_names
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
@@ -209,7 +209,7 @@ def _entries() -> EntryCounts:
 def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     """Builds a job of one process: the local backend, unless another was asked for."""
     # A plug-in may have its own idea of one process.
-    name = requested if requested not in ("auto", "local", "native", "tfdist", "horovod") else "local"
+    name = "local" if requested == "auto" or requested in BUILT_IN else requested
     topology = topology_from_hosts(0, [socket.gethostname()])
     engine = backend_class(name)()
     engine.start(Start(topology, None, launch, settings))

@@ -91,18 +91,12 @@ class FitRun:
             if step == self._own_batches:
                 self.frozen = metrics.states_of(self.model)
             joining.weigh(step < self._own_batches)
-        if step == 0:
-            return
-        if self._checked == 0:
-            self._first_step_done(step)
-        elif self._steps + step - self._checked >= self._every:
+        if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)
 
     def epoch_end(self, steps: int) -> None:
         """After each epoch, when all other callbacks had their say."""
         self._steps += steps
-        if self._checked == 0:
-            metrics.check(self.model)
         self._check(self._steps)
 
     def end(self) -> None:
@@ -113,12 +107,10 @@ class FitRun:
             joining.stop()
             compat.forget_train_function(self.model)
 
-    def _first_step_done(self, step: int) -> None:
-        metrics.check(self.model)
-        self._check(self._steps + step)
-
     def _check(self, steps: int) -> None:
-        """Compares the weights, and stops all ranks if one wants to."""
+        """Compares the weights, and stops all ranks if one wants to; at first, looks at the metrics as well."""
+        if self._checked == 0:
+            metrics.check(self.model)
         wish = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps
         if self._guard is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
-from hvkeras.backends.native.library import Library, availability
+from hvkeras.backends.native.loading import Library, availability
 from hvkeras.errors import MachineError, UnsupportedError, explain
 
 if TYPE_CHECKING:

@@ -166,56 +166,57 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
     const size_t length = std::min(bytes - start, channel.slot_bytes());
     if (channel.rank() == root) std::memcpy(channel.slot(channel.round(), root), in + start, length);
     const uint32_t round = channel.exchange();
-    if (channel.rank() != root) std::memcpy(out + start, channel.slot(round, root) + 0, length);
+    if (channel.rank() != root) std::memcpy(out + start, channel.slot(round, root), length);
   }
   if (channel.rank() == root && in != out && bytes != 0) std::memcpy(out, in, bytes);
 }
 
-void allgather(Channel& channel, const char* in, size_t bytes, const Allocate& allocate) {
-  const std::vector<std::vector<size_t>> sizes = exchange_sizes(channel, {bytes});
-  std::vector<size_t> all, starts{0};
-  for (const std::vector<size_t>& size : sizes) {
-    all.push_back(size[0]);
-    starts.push_back(starts.back() + size[0]);
+void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
+  std::vector<size_t> rows_of_rank, bytes_of_rank, starts{0};
+  for (const std::vector<size_t>& told : exchange_sizes(channel, {rows})) {
+    rows_of_rank.push_back(told[0]);
+    bytes_of_rank.push_back(told[0] * row_bytes);
+    starts.push_back(starts.back() + bytes_of_rank.back());
   }
-  char* const out = allocate(all);
-  const size_t most = *std::max_element(all.begin(), all.end());
+  char* const out = allocate(rows_of_rank);
+  const size_t most = *std::max_element(bytes_of_rank.begin(), bytes_of_rank.end());
   for (size_t start = 0; start < most; start += channel.slot_bytes()) {
     const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, channel.slot_bytes()) : 0; };
-    if (const size_t length = length_of(bytes))
+    if (const size_t length = length_of(rows * row_bytes))
       std::memcpy(channel.slot(channel.round(), channel.rank()), in + start, length);
     const uint32_t round = channel.exchange();
     for (int rank = 0; rank < channel.ranks(); ++rank) {
       const size_t place = static_cast<size_t>(rank);
-      if (const size_t length = length_of(all[place]))
+      if (const size_t length = length_of(bytes_of_rank[place]))
         std::memcpy(out + starts[place] + start, channel.slot(round, rank), length);
     }
   }
 }
 
-void alltoall(Channel& channel, const char* in, const std::vector<size_t>& bytes_to, const Allocate& allocate) {
-  const std::vector<std::vector<size_t>> sizes = exchange_sizes(channel, bytes_to);
+void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_to, size_t row_bytes,
+              const Allocate& allocate) {
+  const std::vector<std::vector<size_t>> rows = exchange_sizes(channel, rows_to);
   const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
-  std::vector<size_t> from, starts_in{0}, starts_out{0};
+  std::vector<size_t> rows_from, starts_in{0}, starts_out{0};
   size_t most = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
-    from.push_back(sizes[rank][me]);
-    starts_out.push_back(starts_out.back() + from.back());
-    starts_in.push_back(starts_in.back() + bytes_to[rank]);
-    for (size_t bytes : sizes[rank]) most = std::max(most, bytes);
+    rows_from.push_back(rows[rank][me]);
+    starts_out.push_back(starts_out.back() + rows_from.back() * row_bytes);
+    starts_in.push_back(starts_in.back() + rows_to[rank] * row_bytes);
+    for (const size_t told : rows[rank]) most = std::max(most, told * row_bytes);
   }
-  char* const out = allocate(from);
+  char* const out = allocate(rows_from);
   const size_t room = channel.slot_bytes() / ranks / kAligned * kAligned;
   for (size_t start = 0; start < most; start += room) {
     const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, room) : 0; };
     char* const mine = channel.slot(channel.round(), channel.rank());
     for (size_t rank = 0; rank < ranks; ++rank) {
-      if (const size_t length = length_of(bytes_to[rank]))
+      if (const size_t length = length_of(rows_to[rank] * row_bytes))
         std::memcpy(mine + rank * room, in + starts_in[rank] + start, length);
     }
     const uint32_t round = channel.exchange();
     for (size_t rank = 0; rank < ranks; ++rank) {
-      if (const size_t length = length_of(from[rank]))
+      if (const size_t length = length_of(rows_from[rank] * row_bytes))
         std::memcpy(out + starts_out[rank] + start, channel.slot(round, static_cast<int>(rank)) + me * room, length);
     }
   }

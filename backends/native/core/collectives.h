@@ -33,8 +33,8 @@ class Spans {
   size_t element_bytes_;
 };
 
-// Where a received tensor of so many bytes from each rank goes; called once on each rank, may throw Failure.
-using Allocate = std::function<char*(const std::vector<size_t>& bytes_of_rank)>;
+// Where a received tensor of so many rows from each rank goes; called once on each rank, may throw Failure.
+using Allocate = std::function<char*(const std::vector<size_t>& rows_of_rank)>;
 
 // How floating-point numbers are scaled: each rank's before the reduction, and the result after it.
 struct Factors {
@@ -43,9 +43,10 @@ struct Factors {
 
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors);
 void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int root);
-void allgather(Channel& channel, const char* in, size_t bytes, const Allocate& allocate);
-// `bytes_to[r]` bytes go to rank r, one after the other from `in`.
-void alltoall(Channel& channel, const char* in, const std::vector<size_t>& bytes_to, const Allocate& allocate);
+void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate);
+// `rows_to[r]` rows go to rank r, one after the other from `in`.
+void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_to, size_t row_bytes,
+              const Allocate& allocate);
 // Rank r gets elements [starts[r], starts[r + 1]) of the reduced array.
 void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
                    Reduction reduction, Factors factors);

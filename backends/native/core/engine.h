@@ -19,7 +19,6 @@ namespace hvkeras {
 // A collective that this rank is ready for.
 struct Request {
   Key key;
-  std::string name;     // for messages
   std::string details;  // what must be equal on all ranks, see Matching::post
   // Runs the collective; all ranks are there. Throws Failure.
   std::function<void(Channel&)> run;

@@ -61,28 +61,24 @@ struct Kernel {
     require_ok(status);
     return value;
   }
-  int64_t number(const char* name) {
-    const Status status = new_status();
-    int64_t value = 0;
-    TF_OpKernelConstruction_GetAttrInt64(construction_, name, &value, status.get());
-    require_ok(status);
-    return value;
-  }
-  float real(const char* name) {
-    const Status status = new_status();
-    float value = 0;
-    TF_OpKernelConstruction_GetAttrFloat(construction_, name, &value, status.get());
-    require_ok(status);
-    return value;
-  }
+  int64_t number(const char* name) { return attribute<int64_t>(name, TF_OpKernelConstruction_GetAttrInt64); }
   void reads_reduction() {
     reduction = number("reduction");
-    before = real("before");
-    after = real("after");
+    before = attribute<float>("before", TF_OpKernelConstruction_GetAttrFloat);
+    after = attribute<float>("after", TF_OpKernelConstruction_GetAttrFloat);
   }
   Factors factors() const { return {before, after}; }
 
  private:
+  template <typename Value>
+  Value attribute(const char* name, void (*read)(TF_OpKernelConstruction*, const char*, Value*, TF_Status*)) {
+    const Status status = new_status();
+    Value value{};
+    read(construction_, name, &value, status.get());
+    require_ok(status);
+    return value;
+  }
+
   TF_OpKernelConstruction* construction_;
 };
 
@@ -206,7 +202,6 @@ size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
   return bytes;
 }
 
-// How many rows came from each rank; they travel in bytes, or as they are where rows are empty.
 void allgather_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const auto held = std::make_shared<Held>();
   held->tensors.push_back(call->input(0));
@@ -215,10 +210,10 @@ void allgather_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const char* const in = data_of(held->tensors[0]);
   const size_t row = row_bytes(type, shape);
   submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row](Channel& channel) {
-    allgather(channel, in, static_cast<size_t>(shape[0]) * row, [&](const std::vector<size_t>& bytes_of_rank) {
+    allgather(channel, in, static_cast<size_t>(shape[0]), row, [&](const std::vector<size_t>& rows_of_rank) {
       std::vector<int64_t> whole = shape;
       whole[0] = 0;
-      for (const size_t bytes : bytes_of_rank) whole[0] += row == 0 ? 0 : static_cast<int64_t>(bytes / row);
+      for (const size_t rows : rows_of_rank) whole[0] += static_cast<int64_t>(rows);
       held->tensors.push_back(call->output(0, type, whole));
       return data_of(held->tensors.back());
     });
@@ -239,24 +234,24 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
     throw Failure("splits must hold one int64 number for each rank. Received: splits of shape " +
                   text_of(shape_of(splits)) + ", ranks=" + std::to_string(ranks));
   const int64_t* const rows = static_cast<const int64_t*>(TF_TensorData(splits.get()));
-  std::vector<size_t> bytes_to;
+  std::vector<size_t> rows_to;
   int64_t total = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     if (rows[rank] < 0) throw Failure("splits must not be negative. Received: " + std::to_string(rows[rank]));
-    bytes_to.push_back(static_cast<size_t>(rows[rank]) * row);
+    rows_to.push_back(static_cast<size_t>(rows[rank]));
     total += rows[rank];
   }
   if (total != shape[0])
     throw Failure("splits must add up to the first dimension. Received: a sum of " + std::to_string(total) +
                   ", rows=" + std::to_string(shape[0]));
-  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row, bytes_to](Channel& channel) {
-    alltoall(channel, in, bytes_to, [&](const std::vector<size_t>& bytes_of_rank) {
+  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row, rows_to](Channel& channel) {
+    alltoall(channel, in, rows_to, row, [&](const std::vector<size_t>& rows_of_rank) {
       std::vector<int64_t> whole = shape;
       whole[0] = 0;
-      held->tensors.push_back(call->output(1, Type::kInt64, {static_cast<int64_t>(bytes_of_rank.size())}));
+      held->tensors.push_back(call->output(1, Type::kInt64, {static_cast<int64_t>(rows_of_rank.size())}));
       int64_t* const received = static_cast<int64_t*>(TF_TensorData(held->tensors.back().get()));
-      for (size_t rank = 0; rank < bytes_of_rank.size(); ++rank) {
-        received[rank] = row == 0 ? 0 : static_cast<int64_t>(bytes_of_rank[rank] / row);
+      for (size_t rank = 0; rank < rows_of_rank.size(); ++rank) {
+        received[rank] = static_cast<int64_t>(rows_of_rank[rank]);
         whole[0] += received[rank];
       }
       held->tensors.push_back(call->output(0, type, whole));

@@ -16,7 +16,7 @@ keras: Any = tf.keras
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
 FEATURES = 6
 # Keras 3.3 has no logs, on one process either, where the batches do not fill an execution.
-EXECUTION = 1 if keras.__version__.startswith("3.3.") else 3
+EXECUTION = 1 if KERAS_3 and keras.__version__.startswith("3.3.") else 3
 
 
 def rows(count: int, seed: int) -> tuple[Any, Any]:
