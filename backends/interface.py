@@ -63,10 +63,13 @@ class Backend(abc.ABC):
     Attributes:
         name: The name that users give to `init(backend=...)`.
         supports_xla: Whether the collectives compile inside `jit_compile=True`.
+        scales: The dtypes' names of which reductions multiply by `before` and `after` themselves; of all others
+            these are 1.0, and it is done above the interface.
     """
 
     name: ClassVar[str]
     supports_xla: ClassVar[bool] = False
+    scales: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     @abc.abstractmethod
@@ -118,7 +121,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def allreduce(
-        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
     ) -> list[Tensor]:
         """Reduces tensors of one dtype elementwise over `ranks`, as one bucket.
 
@@ -127,6 +131,8 @@ class Backend(abc.ABC):
             key: The collective's name.
             reduction: How to combine.
             ranks: Who takes part.
+            before: Multiplies each rank's values first.
+            after: Multiplies the result.
 
         Returns:
             The reduced tensors, with the shapes and dtype of the given ones.
@@ -157,4 +163,36 @@ class Backend(abc.ABC):
 
         Returns:
             The root's value.
+        """
+
+    @abc.abstractmethod
+    def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Sends to each rank rows of its own.
+
+        Args:
+            tensor: At least one-dimensional; dimensions but the first, and the dtype, equal on every rank.
+            splits: int64 of shape `[len(ranks)]`: so many rows, one after the other, go to each of `ranks`. None is
+                negative, and they add up to the first dimension.
+            key: The collective's name.
+            ranks: Who takes part.
+
+        Returns:
+            The rows received, in the order of `ranks`, and an int64 tensor of how many came from each.
+        """
+
+    @abc.abstractmethod
+    def reducescatter(
+        self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> Tensor:
+        """Sums tensors and gives each rank a part of the rows; the first ranks get one more where it does not divide.
+
+        Args:
+            tensor: At least one-dimensional, the same shape and dtype on every rank.
+            key: The collective's name.
+            ranks: Who takes part; their order is that of the parts.
+            before: Multiplies each rank's values first.
+            after: Multiplies the result.
+
+        Returns:
+            This rank's rows of the sum.
         """

@@ -20,7 +20,7 @@ import hvkeras as hvd
 from network import convolutional_network
 
 options = argparse.ArgumentParser(description="Train a small convolutional network on several processes.")
-options.add_argument("--backend", help="collective engine: auto (default), tfdist, horovod or local")
+options.add_argument("--backend", help="collective engine: auto (default), native, tfdist, horovod or local")
 options.add_argument("--epochs", type=int, default=12)
 options.add_argument("--batch-size", type=int, default=32, help="images in a step of one process (default: 32)")
 options.add_argument("--dataset", choices=data.DATASETS, default="digits")

@@ -37,6 +37,7 @@ _HOMES = {
     "hvkeras.optimizer": ("DistributedOptimizer",),
     "hvkeras.tape": ("DistributedGradientTape",),
     "hvkeras.collectives": ("allreduce", "grouped_allreduce", "allgather", "broadcast", "barrier"),
+    "hvkeras.scattering": ("alltoall", "reducescatter", "grouped_reducescatter"),
     "hvkeras.functions": ("broadcast_variables", "broadcast_object", "allgather_object"),
     "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
     "hvkeras.compression": ("Compression",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,18 @@ from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
 from hvkeras.joining import joining
-from hvkeras.operations import Average, Scaling, Sum, members, number_in_graph, on_device, operation_of, scale, shaped
+from hvkeras.operations import (
+    Average,
+    Scaling,
+    Sent,
+    Sum,
+    members,
+    number_in_graph,
+    on_device,
+    operation_of,
+    scale,
+    shaped,
+)
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 # The first bucket is small, so that its collective starts while backward is still at work.
@@ -166,33 +177,35 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 ranks: tuple[int, ...]) -> list[Any]:
     job = context.current()
     results = list(gradients)
-    sent: list[Any] = [None if gradient is None else exchange.scaling.before(getattr(gradient, "values", gradient))
-                       for gradient in gradients]
-    if all(one is None for one in sent):
-        return results
     sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
-    dense = [place for place, one in enumerate(sent) if one is not None and place not in sparse]
-    buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
-    plan = _plan(sent, sparse, names, buckets, exchange, ranks)
     scaling = exchange.scaling
+    sent = {place: scaling.sent(getattr(gradient, "values", gradient), len(ranks),
+                                () if place in sparse else job.backend.scales)
+            for place, gradient in enumerate(gradients) if gradient is not None}
+    if not sent:
+        return results
+    dense = [place for place in sent if place not in sparse]
+    buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
+    plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks)
     with job.entries.entering(plan):
         with on_device(exchange.device_dense):
             for number, bucket in enumerate(buckets):
-                fused = [sent[place][0] for place in bucket]
-                back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks)
+                fused = [sent[place].tensor for place in bucket]
+                back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks,
+                                             *(sent[bucket[0]].factors or ()))
                 for place, tensor in zip(bucket, back, strict=True):
-                    results[place] = shaped(scaling.after(tensor, sent[place][1], len(ranks)), gradients[place])
+                    results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
             for place in sparse:
-                slices, (values, restore) = gradients[place], sent[place]
-                values = job.backend.allgather(values, f"{plan.key}.{place}.values", ranks)
+                slices, travelling = gradients[place], sent[place]
+                values = job.backend.allgather(travelling.tensor, f"{plan.key}.{place}.values", ranks)
                 indices = job.backend.allgather(slices.indices, f"{plan.key}.{place}.indices", ranks)
-                results[place] = tf.IndexedSlices(scaling.after(values, restore, len(ranks)), indices,
+                results[place] = tf.IndexedSlices(scaling.received(values, travelling, len(ranks)), indices,
                                                   slices.dense_shape)
     return results
 
 
-def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],
+def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],
           exchange: Exchange, ranks: tuple[int, ...]) -> Plan:
     """Describes all gradients at once; ranks that fuse them in other ways have other plans."""
     dtypes: list[str] = []
@@ -202,23 +215,23 @@ def _plan(sent: Sequence[Any], sparse: Collection[int], names: Sequence[str], bu
             dtypes.append("no gradient")
             shapes.append(None)
             continue
-        shape = None if one[0].shape.rank is None else tuple(one[0].shape.as_list())
+        shape = None if one.tensor.shape.rank is None else tuple(one.tensor.shape.as_list())
         is_sparse = place in sparse
-        dtypes.append(f"sparse {one[0].dtype.name}" if is_sparse else one[0].dtype.name)
+        dtypes.append(f"sparse {one.tensor.dtype.name}" if is_sparse else one.tensor.dtype.name)
         # How many rows a sparse gradient has may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
-    operation = f"gradients {'average' if exchange.op == Average else 'sum'}"
+    operation = f"gradients {exchange.scaling.text}"
     name = f"{exchange.name} in buckets {buckets}"
     plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
                 f"{name}#0")
     return number_in_graph(plan, name)
 
 
-def _buckets(dense: Sequence[int], sent: Sequence[Any], variables: Sequence[Any], groups: Any,
+def _buckets(dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any], groups: Any,
              limit: int) -> list[list[int]]:
     """The dense gradients' places, bucket by bucket."""
     order = list(reversed(dense))  # backward produces the last layer's gradients first
-    kinds = {place: sent[place][0].dtype.name for place in order}
+    kinds = {place: f"{sent[place].tensor.dtype.name} {sent[place].factors}" for place in order}
     if isinstance(groups, int) and groups:
         length = -(-len(order) // groups)
         chunks = [order[start : start + length] for start in range(0, len(order), length)] if order else []
@@ -229,12 +242,12 @@ def _buckets(dense: Sequence[int], sent: Sequence[Any], variables: Sequence[Any]
                  if variables[place] is not None and compat.variable_key(variables[place]) in group]
         whole += by_dtype(chunk, kinds)
         order = [place for place in order if place not in chunk]
-    sizes = {place: _bytes_of(sent[place][0]) for place in order}
+    sizes = {place: _bytes_of(sent[place].tensor) for place in order}
     return whole + pack(order, kinds, sizes, limit)
 
 
 def by_dtype(places: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
-    """Splits places by dtype, keeping their order."""
+    """Splits places by dtype (and whatever else tensors of one collective share), keeping their order."""
     kinds = dict.fromkeys(dtypes[place] for place in places)
     return [[place for place in places if dtypes[place] == kind] for kind in kinds]
 

@@ -1,7 +1,7 @@
 """The collectives that users call: allreduce, grouped_allreduce, allgather, broadcast and barrier.
 
-All work in eager mode and inside `tf.function`, and have gradients. Each describes itself in a
-`hvkeras.agreement.Plan`, so that ranks that do different things end in an error.
+All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.planned` has what is below them, and
+`hvkeras.scattering` the collectives whose results differ between ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import context, graphs
+from hvkeras import context
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
@@ -21,13 +21,13 @@ from hvkeras.operations import (
     Average,
     Scaling,
     Sum,
+    engine_scales,
     members,
     on_device,
     operation_of,
-    plan_of,
     require_root,
-    shaped,
 )
+from hvkeras.planned import allgather_raw, allreduce_raw, broadcast_raw, derived
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 
@@ -150,8 +150,8 @@ def allgather(
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             mine = ranks.index(context.current().topology.rank)
-            counts = allgather_raw(tf.shape(rows)[:1], ranks, _derived(name, "counts"))
-            summed = _allreduce_raw([upstream], Reduction.SUM, ranks, _derived(name, "gradient"), "allreduce")[0]
+            counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
+            summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
             start = tf.reduce_sum(counts[:mine])
             return summed[start : start + counts[mine]]
 
@@ -192,7 +192,7 @@ def broadcast(
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
-            summed = _allreduce_raw([upstream], Reduction.SUM, ranks, _derived(name, "gradient"), "allreduce")[0]
+            summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
             return summed if context.current().topology.rank == root_rank else tf.zeros_like(summed)
 
         return broadcast_raw([value], root_rank, ranks, name)[0], gradient
@@ -217,7 +217,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         NotInitializedError: `init()` was not called.
         UsageError: This rank is not in `process_set`.
     """
-    done = _allreduce_raw([tf.zeros([1])], Reduction.SUM, members(process_set, "barrier"), name, "barrier")
+    done = allreduce_raw([tf.zeros([1])], Reduction.SUM, members(process_set, "barrier"), name, "barrier")
     return None if tf.executing_eagerly() else tf.group(*done)
 
 
@@ -243,14 +243,16 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
             if scaled.op not in (Average, Sum):
                 raise UnsupportedError(explain(f"allreduce with op=hvd.{NAMES[scaled.op]} has no gradient",
                                                "use hvd.Average or hvd.Sum, or tf.stop_gradient"))
-            return combine(upstream, _derived(name, "gradient"))
+            return combine(upstream, derived(name, "gradient"))
 
         return combine(inputs, name), gradient
 
     def combine(inputs: Sequence[Any], called: str | None) -> list[Any]:
-        sent = [scaled.before(tensor) for tensor in inputs]
-        received = _allreduce_raw([tensor for tensor, _ in sent], REDUCTIONS[scaled.op], ranks, called, operation)
-        return [scaled.after(tensor, restore, len(ranks)) for tensor, (_, restore) in zip(received, sent, strict=True)]
+        engine = engine_scales(ranks)
+        sent = [scaled.sent(tensor, len(ranks), engine) for tensor in inputs]
+        received = allreduce_raw([each.tensor for each in sent], REDUCTIONS[scaled.op], ranks, called,
+                                 operation, scaled.text, [each.factors for each in sent])
+        return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]
 
     results: list[Any] = reduce(*values)
     return results if isinstance(results, (list, tuple)) else [results]
@@ -272,64 +274,7 @@ def _allreduce_slices(slices: Any, scaled: Scaling, name: str | None, process_se
         raise UnsupportedError(explain("tf.IndexedSlices can only be summed or averaged", "tf.convert_to_tensor them",
                                        op=NAMES[scaled.op]))
     ranks = members(process_set, "allreduce")
-    values, restore = scaled.before(slices.values)
-    gathered = allgather_raw(values, ranks, _derived(name, "values"))
-    indices = allgather_raw(slices.indices, ranks, _derived(name, "indices"))
-    return tf.IndexedSlices(scaled.after(gathered, restore, len(ranks)), indices, slices.dense_shape)
-
-
-def _allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
-                   operation: str) -> list[Any]:
-    job = context.current()
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if len(ranks) == 1:
-        return [tf.identity(tensor) for tensor in tensors]
-    graphs.require_no_xla(job.backend)
-    plan = plan_of(f"{operation} {reduction.value}", tensors, ranks, name, _label(operation, name))
-    results: list[Any] = list(tensors)
-    with job.entries.entering(plan):
-        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors)):
-            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            reduced = job.backend.allreduce([tensors[place] for place in places], f"{plan.key}.{number}", reduction,
-                                            ranks)
-            for place, tensor in zip(places, reduced, strict=True):
-                results[place] = shaped(tensor, tensors[place])
-    return results
-
-
-def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
-    """Gathers a tensor, without a gradient."""
-    job = context.current()
-    if len(ranks) == 1:
-        return tf.identity(tensor)
-    graphs.require_no_xla(job.backend)
-    shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
-    plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, _label("allgather", name))
-    with job.entries.entering(plan):
-        gathered = job.backend.allgather(tensor, plan.key, ranks)
-    if not tf.executing_eagerly():
-        gathered.set_shape(shape)
-    return gathered
-
-
-def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
-                  names: Sequence[str] | None = None) -> list[Any]:
-    """Broadcasts tensors, each in a collective of its own, under one plan and without gradients."""
-    job = context.current()
-    if len(ranks) == 1:
-        return [tf.identity(tensor) for tensor in tensors]
-    graphs.require_no_xla(job.backend)
-    plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, _label("broadcast", name), names)
-    with job.entries.entering(plan):
-        return [shaped(job.backend.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)
-                for number, tensor in enumerate(tensors)]
-
-
-def _label(operation: str, name: str | None) -> str:
-    return f'{operation} "{name}"' if name else f"an unnamed {operation}"
-
-
-def _derived(name: str | None, suffix: str) -> str | None:
-    return name and f"{name}.{suffix}"
-
-
+    sent = scaled.sent(slices.values, len(ranks))
+    gathered = allgather_raw(sent.tensor, ranks, derived(name, "values"))
+    indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))
+    return tf.IndexedSlices(scaled.received(gathered, sent, len(ranks)), indices, slices.dense_shape)

@@ -316,16 +316,17 @@ def _objection(name: str, launch: Launch) -> str:
 def _preference(launch: Launch) -> list[str]:
     """The order in which `auto` tries the backends.
 
-    On GPUs Horovod leads if it was built with NCCL; on CPUs it does where its own or an MPI launcher
-    started the job; and TensorFlow's collectives do everywhere else.
+    On CPUs the native engine leads. On GPUs Horovod does if it was built with NCCL. Of the others, Horovod comes first
+    where its own or an MPI launcher started the job, and TensorFlow's collectives do everywhere else.
     """
     import tensorflow as tf
 
     from hvkeras.backends.horovod.installed import has_nccl
 
     by_its_launcher = launch.mpi or launch.rendezvous.kind == "horovod_store"
-    horovod_first = has_nccl() if tf.config.list_physical_devices("GPU") else by_its_launcher
-    first = ["horovod", "tfdist"] if horovod_first else ["tfdist", "horovod"]
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    first = ["horovod", "tfdist"] if (has_nccl() if has_gpu else by_its_launcher) else ["tfdist", "horovod"]
+    first.insert(len(first) if has_gpu else 0, "native")
     return [*first, *(name for name in backend_names() if name not in (*first, "local"))]
 
 

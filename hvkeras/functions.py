@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat, context
-from hvkeras.collectives import allgather_raw, broadcast_raw
 from hvkeras.errors import UsageError, explain
 from hvkeras.operations import members, require_root
+from hvkeras.planned import allgather_raw, broadcast_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +18,17 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_identity() -> str:
-    """What tells this host from others: its name and, where there is one, its boot's id.
+    """What tells this host from others: its name, its boot's id, and what is mounted for shared memory.
 
-    Two containers on one machine have different names and so count as two hosts, since they share
-    no memory; two machines that are both called `localhost` differ in their boot's id.
+    Two containers on one machine count as two hosts, since they share no memory, even if they have one name; two
+    machines that are both called `localhost` differ in their boot's id.
     """
-    boot = ""
+    boot, memory = "", ""
     with contextlib.suppress(OSError):
         boot = _BOOT_ID.read_text().strip()
-    return f"{socket.gethostname()} {boot}"
+    with contextlib.suppress(OSError):
+        memory = str(os.stat("/dev/shm").st_dev)
+    return f"{socket.gethostname()} {boot} {memory}".rstrip()
 
 
 def is_local(host: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,11 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
     return tuple(process_set.ranks)
 
 
+def engine_scales(ranks: Sequence[int]) -> Collection[str]:
+    """The dtypes of which the engine scales reductions among `ranks`; none where nothing is reduced."""
+    return context.current().backend.scales if len(ranks) > 1 else ()
+
+
 def require_root(root_rank: int, ranks: Sequence[int]) -> None:
     """Raises UsageError unless the root is one of the ranks."""
     if root_rank not in ranks:
@@ -79,6 +84,21 @@ def number_in_graph(plan: Plan, name: str | None) -> Plan:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """A tensor on its way.
+
+    Attributes:
+        tensor: What travels.
+        restore: What undoes its compression.
+        factors: What the engine multiplies by, before and after it combines; None where that is done outside.
+    """
+
+    tensor: Any
+    restore: Any
+    factors: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
 class Scaling:
     """What happens to a tensor before and after the ranks' values are combined.
 
@@ -94,17 +114,31 @@ class Scaling:
     prescale: float = 1.0
     postscale: float = 1.0
 
-    def before(self, tensor: Any) -> tuple[Any, Any]:
-        """What travels, and what undoes its compression."""
-        sent: tuple[Any, Any] = self.compression.compress(scale(tensor, self.prescale))
-        return sent
+    def sent(self, tensor: Any, size: int, engine: Collection[str] = ()) -> Sent:
+        """What travels of a tensor among `size` ranks; the engine scales the dtypes that it says it does."""
+        if tensor.dtype.name in engine and self.compression in (Compression.none, Compression.fp16, Compression.bf16):
+            travelling, restore = self.compression.compress(tensor)
+            after = self.postscale / size if self.op == Average else self.postscale
+            return Sent(travelling, restore, (self.prescale, after))
+        travelling, restore = self.compression.compress(scale(tensor, self.prescale))
+        return Sent(travelling, restore, None)
 
-    def after(self, tensor: Any, restore: Any, size: int) -> Any:
+    def received(self, tensor: Any, sent: Sent, size: int) -> Any:
         """The result from what came back."""
-        tensor = self.compression.decompress(tensor, restore)
+        tensor = self.compression.decompress(tensor, sent.restore)
+        if sent.factors is not None:
+            return tensor
         if self.op == Average:
             tensor = tf.truncatediv(tensor, size) if tensor.dtype.is_integer else scale(tensor, 1.0 / size)
         return scale(tensor, self.postscale)
+
+    @property
+    def text(self) -> str:
+        """What the ranks must agree on, for the plan."""
+        name = NAMES[self.op].lower()
+        if self.prescale == self.postscale == 1.0:
+            return name
+        return f"{name} scaled by {self.prescale:g} before and {self.postscale:g} after"
 
 
 def scale(tensor: Any, factor: float) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.collectives import allgather_raw
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.functions import allgather_object
 from hvkeras.operations import members
+from hvkeras.planned import allgather_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 from hvkeras.sharding.arrays import arrays_facts
 from hvkeras.sharding.datasets import leading_rows, prove_dataset

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 _REDUCIBLE = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 _MOVABLE = (*_REDUCIBLE, "uint16", "int16", "bool")
-_WIDER = {"bool": "uint8", "uint16": "int32", "int16": "int32", "uint32": "int64", "bfloat16": "float32"}
+_SCATTERABLE = ("int32", "int64", "float16", "float32", "float64")
+_WIDER = {"bool": "uint8", "int8": "int32", "uint8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
+          "bfloat16": "float32"}
 
 
 class HorovodBackend(Backend):
     """The installed `horovod.tensorflow`, used below its Keras parts, which do not work on Keras 3."""
 
     name = "horovod"
+    scales = frozenset({"float16", "bfloat16", "float32"})  # its factors have no more precision
 
     def __init__(self) -> None:
         self._horovod: Any = None
@@ -95,7 +98,8 @@ class HorovodBackend(Backend):
         self._horovod.remove_process_set(self._process_sets.pop(tuple(ranks)))
 
     def allreduce(
-        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
     ) -> list[Tensor]:
         import tensorflow as tf
         from horovod.tensorflow import mpi_ops
@@ -103,7 +107,8 @@ class HorovodBackend(Backend):
         operations = {Reduction.SUM: mpi_ops.Sum, Reduction.MIN: mpi_ops.Min, Reduction.MAX: mpi_ops.Max,
                       Reduction.PRODUCT: mpi_ops.Product}
         wide = [self._widen(tensor, _REDUCIBLE) for tensor in tensors]
-        common = {"op": operations[reduction], "process_set": self._process_set(ranks), "ignore_name_scope": True}
+        common = {"op": operations[reduction], "process_set": self._process_set(ranks), "ignore_name_scope": True,
+                  "prescale_factor": before, "postscale_factor": after}
 
         def reduce(*values: Tensor) -> list[Tensor]:
             if len(values) == 1:
@@ -137,6 +142,32 @@ class HorovodBackend(Backend):
         sent = self._named(key, send, self._widen(tensor, _MOVABLE))
         return tf.cast(sent, tensor.dtype)
 
+    def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        import tensorflow as tf
+        from horovod.tensorflow import mpi_ops
+
+        def exchange(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            received: tuple[Tensor, Tensor] = mpi_ops.alltoall(
+                value, rows, name=_legal(key), ignore_name_scope=True, process_set=self._process_set(ranks))
+            return received
+
+        received, rows = self._named(key, exchange, self._widen(tensor, _MOVABLE), tf.cast(splits, tf.int32))
+        received.set_shape([None, *tensor.shape[1:]])
+        return tf.cast(received, tensor.dtype), tf.cast(rows, tf.int64)
+
+    def reducescatter(
+        self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> Tensor:
+        import tensorflow as tf
+        from horovod.tensorflow import mpi_ops
+
+        def reduce(value: Tensor) -> Tensor:
+            return mpi_ops._reducescatter(value, name=_legal(key), op=mpi_ops.Sum, ignore_name_scope=True,
+                                          process_set=self._process_set(ranks), prescale_factor=before,
+                                          postscale_factor=after)
+
+        return tf.cast(self._named(key, reduce, self._widen(tensor, _SCATTERABLE)), tensor.dtype)
+
     def _named(self, key: str, function: Callable[..., Any], *tensors: Tensor) -> Any:
         """Runs a collective in a graph, since Horovod knows it by its node's name, and eager ops all have one.
 
@@ -166,7 +197,7 @@ class HorovodBackend(Backend):
 
         if self._anchor is None:
             self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])
-        first = results[0] if isinstance(results, list) else results
+        first = results[0] if isinstance(results, (list, tuple)) else results
         self._anchor.assign(tf.cast(tf.reshape(first, [-1])[:1], tf.float32))
         return results
 

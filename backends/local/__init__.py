@@ -50,7 +50,8 @@ class LocalBackend(Backend):
         pass
 
     def allreduce(
-        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
     ) -> list[Tensor]:
         return list(tensors)
 
@@ -58,4 +59,12 @@ class LocalBackend(Backend):
         return tensor
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        return tensor
+
+    def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return tensor, splits
+
+    def reducescatter(
+        self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> Tensor:
         return tensor

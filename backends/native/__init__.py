@@ -31,6 +31,7 @@ class NativeBackend(Backend):
     """
 
     name = "native"
+    scales = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
 
     def __init__(self) -> None:
         self._library: Library | None = None
@@ -90,10 +91,11 @@ class NativeBackend(Backend):
             self._library.close_group(self._groups[tuple(ranks)])
 
     def allreduce(
-        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
     ) -> list[Tensor]:
         return list(self._operations(tensors[0]).hvkeras_allreduce(
-            inputs=list(tensors), reduction=_REDUCTIONS[reduction], before=1.0, after=1.0,
+            inputs=list(tensors), reduction=_REDUCTIONS[reduction], before=repr(before), after=repr(after),
             **self._identity(key, ranks)))
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
@@ -102,6 +104,18 @@ class NativeBackend(Backend):
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
         return self._operations(tensor).hvkeras_broadcast(input=tensor, root=list(ranks).index(root_rank),
                                                           **self._identity(key, ranks))
+
+    def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        received, rows = self._operations(tensor).hvkeras_alltoall(input=tensor, splits=splits,
+                                                                   **self._identity(key, ranks))
+        return received, rows
+
+    def reducescatter(
+        self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> Tensor:
+        return self._operations(tensor).hvkeras_reducescatter(
+            input=tensor, reduction=_REDUCTIONS[Reduction.SUM], before=repr(before), after=repr(after),
+            **self._identity(key, ranks))
 
     def _operations(self, tensor: Tensor) -> Any:
         assert self._library is not None

@@ -78,7 +78,8 @@ class TfdistBackend(Backend):
         """Needs nothing."""
 
     def allreduce(
-        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int]
+        self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
     ) -> list[Tensor]:
         import tensorflow as tf
 
@@ -137,6 +138,44 @@ class TfdistBackend(Backend):
         result = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
         result.set_shape(tensor.shape)
         return result
+
+    def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        import tensorflow as tf
+
+        # First who sends how many rows to whom (and in which order TensorFlow has the ranks), then the rows, padded to
+        # the most that anybody sends to anybody.
+        size, mine = len(ranks), list(ranks).index(self._rank)
+        told = tf.concat([tf.constant([self._rank], tf.int64), splits], 0)[None]
+        table = self._gather_equal(told, f"{key} splits", size, ranks)
+        order = tf.argsort(table[:, 0])  # by place among `ranks`, the place among TensorFlow's
+        rows = tf.gather(table[:, 1:], order)
+        counts = tf.cast(rows, tf.int32)
+        most = tf.maximum(tf.reduce_max(counts), 1)
+        wide = self._widen(tensor, _MOVABLE, tensor.dtype.name)
+        row = tf.reshape(wide, [tf.shape(wide)[0], tf.reduce_prod(tf.shape(wide)[1:])])
+        # One column more than asked for, so that nothing is ever empty.
+        blocks = tf.stack([tf.pad(block, [[0, most - tf.shape(block)[0]], [0, 1]])
+                           for block in tf.split(row, tf.ensure_shape(splits, [size]))])
+        received = tf.raw_ops.CollectiveAllToAllV2(
+            input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
+            instance_key=_instance(f"{key} data", tf.size(blocks), known=False), ordering_token=self._token(key),
+            communication_hint=self._hint)
+        whole = tf.concat([received[order[place], : counts[place, mine], :-1] for place in range(size)], 0)
+        result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
+        result.set_shape([None, *tensor.shape[1:]])
+        return result, rows[:, mine]
+
+    def reducescatter(
+        self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> Tensor:
+        """Takes this rank's rows of an allreduce: TensorFlow's own operation has no kernel for CPUs."""
+        import tensorflow as tf
+
+        whole = self.allreduce([tensor], key, Reduction.SUM, ranks)[0]
+        size, mine = len(ranks), list(ranks).index(self._rank)
+        each, more = tf.shape(whole)[0] // size, tf.shape(whole)[0] % size
+        start = mine * each + tf.minimum(mine, more)
+        return whole[start : start + each + tf.cast(mine < more, tf.int32)]
 
     @property
     def _rank(self) -> int:

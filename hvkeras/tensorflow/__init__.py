@@ -30,15 +30,17 @@ from hvkeras.numbers import (
 from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
 from hvkeras.optimizer import DistributedOptimizer as _KerasOptimizer
 from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.tape import DistributedGradientTape
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedGradientTape", "DistributedOptimizer", "Max", "Min", "ProcessSet",
-    "Product", "Sum", "add_process_set", "allgather", "allgather_object", "allreduce", "barrier", "broadcast",
-    "broadcast_object", "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allreduce", "init", "is_homogeneous",
-    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "rank", "remove_process_set", "rocm_built", "shutdown", "size",
+    "Product", "Sum", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier",
+    "broadcast", "broadcast_object", "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built",
+    "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allreduce", "grouped_reducescatter",
+    "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
+    "size",
 ]
 
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import LAUNCHERS, PAIRS, Outcome
+from harness import LAUNCHERS, Outcome
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
 SHORT = ("--epochs", "1")
 # For the loop, each launcher with one engine: both engines are seen, and `train.py` has all pairs.
-LOOP_PAIRS = [(launcher, ("tfdist", "horovod")[place % 2]) for place, launcher in enumerate(LAUNCHERS)]
+# Every launcher and engine are together in one of the two scripts.
+TRAIN_PAIRS = [(launcher, engine) for place, launcher in enumerate(LAUNCHERS)
+               for engine in ("native", ("tfdist", "horovod")[place % 2])]
+LOOP_PAIRS = [(launcher, ("horovod", "tfdist")[place % 2]) for place, launcher in enumerate(LAUNCHERS)]
 GOOD = 0.97
 SAME = 0.01
 
@@ -34,7 +37,7 @@ def reference(launch_once: Callable[..., Outcome]) -> Callable[[Path], float]:
     return lambda script: accuracy(launch_once("hvkeras_run", script, SHORT, np=2, backend="tfdist"))
 
 
-@pytest.mark.parametrize(("launcher", "engine"), PAIRS)
+@pytest.mark.parametrize(("launcher", "engine"), TRAIN_PAIRS)
 def test_train_gives_the_same_everywhere(
     launcher: str, engine: str, launch_once: Callable[..., Outcome], reference: Callable[[Path], float]
 ) -> None:

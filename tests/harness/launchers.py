@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
-ENGINES = ("tfdist", "horovod")
+ENGINES = ("native", "tfdist", "horovod")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
 
 BIN = Path(sys.executable).parent

@@ -43,7 +43,7 @@ def misbehaving(launcher, how, folder, np=2, backend="tfdist", **options):
 
 
 @pytest.mark.parametrize(("backend", "how"), [(backend, how) for backend in ENGINES for how in WORDS
-                                              if backend == "tfdist" or how not in ("exit", "leave")])
+                                              if backend != "horovod" or how not in ("exit", "leave")])
 def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, how):
     outcome = misbehaving("tf_config", how, tmp_path, backend=backend)
     line = last_line(outcome.stderr(0))
@@ -56,18 +56,20 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
         assert "Traceback" not in outcome.stderr(0)
 
 
-@pytest.mark.parametrize(("launcher", "how"), [("mpirun", "kill"), ("mpirun", "stop"), ("horovodrun_gloo", "kill"),
-                                               ("horovodrun_gloo", "raise")])
-def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, how):
-    backend = "horovod" if launcher == "mpirun" else "tfdist"
+@pytest.mark.parametrize(("launcher", "backend", "how"), [
+    ("mpirun", "horovod", "kill"), ("mpirun", "horovod", "stop"), ("mpirun", "native", "kill"),
+    ("horovodrun_gloo", "tfdist", "kill"), ("horovodrun_gloo", "native", "raise"),
+])
+def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, backend, how):
     outcome = misbehaving(launcher, how, tmp_path, backend=backend)
     assert re.search(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}",
                      outcome.stderr(0))
     assert outcome.exit_code and not outcome.orphans
 
 
-def test_every_survivor_of_four_names_the_failed_rank(tmp_path):
-    outcome = misbehaving("mpirun", "raise", tmp_path, np=4)
+@pytest.mark.parametrize("backend", ["tfdist", "native"])
+def test_every_survivor_of_four_names_the_failed_rank(tmp_path, backend):
+    outcome = misbehaving("mpirun", "raise", tmp_path, np=4, backend=backend)
     for rank in (0, 2, 3):
         assert re.search(rf"hvkeras: rank {rank} on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS['raise']}",
                          last_line(outcome.stderr(rank)))
@@ -95,8 +97,8 @@ def test_another_collective_on_one_rank_is_an_error_that_names_both(tmp_path):
         assert "allreduce" in line and "broadcast" in line and "another" in line
 
 
-@pytest.mark.parametrize(("backend", "number"), [("tfdist", signal.SIGTERM), ("tfdist", signal.SIGINT),
-                                                 ("horovod", signal.SIGTERM)])
+@pytest.mark.parametrize(("backend", "number"), [("native", signal.SIGTERM), ("tfdist", signal.SIGTERM),
+                                                 ("tfdist", signal.SIGINT), ("horovod", signal.SIGTERM)])
 def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number):
     with start_job("tf_config", WORKER, ("wait",), np=2, folder=tmp_path, backend=backend, expect_failure=True,
                    deadline=60.0, env={"HVKERAS_STALL_WARNING": "1"}) as job:

@@ -61,7 +61,6 @@ void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* n
 void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*, const char* name, char* value, size_t length,
                                            TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
-void TF_OpKernelConstruction_GetAttrFloat(TF_OpKernelConstruction*, const char* name, float* value, TF_Status*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, int32_t type, const int64_t* dimensions, int count,

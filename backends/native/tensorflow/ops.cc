@@ -1,5 +1,6 @@
 // The collectives as TensorFlow operations. Each is asynchronous: it hands a request to its group's engine, and TensorFlow
 // goes on with other work until the request is done.
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,7 +46,7 @@ std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
 struct Kernel {
   std::string key;
   int64_t group = 0, reduction = 0, root = 0, count = 1;
-  float before = 1.0f, after = 1.0f;
+  double before = 1.0, after = 1.0;
 
   explicit Kernel(TF_OpKernelConstruction* construction) : construction_(construction) {
     key = text("key");
@@ -61,24 +62,21 @@ struct Kernel {
     require_ok(status);
     return value;
   }
-  int64_t number(const char* name) { return attribute<int64_t>(name, TF_OpKernelConstruction_GetAttrInt64); }
+  int64_t number(const char* name) {
+    const Status status = new_status();
+    int64_t value = 0;
+    TF_OpKernelConstruction_GetAttrInt64(construction_, name, &value, status.get());
+    require_ok(status);
+    return value;
+  }
   void reads_reduction() {
     reduction = number("reduction");
-    before = attribute<float>("before", TF_OpKernelConstruction_GetAttrFloat);
-    after = attribute<float>("after", TF_OpKernelConstruction_GetAttrFloat);
+    before = std::strtod(text("before").c_str(), nullptr);
+    after = std::strtod(text("after").c_str(), nullptr);
   }
   Factors factors() const { return {before, after}; }
 
  private:
-  template <typename Value>
-  Value attribute(const char* name, void (*read)(TF_OpKernelConstruction*, const char*, Value*, TF_Status*)) {
-    const Status status = new_status();
-    Value value{};
-    read(construction_, name, &value, status.get());
-    require_ok(status);
-    return value;
-  }
-
   TF_OpKernelConstruction* construction_;
 };
 
@@ -343,7 +341,8 @@ void reads_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
 void reads_reduction(Kernel& kernel) { kernel.reads_reduction(); }
 
 void register_all() {
-  const std::vector<const char*> reduction = {"reduction: int", "before: float", "after: float"};
+  // Factors are texts, since TensorFlow's attributes have no double precision.
+  const std::vector<const char*> reduction = {"reduction: int", "before: string", "after: string"};
   const Definition definitions[] = {
       {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_list>,
        compute<allreduce_call>},

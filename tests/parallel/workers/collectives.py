@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,43 +12,157 @@ import tensorflow as tf
 import hvkeras as hvd
 from harness.checks import check, run_checks
 
-EAGER = ("bfloat16", "float32", "int64", "bool")  # eager collectives run one by one, so take a few
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+EAGER = ("bfloat16", "float32", "int64")  # eager collectives run one by one, so take a few
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+OF_NATIVE = ("uint64", "complex64", "complex128")
+LARGE = 300_001
+OF_LARGE = ("float16", "float32", "int64", "uint8")
 OPERATIONS = {"Average": hvd.Average, "Sum": hvd.Sum, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 
 
-def value(rank: int) -> Any:
-    """The tensor of a rank, in numbers that every dtype holds exactly."""
-    return np.array([[rank + 1, 2, 0], [1, rank % 2, 3]])
+def all_dtypes() -> tuple[str, ...]:
+    """What this backend takes, besides bool."""
+    return DTYPES + (OF_NATIVE if os.environ["HVKERAS_BACKEND"] == "native" else ())
 
 
-def truth(operation: str, size: int) -> Any:
-    everything = np.stack([value(rank) for rank in range(size)]).astype("float64")
+def value(rank: int, size: int) -> Any:
+    """The tensor of a rank, in numbers that every dtype holds exactly, sums and products as well."""
+    return (np.arange(size) * 3 + rank) % 4
+
+
+def truth(operation: str, dtype: str, size: int) -> Any:
+    everything = np.stack([value(rank, size) for rank in range(hvd.size())]).astype("float64")
     reduce: Any = {"Average": np.mean, "Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}[operation]
-    return reduce(everything, axis=0)
+    reduced = reduce(everything, axis=0)
+    return np.trunc(reduced) if "int" in dtype else reduced
 
 
 def run(function: Any, graph: bool) -> Any:
-    return (tf.function(function) if graph else function)()
+    return (tf.function(function, autograph=False) if graph else function)()
+
+
+def numbers(tensor: Any) -> Any:
+    return np.asarray(tf.cast(tensor, tf.complex128 if tensor.dtype.is_complex else tf.float64))
+
+
+def differing(found: dict[tuple[Any, ...], Any], truth_of: Any, mode: str) -> list[str]:
+    """What differs from the truth, in dtype, in shape, or by more than the average of a half precision is rounded."""
+    wrong = []
+    for case, result in found.items():
+        expected = np.asarray(truth_of(*case))
+        if result.dtype.name != case[0] or result.shape != expected.shape or not np.allclose(
+                numbers(result), expected, rtol=4e-3 if case[0] in ("float16", "bfloat16") else 1e-6):
+            wrong.append(f"{case} {mode}: {result.dtype.name} {result.shape} {numbers(result).ravel()[:8].tolist()}")
+    return wrong
+
+
+def cases_of(dtypes: tuple[str, ...], operations: tuple[str, ...], graph: bool) -> list[tuple[Any, ...]]:
+    """Every dtype in an odd size by every operation, and in the other sizes by the first; a large one of a few."""
+    cases = [(dtype, 7, operation) for dtype in dtypes for operation in operations
+             if not ("complex" in dtype and operation in ("Min", "Max"))]
+    cases += [(dtype, size, operations[0]) for dtype in dtypes for size in (0, 1)]
+    return cases + [(dtype, LARGE, operations[0]) for dtype in dtypes if graph and dtype in OF_LARGE]
+
+
+def every(function: Any, truth_of: Any, operations: tuple[str, ...] = ("none",)) -> list[str]:
+    """Runs `function(tensor, operation)` for every case in a graph, and for some eagerly."""
+    wrong: list[str] = []
+    for graph, dtypes in ((False, EAGER), (True, all_dtypes())):
+        cases = cases_of(dtypes, operations, graph)
+
+        def everything(cases: list[tuple[Any, ...]] = cases) -> dict[tuple[Any, ...], Any]:
+            return {(dtype, size, operation): function(tf.cast(value(hvd.rank(), size), dtype), operation)
+                    for dtype, size, operation in cases}
+
+        wrong += differing(run(everything, graph), truth_of, "graph" if graph else "eager")
+    return wrong
 
 
 @check
 def reductions() -> list[str]:
-    """Every operation on every dtype, eager and in a graph; returns what differs from NumPy."""
-    wrong = []
-    for graph, dtypes in ((False, EAGER), (True, DTYPES)):
-        def everything(dtypes: tuple[str, ...] = dtypes) -> dict[str, Any]:
-            mine = {dtype: tf.constant(value(hvd.rank()), dtype) for dtype in dtypes if dtype != "bool"}
-            return {f"{operation} {dtype}": hvd.allreduce(tensor, op=number) for operation, number in OPERATIONS.items()
-                    for dtype, tensor in mine.items()}
+    """Every operation on every dtype and size; returns what differs from NumPy."""
+    return every(lambda tensor, operation: hvd.allreduce(tensor, op=OPERATIONS[operation]),
+                 lambda dtype, size, operation: truth(operation, dtype, size), tuple(OPERATIONS))
 
-        for name, result in run(everything, graph).items():
-            operation, dtype = name.split()
-            expected = truth(operation, hvd.size())
-            if "int" in dtype:
-                expected = np.trunc(expected)
-            if result.dtype.name != dtype or not np.allclose(tf.cast(result, tf.float64), expected, rtol=4e-3):
-                wrong.append(f"{name} {'graph' if graph else 'eager'}: {np.asarray(result).tolist()}")
+
+@check
+def scatters() -> list[str]:
+    """Sums and averages of which each rank gets rows; returns what differs from NumPy."""
+    def rows(dtype: str, size: int, operation: str) -> Any:
+        starts = np.cumsum([0] + [size // hvd.size() + (rank < size % hvd.size()) for rank in range(hvd.size())])
+        return truth(operation, dtype, size)[starts[hvd.rank()] : starts[hvd.rank() + 1]]
+
+    return every(lambda tensor, operation: hvd.reducescatter(tensor, op=OPERATIONS[operation]), rows,
+                 ("Average", "Sum"))
+
+
+def splits(rank: int, rows: int) -> list[int]:
+    """How many of its rows a rank sends to each: all to the next one but the half, and none to some."""
+    counts = [0] * hvd.size()
+    counts[(rank + 1) % hvd.size()] = rows - rows // 2
+    counts[rank] += rows // 2
+    return counts
+
+
+@check
+def exchanges() -> list[str]:
+    """Rows sent to each rank, equally many and in uneven splits; returns what differs from NumPy."""
+    size = hvd.size()
+
+    def received(dtype: str, rows: int, operation: str) -> Any:
+        parts = []
+        for rank in range(size):
+            starts = np.cumsum([0, *splits(rank, rows)])
+            parts.append(value(rank, rows)[starts[hvd.rank()] : starts[hvd.rank() + 1]])
+        return np.concatenate(parts).astype("float64")
+
+    wrong = every(lambda tensor, _: hvd.alltoall(tensor, splits(hvd.rank(), tensor.shape[0]))[0], received)
+    table = hvd.alltoall(tf.range(2 * size) + 100 * hvd.rank())
+    if table.numpy().tolist() != [100 * rank + 2 * hvd.rank() + more for rank in range(size) for more in (0, 1)]:
+        wrong.append(f"equal splits: {table.numpy().tolist()}")
+    counts = hvd.alltoall(tf.zeros([3, 2]), tf.constant(splits(hvd.rank(), 3), tf.int64))[1]
+    if counts.dtype != tf.int64 or counts.numpy().tolist() != [splits(rank, 3)[hvd.rank()] for rank in range(size)]:
+        wrong.append(f"counts: {counts}")
+    return wrong
+
+
+@check
+def races() -> list[str]:
+    """Collectives of several graphs at once, named, and begun in another order on each rank."""
+    size, rank, count = hvd.size(), hvd.rank(), 20
+    rounds = 40 if os.environ["HVKERAS_BACKEND"] == "native" else 2
+    wrong: list[str] = []
+
+    def mixed(thread: int) -> Any:
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def step(seed: Any) -> list[Any]:
+            found: dict[int, Any] = {}
+            for number in np.random.default_rng(rank).permutation(count):
+                mine = tf.fill([1 + 1000 * (number % 3)], seed + tf.cast(rank + number, tf.float32))
+                name = f"race {thread} {number}"
+                found[number] = (hvd.allreduce(mine, op=hvd.Sum, name=name),
+                                 hvd.allgather(mine, name=name),
+                                 hvd.broadcast(mine, int(number) % size, name=name))[number % 3][-1]
+            return [found[number] for number in range(count)]
+
+        return step
+
+    def expected(number: int, seed: int) -> float:
+        return float((sum(range(size)) + size * (seed + number), size - 1 + seed + number,
+                      number % size + seed + number)[number % 3])
+
+    def work(thread: int) -> None:
+        step = mixed(thread)
+        for seed in range(rounds):
+            found = [float(each) for each in step(tf.constant(float(seed)))]
+            if found != [expected(number, seed) for number in range(count)]:
+                wrong.append(f"graph {thread}, round {seed}: {found}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return wrong
 
 
@@ -99,36 +215,32 @@ def sparse() -> Any:
 @check
 def gathers() -> list[str]:
     """Gathers of different lengths (also none) in every dtype; returns what differs from NumPy."""
-    wrong = []
-    parts = [np.full((rank, 2), rank) for rank in range(hvd.size())]
-    expected = np.concatenate(parts)
-    for graph, dtypes in ((False, EAGER), (True, DTYPES)):
-        def everything(dtypes: tuple[str, ...] = dtypes) -> dict[str, Any]:
-            return {dtype: hvd.allgather(tf.cast(parts[hvd.rank()], dtype)) for dtype in dtypes}
+    def rows(rank: int, size: int) -> Any:
+        return value(rank, size * rank // 2 * 2).reshape(-1, 2)
 
-        for dtype, result in run(everything, graph).items():
-            if result.dtype.name != dtype or not np.array_equal(tf.cast(result, tf.int32), expected.astype(
-                    "bool" if dtype == "bool" else "int32").astype("int32")):
-                wrong.append(f"{dtype} {'graph' if graph else 'eager'}: {np.asarray(result).tolist()}")
+    def everyone(dtype: str, size: int, operation: str) -> Any:
+        return np.concatenate([rows(rank, size) for rank in range(hvd.size())])
+
+    def gathered(tensor: Any, operation: str) -> Any:
+        return hvd.allgather(tf.cast(rows(hvd.rank(), tensor.shape[0]), tensor.dtype))
+
+    wrong = every(gathered, everyone)
     scalars = hvd.allgather(hvd.rank())
     if scalars.numpy().tolist() != list(range(hvd.size())):
         wrong.append(f"scalars: {scalars.numpy().tolist()}")
+    flags = hvd.allgather(tf.constant([hvd.rank() == 0]))
+    if flags.numpy().tolist() != [True] + [False] * (hvd.size() - 1):
+        wrong.append(f"bool: {flags.numpy().tolist()}")
     return wrong
 
 
 @check
 def broadcasts() -> list[str]:
-    """Broadcasts from the last rank in every dtype; returns what is not its value."""
-    wrong = []
+    """Broadcasts from the last rank in every dtype and size; returns what is not its value."""
     root = hvd.size() - 1
-    for graph, dtypes in ((False, EAGER), (True, DTYPES)):
-        def everything(dtypes: tuple[str, ...] = dtypes) -> dict[str, Any]:
-            return {dtype: hvd.broadcast(tf.cast(value(hvd.rank()), dtype), root) for dtype in dtypes}
-
-        for dtype, result in run(everything, graph).items():
-            if result.dtype.name != dtype or not np.array_equal(result, tf.cast(value(root), dtype)):
-                wrong.append(f"{dtype} {'graph' if graph else 'eager'}: {np.asarray(result).tolist()}")
-    return wrong
+    wrong = every(lambda tensor, _: hvd.broadcast(tensor, root), lambda dtype, size, _: value(root, size))
+    flag = hvd.broadcast(tf.constant([hvd.rank() == root, False]), root)
+    return wrong if flag.numpy().tolist() == [True, False] else [*wrong, f"bool: {flag.numpy().tolist()}"]
 
 
 def moves(function: Any, mine: Any, weights: Any, directions: Any) -> Any:
@@ -153,6 +265,8 @@ def gradients() -> dict[str, Any]:
         "group": (lambda tensor: tf.concat(hvd.grouped_allreduce([tensor, 2.0 * tensor], op=hvd.Sum), 0), 2, 4),
         "allgather": (hvd.allgather, rank + 1, size * (size + 1) // 2),
         "broadcast": (lambda tensor: hvd.broadcast(tensor, size - 1), 2, 2),
+        "alltoall": (lambda tensor: hvd.alltoall(tensor, splits(rank, 3))[0], 3, 1 + 2 if size > 1 else 3),
+        "reducescatter": (hvd.reducescatter, 2 * size, 2),
     }
     for name, (function, length, out) in functions.items():
         random = np.random.default_rng(rank)
@@ -219,6 +333,8 @@ def variables() -> list[Any]:
 @check
 def process_sets() -> dict[str, Any]:
     """Even and odd ranks among themselves."""
+    if hvd.size() == 1:
+        return {}
     even = hvd.add_process_set(hvd.ProcessSet([rank for rank in range(hvd.size()) if rank % 2 == 0]))
     odd = hvd.add_process_set([rank for rank in range(hvd.size()) if rank % 2 == 1])
     mine, other = (odd, even) if hvd.rank() % 2 else (even, odd)

@@ -1,0 +1,108 @@
+"""Collectives with a plan and without gradients: between what users call and the backend.
+
+Each describes itself in a `hvkeras.agreement.Plan`, so that ranks that do different things end in an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import context, graphs
+from hvkeras.backends.interface import Reduction
+from hvkeras.operations import plan_of, shaped
+
+
+def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
+                  operation: str, how: str = "", factors: Sequence[tuple[float, float] | None] = ()) -> list[Any]:
+    """Combines tensors, one collective for each dtype.
+
+    `how` says what else but the reduction is done; `factors` are those of each tensor that the engine scales.
+    """
+    job = context.current()
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if len(ranks) == 1:
+        return [tf.identity(tensor) for tensor in tensors]
+    graphs.require_no_xla(job.backend)
+    plan = plan_of(f"{operation} {how or reduction.value}", tensors, ranks, name, label_of(operation, name))
+    results: list[Any] = list(tensors)
+    kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
+    with job.entries.entering(plan):
+        for number, kind in enumerate(dict.fromkeys(kinds)):
+            places = [place for place, found in enumerate(kinds) if found == kind]
+            reduced = job.backend.allreduce([tensors[place] for place in places], f"{plan.key}.{number}", reduction,
+                                            ranks, *(kind[1] or ()))
+            for place, tensor in zip(places, reduced, strict=True):
+                results[place] = shaped(tensor, tensors[place])
+    return results
+
+
+def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
+    """Gathers a tensor, without a gradient."""
+    job = context.current()
+    if len(ranks) == 1:
+        return tf.identity(tensor)
+    graphs.require_no_xla(job.backend)
+    shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
+    plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
+    with job.entries.entering(plan):
+        gathered = job.backend.allgather(tensor, plan.key, ranks)
+    if not tf.executing_eagerly():
+        gathered.set_shape(shape)
+    return gathered
+
+
+def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
+                  names: Sequence[str] | None = None) -> list[Any]:
+    """Broadcasts tensors, each in a collective of its own, under one plan and without gradients."""
+    job = context.current()
+    if len(ranks) == 1:
+        return [tf.identity(tensor) for tensor in tensors]
+    graphs.require_no_xla(job.backend)
+    plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
+    with job.entries.entering(plan):
+        return [shaped(job.backend.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)
+                for number, tensor in enumerate(tensors)]
+
+
+def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
+    """Sends rows to each rank; returns those received, and how many came from each."""
+    job = context.current()
+    if len(ranks) == 1:
+        return tf.identity(tensor), tf.identity(splits)
+    graphs.require_no_xla(job.backend)
+    shape = tf.TensorShape([None, *tensor.shape[1:]])
+    plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
+    with job.entries.entering(plan):
+        received, rows = job.backend.alltoall(tensor, splits, plan.key, ranks)
+    if not tf.executing_eagerly():
+        received.set_shape(shape)
+        rows.set_shape([len(ranks)])
+    return received, rows
+
+
+def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: str,
+                      factors: tuple[float, float] | None = None) -> Any:
+    """Sums a tensor and returns this rank's rows."""
+    job = context.current()
+    if len(ranks) == 1:
+        return tf.identity(tensor)
+    graphs.require_no_xla(job.backend)
+    plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
+    with job.entries.entering(plan):
+        scattered = job.backend.reducescatter(tensor, plan.key, ranks, *(factors or ()))
+    if not tf.executing_eagerly():
+        scattered.set_shape([None, *tensor.shape[1:]])
+    return scattered
+
+
+def label_of(operation: str, name: str | None) -> str:
+    """How messages call a collective."""
+    return f'{operation} "{name}"' if name else f"an unnamed {operation}"
+
+
+def derived(name: str | None, suffix: str) -> str | None:
+    """The name of a collective that belongs to a named one; none if that has none."""
+    return name and f"{name}.{suffix}"
