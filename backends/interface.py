@@ -62,11 +62,9 @@ class Backend(abc.ABC):
 
     Attributes:
         name: The name that users give to `init(backend=...)`.
-        supports_xla: Whether the collectives compile inside `jit_compile=True`.
     """
 
     name: ClassVar[str]
-    supports_xla: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod
@@ -107,6 +105,30 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def engine(self) -> str:
         """What moves the bytes, in a few words, for the line that `init()` prints."""
+
+    @property
+    def supports_xla(self) -> bool:
+        """Whether the collectives compile inside `jit_compile=True`."""
+        return not self.objection_to_xla
+
+    @property
+    def objection_to_xla(self) -> str:
+        """Says why XLA cannot compile the collectives here; "" when it can."""
+        return "the engine has none for XLA"
+
+    def enter(self, key: str) -> None:
+        """Adds to a graph for XLA that this rank enters a plan, before the collectives that follow.
+
+        XLA keeps what a graph does to variables until all of it has run, so engines that support XLA count by themselves.
+
+        Args:
+            key: The plan's, see `hvkeras.agreement`.
+        """
+        raise NotImplementedError
+
+    def entered(self, key: str) -> int:
+        """How often graphs compiled by XLA entered a plan; called from any thread."""
+        return 0
 
     @abc.abstractmethod
     def add_process_set(self, ranks: Sequence[int]) -> None:
