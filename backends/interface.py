@@ -117,16 +117,16 @@ class Backend(abc.ABC):
         return "the engine has none for XLA"
 
     def enter(self, key: str) -> None:
-        """Adds to a graph for XLA that this rank enters a plan, before the collectives that follow.
+        """Has a graph for XLA count, when it runs, that this rank enters a plan with the collectives that follow.
 
-        XLA keeps what a graph does to variables until all of it has run, so engines that support XLA count by themselves.
+        XLA keeps what a graph does to variables until all of it has run, so the engine counts.
 
         Args:
             key: The plan's, see `hvkeras.agreement`.
         """
         raise NotImplementedError
 
-    def entered(self, key: str) -> int:
+    def entered(self, key: str) -> int:  # noqa: ARG002 - for those that override it
         """How often graphs compiled by XLA entered a plan; called from any thread."""
         return 0
 

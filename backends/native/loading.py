@@ -57,7 +57,7 @@ class Library:
         self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
         self._functions.hvkeras_entered.restype = ctypes.c_int64
         reason = self._functions.hvkeras_register_xla(str(folder / "libtensorflow_cc.so.2").encode())
-        self.objection_to_xla = "" if reason is None else f"they cannot be handed to TensorFlow's XLA: {reason.decode()}"
+        self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], crowded: bool) -> None:
         """Maps the memory of a group of ranks, and starts its engine.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvkeras.backends.interface import Tensor
@@ -31,66 +31,65 @@ class CompiledOperations:
 
     def enter(self, key: str) -> None:
         """Counts that this rank comes to a plan of collectives."""
-        self._call("enter", [], [], key=key)
+        self._call("enter", [], [], {"key": key})
 
-    def hvkeras_allreduce(self, inputs: Sequence[Tensor], reduction: int, before: Any, after: Any, key: str,
-                          group: int, order: Sequence[Any]) -> list[Tensor]:
+    def hvkeras_allreduce(self, inputs: Sequence[Tensor], reduction: int, before: Any, after: Any,
+                          **identity: Any) -> list[Tensor]:
         """Reduces tensors of one dtype as one call."""
         shapes = [_static_shape(tensor, "reduces") for tensor in inputs]
         return self._call(
-            "allreduce", inputs, [(tensor.dtype, shape) for tensor, shape in zip(inputs, shapes, strict=True)], key=key,
-            group=group, details=";".join(map(str, shapes)), type=inputs[0].dtype.as_datatype_enum,
-            reduction=reduction, before=before, after=after, counts=_words(map(_count, shapes)))
+            "allreduce", inputs, [(inputs[0].dtype, shape) for shape in shapes], identity,
+            details=";".join(map(str, shapes)), type=inputs[0].dtype.as_datatype_enum, reduction=reduction,
+            before=before, after=after, counts=_words(map(_count, shapes)))
 
-    def hvkeras_broadcast(self, input: Tensor, root: int, key: str, group: int,  # noqa: A002 - as the operation's
-                          order: Sequence[Any]) -> Tensor:
+    def hvkeras_broadcast(self, input: Tensor, root: int, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
         """Gives all ranks the tensor of one."""
         shape = _static_shape(input, "sends")
-        return self._call("broadcast", [input], [(input.dtype, shape)], key=key, group=group, details=shape, root=root,
+        return self._call("broadcast", [input], [(input.dtype, shape)], identity, details=shape, root=root,
                           bytes=_count(shape) * input.dtype.size)[0]
 
-    def hvkeras_allgather(self, input: Tensor, key: str, group: int,  # noqa: A002 - as the operation's
-                          order: Sequence[Any]) -> Tensor:
+    def hvkeras_allgather(self, input: Tensor, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
         """Concatenates tensors, of as many rows on each rank."""
         rows, *row = _static_shape(input, "gathers")
-        _, size = self._place(group)
-        return self._call("allgather", [input], [(input.dtype, [rows * size, *row])], key=key, group=group,
-                          details=_details(row), rows=rows, row_bytes=_count(row) * input.dtype.size)[0]
+        _, size = self._place(identity["group"])
+        return self._call("allgather", [input], [(input.dtype, [rows * size, *row])], identity, details=_details(row),
+                          rows=rows, row_bytes=_count(row) * input.dtype.size)[0]
 
-    def hvkeras_alltoall(self, input: Tensor, splits: Tensor, key: str, group: int,  # noqa: A002
-                         order: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def hvkeras_alltoall(self, input: Tensor, splits: Tensor, **identity: Any) -> tuple[Tensor, Tensor]:  # noqa: A002
         """Sends rows to each rank, as many from and to each."""
         import tensorflow as tf
 
         rows, *row = _static_shape(input, "sends")
-        _, size = self._place(group)
+        _, size = self._place(identity["group"])
         if rows % size:
             raise UnsupportedError(explain("A function that XLA compiles sends as many rows to each rank",
                                            "pass jit_compile=False to compile() or tf.function()", rows=rows,
                                            ranks=size))
-        received = self._call("alltoall", [input, splits], [(input.dtype, [rows, *row])], key=key, group=group,
-                              details=_details(row), rows=rows // size, ranks=size, row_bytes=_count(row) * input.dtype.size)[0]
+        received = self._call(
+            "alltoall", [input, splits], [(input.dtype, [rows, *row])], identity, details=_details(row),
+            rows=rows // size, ranks=size, row_bytes=_count(row) * input.dtype.size)[0]
         return received, tf.fill([size], tf.constant(rows // size, tf.int64))
 
-    def hvkeras_reducescatter(self, input: Tensor, reduction: int, before: Any, after: Any, key: str,  # noqa: A002
-                              group: int, order: Sequence[Any]) -> Tensor:
-        """Reduces a tensor and keeps this rank's rows; the first ranks have one more where they cannot be dealt evenly."""
+    def hvkeras_reducescatter(self, input: Tensor, reduction: int, before: Any, after: Any,  # noqa: A002
+                              **identity: Any) -> Tensor:
+        """Reduces a tensor and keeps this rank's rows; the first ranks have one more if they cannot be dealt evenly."""
         rows, *row = _static_shape(input, "reduces")
-        mine, size = self._place(group)
+        mine, size = self._place(identity["group"])
         starts = [place * (rows // size) + min(place, rows % size) for place in range(size + 1)]
         return self._call(
-            "reducescatter", [input], [(input.dtype, [starts[mine + 1] - starts[mine], *row])], key=key, group=group,
+            "reducescatter", [input], [(input.dtype, [starts[mine + 1] - starts[mine], *row])], identity,
             details=[rows, *row], type=input.dtype.as_datatype_enum, reduction=reduction, before=before, after=after,
             starts=_words(start * _count(row) for start in starts))[0]
 
     def _call(self, function: str, operands: Sequence[Tensor], results: Sequence[tuple[Any, list[int]]],
-              **description: Any) -> list[Tensor]:
+              identity: Mapping[str, Any], **description: Any) -> list[Tensor]:
         """Adds a call to the graph, after all calls before it; see `Description` in tensorflow/xla.cc."""
         import tensorflow as tf
         from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
         dtypes, shapes = [dtype for dtype, _ in results], [shape for _, shape in results]
-        lines = {**description, "results": len(results) + 1}
+        lines = {**identity, **description, "results": len(results) + 1}
+        made: list[Tensor]
         *made, turn = gen_xla_ops.xla_custom_call_v2(
             operands=[*operands, self._order.read_value()], call_target_name=f"hvkeras_{function}",
             backend_config="".join(f"{name} {value}\n" for name, value in lines.items()), has_side_effect=True,
