@@ -150,6 +150,9 @@ def allgather(
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             mine = ranks.index(context.current().topology.rank)
+            if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
+                summed = _allreduce_raw([upstream], Reduction.SUM, ranks, _derived(name, "gradient"), "allreduce")[0]
+                return tf.split(summed, len(ranks))[mine]
             counts = allgather_raw(tf.shape(rows)[:1], ranks, _derived(name, "counts"))
             summed = _allreduce_raw([upstream], Reduction.SUM, ranks, _derived(name, "gradient"), "allreduce")[0]
             start = tf.reduce_sum(counts[:mine])
