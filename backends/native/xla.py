@@ -14,8 +14,8 @@ class CompiledOperations:
 
     XLA keeps no order but that of data, and a call blocks until all ranks have come. So each call takes a number
     from the call before it and hands one on, through a variable: TensorFlow carries it into and out of conditions,
-    loops and nested functions. At most one call of a process waits at any time, and all ranks that trace the same
-    function wait in the same call.
+    loops and nested functions. At most one call of a running function waits at any time, in the order in which the
+    function was traced, so ranks that trace the same function always wait in the same call.
 
     Args:
         place: This rank's place in a group of ranks, given by its number, and the group's size.
@@ -50,7 +50,7 @@ class CompiledOperations:
 
     def hvkeras_allgather(self, input: Tensor, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
         """Concatenates tensors, of as many rows on each rank."""
-        rows, *row = _static_shape(input, "gathers")
+        rows, *row = _static_shape(input, "gathers", "for sparse gradients pass sparse_as_dense=True; else ")
         _, size = self._place(identity["group"])
         return self._call("allgather", [input], [(input.dtype, [rows * size, *row])], identity, details=_details(row),
                           rows=rows, row_bytes=_count(row) * input.dtype.size)[0]
@@ -98,11 +98,11 @@ class CompiledOperations:
         return made
 
 
-def _static_shape(tensor: Tensor, does: str) -> list[int]:
+def _static_shape(tensor: Tensor, does: str, hint: str = "") -> list[int]:
     if not tensor.shape.is_fully_defined():
         raise UnsupportedError(explain(f"A function that XLA compiles {does} tensors whose shapes are known when it is"
-                                       " traced", "give the function's arguments full shapes, call tensor.set_shape(),"
-                                       " or pass jit_compile=False", shape=tensor.shape))
+                                       " traced", f"{hint}give the function's arguments full shapes, or pass"
+                                       " jit_compile=False", shape=str(tensor.shape)))
     shape: list[int] = tensor.shape.as_list()
     return shape
 
