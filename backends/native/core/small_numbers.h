@@ -1,6 +1,8 @@
-// How the calling thread treats subnormal numbers, those closest to zero. TensorFlow has its threads take them for zero,
-// which is faster; ours do not. Which of the two runs a collective is a matter of chance on each rank, so every one runs
-// with subnormal numbers kept: else ranks would differ, in float16 from 6e-5 down.
+// How the calling thread treats subnormal numbers, those closest to zero.
+//
+// TensorFlow has its threads take them for zero, which is faster; ours do not. Which of the two runs a collective is a
+// matter of chance on each rank, so every one runs with subnormal numbers kept: else ranks would differ, in float16
+// from 6e-5 down.
 #pragma once
 
 #include <cstdint>

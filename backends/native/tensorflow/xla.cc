@@ -1,6 +1,8 @@
-// The collectives inside what XLA compiles for the CPU: host functions that the compiled code calls, and that return when
-// the collective is done. XLA's registry of such functions is not part of a stable interface, so all that is needed of it
-// is looked up when the library is loaded, and tried out; without it the rest of the library works as before.
+// The collectives inside what XLA compiles for the CPU: host functions that the compiled code calls, and that return
+// when the collective is done.
+//
+// XLA's registry of such functions is not part of a stable interface. So all that is needed of it is looked up when the
+// library is loaded, and tried out; without it the rest of the library works as before.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -19,10 +21,10 @@
 namespace hvkeras {
 namespace {
 
-// XlaCustomCallStatus_, in TensorFlow 2.16 to 2.21. The function that sets it is not exported, the one that reads it is.
+// XlaCustomCallStatus_, in TensorFlow 2.16 to 2.21. The function that sets it is not exported, the reading one is.
 using Status = std::optional<std::string>;
 
-// What that function returns: an optional view of the text, with pointer and length in the order of TensorFlow's choice.
+// What the reading one returns: an optional view of the text, pointer and length in the order of TensorFlow's choice.
 struct Message {
   uintptr_t words[2];
   bool there;
@@ -51,7 +53,7 @@ Entries& entries() {
   return *only;
 }
 
-// What Python wrote about a call when the graph was made (backends/native/xla.py): lines of a name, a space and a value.
+// What Python wrote about a call when the graph was made (backends/native/xla.py): lines of a name and its value.
 class Description {
  public:
   Description(const char* text, size_t length) {
@@ -204,7 +206,8 @@ class Xla {
   Xla& operator=(const Xla&) = delete;
 
   void require_known_status() const {
-    const auto read = function<Message (*)(const Status*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
+    const auto read =
+        function<Message (*)(const Status*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
     const Status success, failure = "a text that is too long to be kept in the string itself";
     const Message none = read(&success), text = read(&failure);
     const uintptr_t start = reinterpret_cast<uintptr_t>(failure->data()), length = failure->size();
@@ -234,9 +237,12 @@ void register_all(const char* path) {
   const Xla xla(path);
   xla.require_known_status();
   const std::pair<const char*, void (*)(void*, const void**, const char*, size_t, Status*)> functions[] = {
-      {"hvkeras_enter", host_function<enter_call>},         {"hvkeras_allreduce", host_function<allreduce_call>},
-      {"hvkeras_broadcast", host_function<broadcast_call>}, {"hvkeras_allgather", host_function<allgather_call>},
-      {"hvkeras_alltoall", host_function<alltoall_call>},   {"hvkeras_reducescatter", host_function<reducescatter_call>},
+      {"hvkeras_enter", host_function<enter_call>},
+      {"hvkeras_allreduce", host_function<allreduce_call>},
+      {"hvkeras_broadcast", host_function<broadcast_call>},
+      {"hvkeras_allgather", host_function<allgather_call>},
+      {"hvkeras_alltoall", host_function<alltoall_call>},
+      {"hvkeras_reducescatter", host_function<reducescatter_call>},
   };
   for (const auto& [name, function] : functions) xla.add(name, reinterpret_cast<void*>(function));
 }
