@@ -62,13 +62,11 @@ class Backend(abc.ABC):
 
     Attributes:
         name: The name that users give to `init(backend=...)`.
-        supports_xla: Whether the collectives compile inside `jit_compile=True`.
         scales: The dtypes' names of which reductions multiply by `before` and `after` themselves; of all others
             these are 1.0, and it is done above the interface.
     """
 
     name: ClassVar[str]
-    supports_xla: ClassVar[bool] = False
     scales: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
@@ -110,6 +108,30 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def engine(self) -> str:
         """What moves the bytes, in a few words, for the line that `init()` prints."""
+
+    @property
+    def supports_xla(self) -> bool:
+        """Whether the collectives compile inside `jit_compile=True`."""
+        return not self.objection_to_xla
+
+    @property
+    def objection_to_xla(self) -> str:
+        """Says why XLA cannot compile the collectives here; "" when it can."""
+        return "the engine has none for XLA"
+
+    def enter(self, key: str) -> None:
+        """Has a graph for XLA count, when it runs, that this rank enters a plan with the collectives that follow.
+
+        XLA keeps what a graph does to variables until all of it has run, so the engine counts.
+
+        Args:
+            key: The plan's, see `hvkeras.agreement`.
+        """
+        raise NotImplementedError
+
+    def entered(self, key: str) -> int:  # noqa: ARG002 - for those that override it
+        """How often graphs compiled by XLA entered a plan; called from any thread."""
+        return 0
 
     @abc.abstractmethod
     def add_process_set(self, ranks: Sequence[int]) -> None:

@@ -16,11 +16,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hvkeras import graphs
+from hvkeras import context, graphs
+
+if TYPE_CHECKING:
+    from hvkeras.backends.interface import Backend
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,17 @@ class Plan:
 
 
 class EntryCounts:
-    """How often this rank entered each plan: counted in graphs by a variable, in eager mode by a number."""
+    """How often this rank entered each plan.
+
+    Counted in graphs by a variable, in eager mode by a number, and in what XLA compiles by the engine.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
         self._graph: dict[str, Any] = {}
+        self._compiled: dict[str, Backend] = {}
 
     @contextlib.contextmanager
     def entering(self, plan: Plan) -> Iterator[None]:
@@ -110,6 +117,13 @@ class EntryCounts:
                 self._eager[plan.key] = self._eager.get(plan.key, 0) + 1
             yield
             return
+        if graphs.compiled_by_xla():
+            backend = context.current().backend
+            with self._lock:
+                self._compiled[plan.key] = backend
+            backend.enter(plan.key)
+            yield
+            return
         with tf.control_dependencies([self._counter(plan).assign_add(1)]):
             yield
 
@@ -122,8 +136,10 @@ class EntryCounts:
     def snapshot(self) -> dict[str, tuple[int, Plan]]:
         """Reads every count; called from the heartbeat thread."""
         with self._lock:
-            plans, eager, graph = dict(self._plans), dict(self._eager), dict(self._graph)
+            plans, eager, graph, compiled = (dict(counts) for counts in (self._plans, self._eager, self._graph,
+                                                                         self._compiled))
         return {
-            key: (eager.get(key, 0) + (int(graph[key].numpy()) if key in graph else 0), plan)
+            key: (eager.get(key, 0) + (int(graph[key].numpy()) if key in graph else 0)
+                  + (compiled[key].entered(key) if key in compiled else 0), plan)
             for key, plan in plans.items()
         }

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import context
+from hvkeras import context, graphs
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
@@ -150,8 +150,10 @@ def allgather(
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             mine = ranks.index(context.current().topology.rank)
-            counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
             summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
+            if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
+                return tf.split(summed, len(ranks))[mine]
+            counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
             start = tf.reduce_sum(counts[:mine])
             return summed[start : start + counts[mine]]
 

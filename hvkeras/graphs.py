@@ -15,8 +15,9 @@ from hvkeras.errors import UnsupportedError, explain
 
 def require_no_xla(backend: Any) -> None:
     """Raises UnsupportedError when the graph under construction goes to XLA and the backend cannot."""
-    if not backend.supports_xla and compiled_by_xla():
-        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA",
+    if compiled_by_xla() and not backend.supports_xla:
+        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA:"
+                                       f" {backend.objection_to_xla}",
                                        "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
 
 

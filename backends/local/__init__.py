@@ -15,7 +15,7 @@ class LocalBackend(Backend):
     """No engine at all: size 1, and what goes in comes out."""
 
     name = "local"
-    supports_xla = True
+    objection_to_xla = ""
 
     @classmethod
     def availability(cls) -> Availability:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.backends.native.loading import Library, availability
+from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.errors import MachineError, UnsupportedError, explain
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class NativeBackend(Backend):
         self._open: set[tuple[int, ...]] = set()
         self._sessions = 0
         self._tokens: dict[str, Any] = {}
+        self._compiled: CompiledOperations | None = None
 
     @classmethod
     def availability(cls) -> Availability:
@@ -82,6 +84,20 @@ class NativeBackend(Backend):
         how = f" ({self._library.instructions})" if self._library is not None else ""
         return f"shared memory{how}"
 
+    @property
+    def objection_to_xla(self) -> str:
+        import tensorflow as tf
+
+        if tf.config.get_visible_devices("GPU"):
+            return "they are compiled for the CPU alone, and XLA compiles for the GPU here"
+        return "its library is not loaded" if self._library is None else self._library.objection_to_xla
+
+    def enter(self, key: str) -> None:
+        self._compiled_operations().enter(key)
+
+    def entered(self, key: str) -> int:
+        return 0 if self._library is None else self._library.entered(key)
+
     def add_process_set(self, ranks: Sequence[int]) -> None:
         self._open_group(ranks)
 
@@ -118,11 +134,24 @@ class NativeBackend(Backend):
             **self._identity(key, ranks))
 
     def _operations(self, tensor: Tensor) -> Any:
+        from hvkeras.graphs import compiled_by_xla
+
         assert self._library is not None
         if tensor.dtype.name not in _NUMBERS:
             raise UnsupportedError(explain("native moves numbers of " + ", ".join(_NUMBERS), "cast the tensor first",
                                            dtype=tensor.dtype.name))
-        return self._library.operations
+        return self._compiled_operations() if compiled_by_xla() else self._library.operations
+
+    def _compiled_operations(self) -> CompiledOperations:
+        if self._compiled is None:
+            self._compiled = CompiledOperations(self._place)
+        return self._compiled
+
+    def _place(self, group: int) -> tuple[int, int]:
+        """This rank's place in a group, and the group's size."""
+        assert self._start is not None
+        ranks = next(ranks for ranks, number in self._groups.items() if number == group)
+        return ranks.index(self._start.topology.rank), len(ranks)
 
     def _identity(self, key: str, ranks: Sequence[int]) -> dict[str, Any]:
         """What tells a collective from others: its key, its ranks, and a resource for each key in graphs.
@@ -131,10 +160,10 @@ class NativeBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import lasting_variable
+        from hvkeras.graphs import compiled_by_xla, lasting_variable
 
         order = []
-        if not tf.executing_eagerly():
+        if not tf.executing_eagerly() and not compiled_by_xla():
             if key not in self._tokens:
                 self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
             order = [self._tokens[key].handle]

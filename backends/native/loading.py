@@ -53,6 +53,11 @@ class Library:
         self._functions.hvkeras_unlink.argtypes = self._functions.hvkeras_abort.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_unlink.restype = self._functions.hvkeras_abort.restype = None
         self._functions.hvkeras_instructions.restype = ctypes.c_char_p
+        self._functions.hvkeras_register_xla.argtypes = self._functions.hvkeras_entered.argtypes = [ctypes.c_char_p]
+        self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
+        self._functions.hvkeras_entered.restype = ctypes.c_int64
+        reason = self._functions.hvkeras_register_xla(str(folder / "libtensorflow_cc.so.2").encode())
+        self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], crowded: bool) -> None:
         """Maps the memory of a group of ranks, and starts its engine.
@@ -86,6 +91,10 @@ class Library:
     def abort(self, reason: str) -> None:
         """Ends all collectives of this process with an error."""
         self._functions.hvkeras_abort(reason.encode())
+
+    def entered(self, key: str) -> int:
+        """How often compiled functions of this process entered a plan."""
+        return int(self._functions.hvkeras_entered(key.encode()))
 
     @cached_property
     def instructions(self) -> str:

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "small_numbers.h"
+
 namespace hvkeras {
 
 namespace {
@@ -100,6 +102,7 @@ void Engine::run_next() {
   std::string error = entry.error;
   if (error.empty()) {
     try {
+      const SmallNumbersKept kept;
       request->run(channel_);
     } catch (const Failure& failure) {
       error = failure.what();

@@ -1,0 +1,274 @@
+// The collectives inside what XLA compiles for the CPU: host functions that the compiled code calls, and that return
+// when the collective is done.
+//
+// XLA's registry of such functions is not part of a stable interface. So all that is needed of it is looked up when the
+// library is loaded, and tried out; without it the rest of the library works as before.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../core/engine.h"
+#include "../registry.h"
+
+namespace hvkeras {
+namespace {
+
+// XlaCustomCallStatus_, in TensorFlow 2.16 to 2.21. The function that sets it is not exported, the reading one is.
+using Status = std::optional<std::string>;
+
+// What the reading one returns: an optional view of the text, pointer and length in the order of TensorFlow's choice.
+struct Message {
+  uintptr_t words[2];
+  bool there;
+};
+
+// How often this process came to each plan of collectives, see hvkeras/agreement.py.
+class Entries {
+ public:
+  void add(const std::string& plan) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++counts_[plan];
+  }
+  int64_t of(const std::string& plan) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = counts_.find(plan);
+    return found == counts_.end() ? 0 : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, int64_t> counts_;
+};
+
+Entries& entries() {
+  static Entries* const only = new Entries;  // never destroyed: threads may outlive the end of main()
+  return *only;
+}
+
+// What Python wrote about a call when the graph was made (backends/native/xla.py): lines of a name and its value.
+class Description {
+ public:
+  Description(const char* text, size_t length) {
+    const std::string all(text, length);
+    for (size_t start = 0; start < all.size();) {
+      const size_t end = std::min(all.find('\n', start), all.size()), space = all.find(' ', start);
+      if (space < end) values_[all.substr(start, space - start)] = all.substr(space + 1, end - space - 1);
+      start = end + 1;
+    }
+  }
+  const std::string& text(const std::string& name) const {
+    const auto found = values_.find(name);
+    if (found == values_.end()) throw Failure("a compiled collective must say its " + name);
+    return found->second;
+  }
+  int64_t number(const std::string& name) const { return std::strtoll(text(name).c_str(), nullptr, 10); }
+  size_t size(const std::string& name) const { return static_cast<size_t>(number(name)); }
+  std::vector<size_t> sizes(const std::string& name) const {
+    std::vector<size_t> found;
+    const char* next = text(name).c_str();
+    for (char* end = nullptr;; next = end) {
+      const size_t one = std::strtoull(next, &end, 10);
+      if (end == next) return found;
+      found.push_back(one);
+    }
+  }
+  Type type() const { return static_cast<Type>(number("type")); }
+  Reduction reduction() const { return static_cast<Reduction>(number("reduction")); }
+  Factors factors() const {
+    return {std::strtod(text("before").c_str(), nullptr), std::strtod(text("after").c_str(), nullptr)};
+  }
+
+ private:
+  std::unordered_map<std::string, std::string> values_;
+};
+
+// Hands a request in and waits for its end, which the engine brings about in any case: done, aborted or shut down.
+void run(const Description& description, std::function<void(Channel&)> body) {
+  struct Waiting {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    std::string error;
+  };
+  const auto waiting = std::make_shared<Waiting>();
+  auto request = std::make_unique<Request>();
+  request->key = key_of(description.text("key"));
+  request->details = description.text("details");
+  request->run = std::move(body);
+  request->done = [waiting](const std::string& error) {
+    const std::lock_guard<std::mutex> lock(waiting->mutex);
+    waiting->error = error;
+    waiting->done = true;
+    waiting->changed.notify_one();
+  };
+  engine_of(description.number("group"))->submit(std::move(request));  // not kept: the last owner ends the engine
+  std::unique_lock<std::mutex> lock(waiting->mutex);
+  waiting->changed.wait(lock, [&] { return waiting->done; });
+  if (!waiting->error.empty()) throw Failure(waiting->error);
+}
+
+const char* in_of(const void** in, size_t place) { return static_cast<const char*>(in[place]); }
+
+void allreduce_call(char** out, const void** in, const Description& description) {
+  const std::vector<size_t> counts = description.sizes("counts");
+  std::vector<Span> spans;
+  for (size_t place = 0; place < counts.size(); ++place) spans.push_back({in_of(in, place), out[place], counts[place]});
+  const Type type = description.type();
+  const Spans all(std::move(spans), size_of(type));
+  run(description, [&](Channel& channel) {
+    allreduce(channel, all, type, description.reduction(), description.factors());
+  });
+}
+
+void broadcast_call(char** out, const void** in, const Description& description) {
+  run(description, [&](Channel& channel) {
+    broadcast(channel, in_of(in, 0), out[0], description.size("bytes"), static_cast<int>(description.number("root")));
+  });
+}
+
+// Where the rows of all ranks go: compiled code has room for as many from each rank as this one was compiled for.
+Allocate into(char* out, size_t rows) {
+  return [out, rows](const std::vector<size_t>& rows_of_rank) {
+    for (size_t rank = 0; rank < rows_of_rank.size(); ++rank) {
+      if (rows_of_rank[rank] != rows)
+        throw Failure("a step that XLA compiles gathers the same number of rows from each rank. Received: " +
+                      std::to_string(rows) + " rows here, " + std::to_string(rows_of_rank[rank]) + " from member " +
+                      std::to_string(rank) + ". HINT: pass jit_compile=False, or, for sparse gradients, " +
+                      "sparse_as_dense=True");
+    }
+    return out;
+  };
+}
+
+void allgather_call(char** out, const void** in, const Description& description) {
+  const size_t rows = description.size("rows");
+  run(description, [&](Channel& channel) {
+    allgather(channel, in_of(in, 0), rows, description.size("row_bytes"), into(out[0], rows));
+  });
+}
+
+void alltoall_call(char** out, const void** in, const Description& description) {
+  const size_t rows = description.size("rows");
+  const int64_t* const splits = static_cast<const int64_t*>(in[1]);
+  const std::vector<size_t> rows_to(description.size("ranks"), rows);
+  for (size_t rank = 0; rank < rows_to.size(); ++rank) {
+    if (splits[rank] != static_cast<int64_t>(rows))
+      throw Failure("a function that XLA compiles sends as many rows to each rank. Received: splits[" +
+                    std::to_string(rank) + "]=" + std::to_string(splits[rank]) + ", rows of each=" +
+                    std::to_string(rows) + ". HINT: pass jit_compile=False to compile() or tf.function()");
+  }
+  run(description, [&](Channel& channel) {
+    alltoall(channel, in_of(in, 0), rows_to, description.size("row_bytes"), into(out[0], rows));
+  });
+}
+
+void reducescatter_call(char** out, const void** in, const Description& description) {
+  run(description, [&](Channel& channel) {
+    reducescatter(channel, in_of(in, 0), out[0], description.sizes("starts"), description.type(),
+                  description.reduction(), description.factors());
+  });
+}
+
+void enter_call(char**, const void**, const Description& description) { entries().add(description.text("key")); }
+
+// What XLA calls. The last operand and the last result are numbers that only put the calls in order. A single result
+// comes as itself, several as a list.
+template <void (*call)(char**, const void**, const Description&)>
+void host_function(void* out, const void** in, const char* text, size_t length, Status* status) {
+  try {
+    const Description description(text, length);
+    const size_t results = description.size("results");
+    char* only[] = {static_cast<char*>(out)};
+    char** const outs = results == 1 ? only : static_cast<char**>(out);
+    *reinterpret_cast<int32_t*>(outs[results - 1]) = 0;
+    call(outs, in, description);
+  } catch (const std::exception& error) {
+    *status = error.what();
+  }
+}
+
+// TensorFlow's functions, found in a library of its that is loaded.
+class Xla {
+ public:
+  explicit Xla(const char* path) : handle_(dlopen(path, RTLD_LAZY | RTLD_NOLOAD)) {
+    if (handle_ == nullptr) throw Failure(std::string(path) + " is not loaded");
+  }
+  ~Xla() { dlclose(handle_); }
+  Xla(const Xla&) = delete;
+  Xla& operator=(const Xla&) = delete;
+
+  void require_known_status() const {
+    const auto read =
+        function<Message (*)(const Status*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
+    const Status success, failure = "a text that is too long to be kept in the string itself";
+    const Message none = read(&success), text = read(&failure);
+    const uintptr_t start = reinterpret_cast<uintptr_t>(failure->data()), length = failure->size();
+    const bool whole = (text.words[0] == start && text.words[1] == length) ||
+                       (text.words[0] == length && text.words[1] == start);
+    if (none.there || !text.there || !whole) throw Failure("TensorFlow takes an XLA call's error in a form of its own");
+  }
+  void add(const std::string& name, void* host_function) const {
+    void* const registry = function<void* (*)()>("_ZN3xla24CustomCallTargetRegistry6GlobalEv")();
+    function<void (*)(void*, const std::string&, void*, const std::string&)>(
+        "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_")(
+        registry, name, host_function, "Host");
+  }
+
+ private:
+  template <typename Function>
+  Function function(const char* name) const {
+    void* const found = dlsym(handle_, name);
+    if (found == nullptr) throw Failure(std::string("this TensorFlow does not export ") + name);
+    return reinterpret_cast<Function>(found);
+  }
+
+  void* handle_;
+};
+
+void register_all(const char* path) {
+  const Xla xla(path);
+  xla.require_known_status();
+  const std::pair<const char*, void (*)(void*, const void**, const char*, size_t, Status*)> functions[] = {
+      {"hvkeras_enter", host_function<enter_call>},
+      {"hvkeras_allreduce", host_function<allreduce_call>},
+      {"hvkeras_broadcast", host_function<broadcast_call>},
+      {"hvkeras_allgather", host_function<allgather_call>},
+      {"hvkeras_alltoall", host_function<alltoall_call>},
+      {"hvkeras_reducescatter", host_function<reducescatter_call>},
+  };
+  for (const auto& [name, function] : functions) xla.add(name, reinterpret_cast<void*>(function));
+}
+
+}  // namespace
+}  // namespace hvkeras
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" {
+
+// Makes the collectives known to the XLA in TensorFlow's library at `path`. Returns nullptr, or why it cannot be; later
+// calls return what the first one did.
+EXPORTED const char* hvkeras_register_xla(const char* path) {
+  static const std::string* const reason = [path]() -> const std::string* {
+    try {
+      hvkeras::register_all(path);
+      return nullptr;
+    } catch (const std::exception& error) {
+      return new std::string(error.what());
+    }
+  }();
+  return reason == nullptr ? nullptr : reason->c_str();
+}
+
+// How often compiled code of this process entered a plan.
+EXPORTED int64_t hvkeras_entered(const char* plan) { return hvkeras::entries().of(plan); }
+
+}  // extern "C"
