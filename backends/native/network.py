@@ -1,4 +1,4 @@
-"""The native engine's way between hosts: a library of its own, compiled for one MPI and loaded only where it is needed."""
+"""The native engine's way between hosts: a library of its own, compiled for one MPI and loaded only where needed."""
 
 from __future__ import annotations
 
@@ -55,6 +55,34 @@ def built_for() -> str:
     return match[1].decode() if match else ""
 
 
+def require_built_for(running: str) -> str:
+    """Compares the MPI that runs with the one that the library was compiled for.
+
+    Args:
+        running: What `MPI_Get_library_version` gives.
+
+    Returns:
+        The running one's family and version.
+
+    Raises:
+        MachineError: Their families or major versions differ.
+    """
+    found, built = mpi_of(running), mpi_of(built_for())
+    if _kind(found) != _kind(built):
+        raise MachineError(explain(
+            "The native engine must run on the MPI that it was built for, since each numbers its types differently",
+            f"install hvkeras again where the mpicc of {found[0]} is the first in the PATH, with pip install"
+            " --force-reinstall --no-deps, or use the backend horovod or tfdist",
+            built_for=" ".join(built), running=" ".join(found)))
+    return " ".join(found)
+
+
+def _kind(mpi: tuple[str, str]) -> tuple[str, str]:
+    """The family and the major version. Intel MPI's is a year, or a number that begins with it."""
+    family, version = mpi
+    return family, version[:4] if family == "Intel MPI" else version.split(".")[0]
+
+
 class Network:
     """The running MPI, for the leaders of hosts; all ranks of the job open it at once.
 
@@ -79,29 +107,21 @@ class Network:
         world.Free()
         from mpi4py import MPI
 
-        running = mpi_of(MPI.Get_library_version())
-        build = mpi_of(built_for())
-        self.mpi = " ".join(running)
-        if _kind(running) != _kind(build):
-            raise MachineError(explain(
-                "The native engine must run on the MPI that it was built for, since each numbers its types differently",
-                f"install hvkeras again where the mpicc of {running[0]} is the first in the PATH, with pip install"
-                " --force-reinstall --no-deps, or use the backend horovod or tfdist",
-                built_for=" ".join(build), running=self.mpi))
+        self.mpi = require_built_for(MPI.Get_library_version())
         try:
             self._functions = ctypes.CDLL(str(PATH))
         except OSError as error:
             raise MachineError(explain("The native engine's library for MPI must load",
                                        "install hvkeras again for this MPI", path=str(PATH), running=self.mpi,
-                                       error=str(error))) from error
+                                       error=str(error))) from None
         self._functions.hvkeras_mpi_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double,
                                                      ctypes.POINTER(ctypes.c_void_p)]
         self._functions.hvkeras_mpi_open.restype = ctypes.c_char_p
         self._functions.hvkeras_mpi_close.restype = None
         table = ctypes.c_void_p()
-        error = self._functions.hvkeras_mpi_open(launch.rank, launch.size, timeout, ctypes.byref(table))
-        if error is not None:
-            raise MachineError(explain(f"The native engine must reach the other hosts over MPI: {error.decode()}",
+        problem = self._functions.hvkeras_mpi_open(launch.rank, launch.size, timeout, ctypes.byref(table))
+        if problem is not None:
+            raise MachineError(explain(f"The native engine must reach the other hosts over MPI: {problem.decode()}",
                                        "let hvd.init() start MPI, or start it with MPI_THREAD_MULTIPLE",
                                        mpi=self.mpi))
         self.table = int(table.value or 0)
@@ -109,9 +129,3 @@ class Network:
     def close(self) -> None:
         """Ends all use of MPI, before the process finalises it."""
         self._functions.hvkeras_mpi_close()
-
-
-def _kind(mpi: tuple[str, str]) -> tuple[str, str]:
-    """The family and the major version. Intel MPI's is a year, or a number that begins with it."""
-    family, version = mpi
-    return family, version[:4] if family == "Intel MPI" else version.split(".")[0]

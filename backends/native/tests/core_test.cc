@@ -180,6 +180,18 @@ void rank_of_check(Engine& engine, int start, int count, int threads) {
   for (std::thread& worker : workers) worker.join();
 }
 
+// An average of float16's 40,000, of which it cannot hold a sum.
+void half_average(Engine& engine) {
+  constexpr uint16_t k40000 = 0x78e2;
+  std::vector<uint16_t> halves(5000, k40000);
+  const std::string error = call(engine, "an average of halves", "", [&](Channel& channel) {
+    allreduce(channel, Spans({{reinterpret_cast<char*>(halves.data()), reinterpret_cast<char*>(halves.data()), 5000}}, 2),
+              Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()});
+  });
+  require(error.empty(), error);
+  for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
+}
+
 // All at once, without waiting in between: any order must do.
 void handed_in_at_once(Engine& engine, int start, int count) {
   std::vector<int> order;
@@ -252,9 +264,10 @@ void check(const std::vector<int>& host_of, double seconds) {
         call(engine, "go on, then", "", [](Channel& channel) { barrier(channel); });
         if (!more) break;
       }
+      half_average(engine);
       const std::string error = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
-      require(ranks == 1 || (error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos),
-              "the mismatch is named: " + error);
+      const bool named = error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
+      require(ranks == 1 || named, "the mismatch is named: " + error);
       const std::string after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
       require(after.empty(), "a mismatch ends nothing else: " + after);
       std::thread aborting([&] { engine.abort("a test"); });
