@@ -75,7 +75,8 @@ class MpiLink : public Link {
 
   // Forgets the messages that have gone out.
   void sweep() {
-    for (auto told = told_.begin(); told != told_.end();) told = done(told->transfer) ? told_.erase(told) : std::next(told);
+    for (auto told = told_.begin(); told != told_.end();)
+      told = done(told->transfer) ? told_.erase(told) : std::next(told);
   }
 
   const HvkerasNetwork& network_;

@@ -131,8 +131,8 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 
 extern "C" {
 
-// `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host from
-// others. The ranks of one host open the same memory, which the first of them creates.
+// `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
+// from others. The ranks of one host open the same memory, which the first of them creates.
 EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
                                         const int32_t* global_ranks, const int32_t* hosts, int crowded) {
   using namespace hvkeras;

@@ -1,8 +1,7 @@
-// One order for the hosts of a group: the leaders tell the first host's leader what all ranks of their hosts have posted,
-// and it tells them what all hosts have, in the order in which everybody is to run it.
+// One order for the hosts of a group: the leaders tell the first host's leader what all ranks of their hosts have
+// posted, and it tells them what all hosts have, in the order in which everybody is to run it.
 #pragma once
 
-#include <functional>
 #include <unordered_map>
 
 #include "link.h"

@@ -215,7 +215,8 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
                    Reduction reduction, Factors factors) {
   const Reducer reduce = reducer_of(type, reduction);
   if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
-  if (channel.hosts() != nullptr) return between_hosts::reducescatter(channel, in, out, starts, type, reduction, factors);
+  if (channel.hosts() != nullptr)
+    return between_hosts::reducescatter(channel, in, out, starts, type, reduction, factors);
   const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
   const size_t size = size_of(type);
   const size_t room = channel.slot_bytes() / ranks / size / kAligned * kAligned;

@@ -1,5 +1,5 @@
-// The collectives, each run by all ranks of a group at the same place of their common order. What is here goes through the
-// memory that the ranks of one host share; groups on several hosts take the ways in hierarchy.h.
+// The collectives, each run by all ranks of a group at the same place of their common order. What is here goes through
+// the memory that the ranks of one host share; groups on several hosts take the ways in hierarchy.h.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The collectives of groups on several hosts: the ranks of a host combine their data in shared memory, the hosts' leaders
-// exchange it, and the ranks read what came. Called through collectives.h, whose arguments they share.
+// The collectives of groups on several hosts: the ranks of a host combine their data in shared memory, the hosts'
+// leaders exchange it, and the ranks read what came. Called through collectives.h, whose arguments they share.
 #pragma once
 
 #include "collectives.h"

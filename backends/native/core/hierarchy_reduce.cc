@@ -8,7 +8,8 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-constexpr size_t kOneHop = 64 * 1024;  // bytes up to which each host sends all to all, which takes one hop instead of two
+// Bytes up to which each host sends all to all, which takes one hop instead of two.
+constexpr size_t kOneHop = 64 * 1024;
 constexpr size_t kWires = 3;           // areas with segments: one is prepared, one is under way, one is read
 
 bool is_half(Type type) { return type == Type::kFloat16 || type == Type::kBfloat16; }
@@ -177,7 +178,8 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
   const size_t size = size_of(type), ranks = starts.size() - 1;
   const size_t room = std::min(channel.slot_bytes() / ranks,
                                hosts.area_bytes() / (placement.most_on_a_host() * placement.ranks_on.size())) / size;
-  if (room == 0) throw Failure("there are too many ranks for a reducescatter. Received: ranks=" + std::to_string(ranks));
+  if (room == 0)
+    throw Failure("there are too many ranks for a reducescatter. Received: ranks=" + std::to_string(ranks));
   size_t most = 0;
   for (size_t rank = 0; rank < ranks; ++rank) most = std::max(most, starts[rank + 1] - starts[rank]);
   std::vector<Span> pieces;

@@ -44,7 +44,9 @@ Placement placement_of(int rank, const std::vector<int>& host_of) {
   return placement;
 }
 
-size_t Hosts::bytes(int hosts, size_t area_bytes) { return paged(sizeof(Counter)) + kAreas * spaced(hosts, area_bytes); }
+size_t Hosts::bytes(int hosts, size_t area_bytes) {
+  return paged(sizeof(Counter)) + kAreas * spaced(hosts, area_bytes);
+}
 
 Hosts::Hosts(void* base, Placement placement, size_t area_bytes, Link* link, Channel& channel, bool crowded)
     : base_(static_cast<char*>(base)),
@@ -54,7 +56,9 @@ Hosts::Hosts(void* base, Placement placement, size_t area_bytes, Link* link, Cha
       channel_(channel),
       crowded_(crowded) {}
 
-char* Hosts::area(size_t number) const { return base_ + paged(sizeof(Counter)) + number * spaced(hosts(), area_bytes_); }
+char* Hosts::area(size_t number) const {
+  return base_ + paged(sizeof(Counter)) + number * spaced(hosts(), area_bytes_);
+}
 
 void Hosts::send(int host, const void* data, size_t bytes) {
   if (host == placement_.host || bytes == 0) return;

@@ -28,8 +28,8 @@ class Hosts {
   static constexpr int kAreas = 5;
 
   static size_t bytes(int hosts, size_t area_bytes);
-  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks of the host, of which the first has the
-  // link. All hosts have areas of the same size.
+  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks of the host, of which the first has
+  // the link. All hosts have areas of the same size.
   Hosts(void* base, Placement placement, size_t area_bytes, Link* link, Channel& channel, bool crowded);
 
   const Placement& placement() const { return placement_; }

@@ -1,7 +1,7 @@
 // The engine's network over MPI; the only file that includes mpi.h.
 //
-// All ranks open it at once, and get a communicator of their own. One thread looks after what has been sent: MPI moves data
-// on only while somebody calls it.
+// All ranks open it at once, and get a communicator of their own. One thread looks after what has been sent: MPI moves
+// data on only while somebody calls it.
 #include "network.h"
 
 #define OMPI_SKIP_MPICXX 1
@@ -23,8 +23,9 @@
 #if defined(I_MPI_NUMVERSION)
 #define HVKERAS_MPI "Intel MPI " HVKERAS_TEXT(I_MPI_NUMVERSION)
 #elif defined(OMPI_MAJOR_VERSION)
-#define HVKERAS_MPI \
-  "Open MPI " HVKERAS_TEXT(OMPI_MAJOR_VERSION) "." HVKERAS_TEXT(OMPI_MINOR_VERSION) "." HVKERAS_TEXT(OMPI_RELEASE_VERSION)
+#define HVKERAS_MPI                                                                    \
+  "Open MPI " HVKERAS_TEXT(OMPI_MAJOR_VERSION) "." HVKERAS_TEXT(OMPI_MINOR_VERSION) "." \
+  HVKERAS_TEXT(OMPI_RELEASE_VERSION)
 #elif defined(MPICH_VERSION)
 #define HVKERAS_MPI "MPICH " MPICH_VERSION
 #else
@@ -137,10 +138,12 @@ void look_after() {
 // A communicator of our own, made by all ranks at once, with a deadline.
 const char* duplicate_world(double timeout, MPI_Comm* made) {
   MPI_Request request;
-  if (const char* error = explained(MPI_Comm_idup(MPI_COMM_WORLD, made, &request), "make a communicator")) return error;
+  if (const char* error = explained(MPI_Comm_idup(MPI_COMM_WORLD, made, &request), "make a communicator"))
+    return error;
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
   for (int done = 0;;) {
-    if (const char* error = explained(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "make a communicator")) return error;
+    if (const char* error = explained(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "make a communicator"))
+      return error;
     if (done != 0) return nullptr;
     if (std::chrono::steady_clock::now() > end) return failed("the other ranks have not joined over MPI in time");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

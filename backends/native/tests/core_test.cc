@@ -185,8 +185,9 @@ void half_average(Engine& engine) {
   constexpr uint16_t k40000 = 0x78e2;
   std::vector<uint16_t> halves(5000, k40000);
   const std::string error = call(engine, "an average of halves", "", [&](Channel& channel) {
-    allreduce(channel, Spans({{reinterpret_cast<char*>(halves.data()), reinterpret_cast<char*>(halves.data()), 5000}}, 2),
-              Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()});
+    char* const place = reinterpret_cast<char*>(halves.data());
+    allreduce(channel, Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum,
+              {1.0, 1.0 / engine.ranks()});
   });
   require(error.empty(), error);
   for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
@@ -266,7 +267,8 @@ void check(const std::vector<int>& host_of, double seconds) {
       }
       half_average(engine);
       const std::string error = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
-      const bool named = error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
+      const bool named =
+          error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
       require(ranks == 1 || named, "the mismatch is named: " + error);
       const std::string after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
       require(after.empty(), "a mismatch ends nothing else: " + after);

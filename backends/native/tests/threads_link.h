@@ -14,7 +14,8 @@ namespace hvkeras {
 // All that is under way between so many hosts.
 class ThreadsNetwork {
  public:
-  explicit ThreadsNetwork(int hosts) : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), data_(hosts_ * hosts_) {}
+  explicit ThreadsNetwork(int hosts)
+      : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), data_(hosts_ * hosts_) {}
 
  private:
   friend class ThreadsLink;
