@@ -9,6 +9,9 @@ namespace {
 
 constexpr size_t kSlack = 1024;  // for the alignment of a host's part of an area: 64 elements of the largest type
 
+// Looks before a wait for data sleeps. All hosts are there, so it will not be long, and a network moves on with each look.
+constexpr int kYields = 10'000;
+
 size_t paged(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 size_t spaced(int hosts, size_t area_bytes) { return paged(area_bytes + static_cast<size_t>(hosts) * kSlack); }
@@ -76,7 +79,7 @@ std::vector<Link::Ticket> Hosts::started() { return std::exchange(started_, {});
 
 void Hosts::await(const std::vector<Link::Ticket>& tickets) {
   for (const Link::Ticket ticket : tickets) {
-    Pauses pauses(crowded_);
+    Pauses pauses(crowded_, kYields);
     while (!link_->done(ticket)) {
       channel_.abort().check();
       if (meanwhile_) meanwhile_();

@@ -14,7 +14,6 @@ namespace hvkeras {
 namespace {
 
 constexpr int64_t kLook = 20'000;  // microseconds after which a sleeper looks whether it was aborted
-constexpr int kYields = 50;        // looks at a network with the core offered to others in between
 constexpr int64_t kLongestPause = 500;
 
 // Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
@@ -84,11 +83,11 @@ int64_t Pauses::next() {
     pause();
     return 0;
   }
-  if (look < spins_ + kYields) {
+  if (look < spins_ + yields_) {
     sched_yield();
     return 0;
   }
-  return std::min<int64_t>(kLongestPause, 10 + (look - spins_ - kYields) / 4);
+  return std::min<int64_t>(kLongestPause, 10 + (look - spins_ - yields_) / 4);
 }
 
 void Pauses::sleep() {

@@ -69,13 +69,14 @@ inline void pause() {
 // The time between two looks at what cannot wake its waiter, a network: short at first, and longer with every look.
 class Pauses {
  public:
-  explicit Pauses(bool crowded) : spins_(crowded ? 0 : 300) {}
+  // With more ranks than cores, the core is offered to others at once; `yields` times, before sleeping begins.
+  explicit Pauses(bool crowded, int yields = 50) : spins_(crowded ? 0 : 300), yields_(yields) {}
   // How many microseconds to sleep before the next look; those up to 0 have passed when this returns.
   int64_t next();
   void sleep();
 
  private:
-  int spins_;
+  int spins_, yields_;
   int looks_ = 0;
 };
 
