@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.backends.native.loading import Library, availability
-from hvkeras.backends.native.network import Network, objection_to_hosts
+from hvkeras.backends.native.network import LOST, Network, objection_to_hosts
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class NativeBackend(Backend):
             self._library.abort(ABORTED + reason)
 
     def is_peer_failure(self, error: BaseException) -> bool:
-        return ABORTED in str(error)
+        return ABORTED in str(error) or LOST in str(error)
 
     @property
     def engine(self) -> str:

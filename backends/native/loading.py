@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.backends.interface import Availability
+from hvkeras.backends.native.network import built_for
 from hvkeras.errors import MachineError, explain
 
 PATH = Path(__file__).parent / "libhvkeras_native.so"
@@ -22,7 +23,8 @@ def availability() -> Availability:
         return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
     if not PATH.is_file():
         return Availability(False, f"its C++ library was not built, since no compiler was found; {INSTALL}")
-    return Availability(True, "its C++ library is installed")
+    between = f"between hosts over {mpi}" if (mpi := built_for()) else "within one host, since it was built without MPI"
+    return Availability(True, f"its C++ library is installed, and works {between}")
 
 
 class Library:

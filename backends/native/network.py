@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PATH = Path(__file__).parent / "libhvkeras_native_mpi.so"
 _BUILD = re.compile(rb"hvkeras is built for ([^\0]+)\0")
+LOST = "MPI cannot "  # how the library begins what MPI says of a connection
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
 
 
@@ -24,7 +25,7 @@ def objection_to_hosts(launch: Launch) -> str:
         return ("it works within one host, since no MPI was found when hvkeras was installed; install hvkeras again"
                 f" where mpicc is found, and {_OTHERS}")
     if not launch.mpi:
-        return f"between hosts it needs MPI, so the job must be launched by mpirun, mpiexec or srun; {_OTHERS}"
+        return f"between hosts it needs MPI, so the job must be launched by mpirun or mpiexec; {_OTHERS}"
     return ""
 
 
@@ -50,8 +51,8 @@ def mpi_of(text: str) -> tuple[str, str]:
 
 
 def built_for() -> str:
-    """Reads in the library's file, without loading it, which MPI it was compiled for: `Open MPI 4.1.8`."""
-    match = _BUILD.search(PATH.read_bytes())
+    """Reads in the library's file, without loading it, which MPI it was compiled for: `Open MPI 4.1.8`; "" for none."""
+    match = _BUILD.search(PATH.read_bytes()) if PATH.is_file() else None
     return match[1].decode() if match else ""
 
 
@@ -101,8 +102,10 @@ class Network:
     def __init__(self, start: Start) -> None:
         from hvkeras.mpi import mpi_world
 
-        assert start.control is not None
         launch, timeout = start.launch, start.settings.start_timeout
+        if objection := objection_to_hosts(launch):
+            raise MachineError(explain(f"The native engine must reach the other hosts: {objection}",
+                                       hosts=sorted(set(start.topology.hosts))))
         world = mpi_world(launch.launcher, launch.size, timeout)
         world.Free()
         from mpi4py import MPI
