@@ -71,23 +71,32 @@ std::vector<std::vector<size_t>> gather_sizes(Channel& channel, const std::vecto
   return all;
 }
 
-// One piece of an alltoall, from one rank to another, and where it lies in the area of its sender or its receiver.
+// One piece of an alltoall, from one rank to another, and where it lies in an area.
 struct Piece {
-  size_t from, to, place;
+  size_t from, to, place, bytes;
 };
 
-// All pieces of a round between the ranks of two hosts, one after the other from `place`, which then is their end.
-void add_pieces(const std::vector<int>& senders, const std::vector<int>& receivers,
-                const std::vector<std::vector<size_t>>& bytes, size_t done, size_t room, size_t& place,
-                std::vector<Piece>& pieces) {
-  for (const int sender : senders) {
-    for (const int receiver : receivers) {
-      const size_t from = static_cast<size_t>(sender), to = static_cast<size_t>(receiver);
-      pieces.push_back({from, to, place});
-      place += length_of(bytes[from][to], done, room);
+// The pieces of one round that one host has to do with, one other host's after the other.
+struct Pieces {
+  std::vector<Piece> all;
+  std::vector<size_t> starts{0};  // of each host's in the area, and the end
+
+  // All pieces between the ranks of two hosts; the same order on both of them.
+  void add(const std::vector<int>& senders, const std::vector<int>& receivers,
+           const std::vector<std::vector<size_t>>& bytes, size_t done, size_t room) {
+    size_t place = starts.back();
+    for (const int sender : senders) {
+      for (const int receiver : receivers) {
+        const size_t from = static_cast<size_t>(sender), to = static_cast<size_t>(receiver);
+        all.push_back({from, to, place, length_of(bytes[from][to], done, room)});
+        place += all.back().bytes;
+      }
     }
+    starts.push_back(place);
   }
-}
+  size_t start_of(int host) const { return starts[static_cast<size_t>(host)]; }
+  size_t bytes_of(int host) const { return starts[static_cast<size_t>(host) + 1] - start_of(host); }
+};
 
 }  // namespace
 
@@ -164,39 +173,30 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   for (size_t done = 0, round = 0; done < most; done += room, ++round) {
     char* const outgoing = hosts.area(2 * (round % 2));
     char* const incoming = hosts.area(2 * (round % 2) + 1);
-    std::vector<Piece> sent, received;
-    std::vector<size_t> sent_ends, received_ends;
-    size_t sent_end = 0, received_end = 0;
+    Pieces sent, received;
     for (const std::vector<int>& there : placement.ranks_on) {
-      add_pieces(here, there, bytes, done, room, sent_end, sent);
-      sent_ends.push_back(sent_end);
-      add_pieces(there, here, bytes, done, room, received_end, received);
-      received_ends.push_back(received_end);
+      sent.add(here, there, bytes, done, room);
+      received.add(there, here, bytes, done, room);
     }
-    for (const Piece& piece : sent) {
-      const size_t length = length_of(bytes[piece.from][piece.to], done, room);
-      if (piece.from == me && length != 0)
-        std::memcpy(outgoing + piece.place, in + starts_in[piece.to] + done, length);
+    for (const Piece& piece : sent.all) {
+      if (piece.from == me && piece.bytes != 0)
+        std::memcpy(outgoing + piece.place, in + starts_in[piece.to] + done, piece.bytes);
     }
     channel.exchange();
     for (int host = 0; hosts.leads() && host < hosts.hosts(); ++host) {
-      const size_t place = static_cast<size_t>(host);
-      const size_t first_sent = host == 0 ? 0 : sent_ends[place - 1];
-      const size_t first_received = host == 0 ? 0 : received_ends[place - 1];
-      hosts.receive(host, incoming + first_received, received_ends[place] - first_received);
-      hosts.send(host, outgoing + first_sent, sent_ends[place] - first_sent);
+      hosts.receive(host, incoming + received.start_of(host), received.bytes_of(host));
+      hosts.send(host, outgoing + sent.start_of(host), sent.bytes_of(host));
     }
     finish(hosts);
-    const auto take = [&](const std::vector<Piece>& pieces, const char* area, bool of_this_host) {
-      for (const Piece& piece : pieces) {
-        const size_t length = length_of(bytes[piece.from][piece.to], done, room);
-        const bool within = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
-        if (piece.to == me && within == of_this_host && length != 0)
-          std::memcpy(out + starts_out[piece.from] + done, area + piece.place, length);
-      }
-    };
-    take(sent, outgoing, true);
-    take(received, incoming, false);
+    for (const Piece& piece : received.all) {
+      if (piece.to != me || piece.bytes == 0) continue;
+      const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
+      // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
+      const char* const place =
+          is_local ? outgoing + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
+                   : incoming + piece.place;
+      std::memcpy(out + starts_out[piece.from] + done, place, piece.bytes);
+    }
   }
 }
 

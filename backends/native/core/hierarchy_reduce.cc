@@ -126,6 +126,38 @@ void in_flight(size_t segments, Prepare&& prepare, Exchange&& exchange, Read&& r
   }
 }
 
+// The segments of a reducescatter: of each rank's part a piece at a time, one host's ranks after the other, so that what
+// a host needs is in one place.
+struct Deal {
+  std::vector<Span> pieces;
+  std::vector<size_t> starts{0};  // of the segments, among all pieces
+  std::vector<size_t> own;        // where in each segment this rank's piece begins
+  std::vector<Bounds> bounds;     // of the hosts in each segment
+
+  Deal(const Placement& placement, const char* in, const std::vector<size_t>& starts_of_ranks, size_t size,
+       size_t room) {
+    size_t most = 0;
+    for (size_t rank = 0; rank + 1 < starts_of_ranks.size(); ++rank)
+      most = std::max(most, starts_of_ranks[rank + 1] - starts_of_ranks[rank]);
+    for (size_t done = 0; done < most; done += room) {
+      size_t length = 0;
+      bounds.push_back({0});
+      for (const std::vector<int>& on_host : placement.ranks_on) {
+        for (const int rank : on_host) {
+          const size_t first = starts_of_ranks[static_cast<size_t>(rank)];
+          const size_t all = starts_of_ranks[static_cast<size_t>(rank) + 1] - first;
+          const size_t count = done < all ? std::min(all - done, room) : 0;
+          if (rank == placement.rank) own.push_back(length);
+          pieces.push_back({in + (first + done) * size, nullptr, count});
+          length += count;
+        }
+        bounds.back().push_back(length);
+      }
+      starts.push_back(starts.back() + length);
+    }
+  }
+};
+
 }  // namespace
 
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors) {
@@ -170,7 +202,6 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
       });
 }
 
-// Of each rank's part a piece at a time, one host's ranks after the other, so that what a host needs is in one place.
 void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
                    Reduction reduction, Factors factors) {
   Hosts& hosts = *channel.hosts();
@@ -180,47 +211,28 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
                                hosts.area_bytes() / (placement.most_on_a_host() * placement.ranks_on.size())) / size;
   if (room == 0)
     throw Failure("there are too many ranks for a reducescatter. Received: ranks=" + std::to_string(ranks));
-  size_t most = 0;
-  for (size_t rank = 0; rank < ranks; ++rank) most = std::max(most, starts[rank + 1] - starts[rank]);
-  std::vector<Span> pieces;
-  std::vector<size_t> segment_starts{0}, mine;  // of segments in all pieces; of this rank's piece in each segment
-  std::vector<Bounds> bounds;
-  for (size_t done = 0; done < most; done += room) {
-    size_t length = 0;
-    bounds.push_back({0});
-    for (const std::vector<int>& on_host : placement.ranks_on) {
-      for (const int rank : on_host) {
-        const size_t first = starts[static_cast<size_t>(rank)], all = starts[static_cast<size_t>(rank) + 1] - first;
-        const size_t count = done < all ? std::min(all - done, room) : 0;
-        if (rank == placement.rank) mine.push_back(length);
-        pieces.push_back({in + (first + done) * size, out, count});
-        length += count;
-      }
-      bounds.back().push_back(length);
-    }
-    segment_starts.push_back(segment_starts.back() + length);
-  }
-  const Spans spans(std::move(pieces), size);
+  const Deal deal(placement, in, starts, size, room);
+  const Spans spans(deal.pieces, size);
   Segments segments(channel, spans, type, reduction, factors);
   std::vector<Link::Ticket> halves[2];
   const size_t own = starts[static_cast<size_t>(placement.rank) + 1] - starts[static_cast<size_t>(placement.rank)];
   in_flight(
-      bounds.size(),
+      deal.bounds.size(),
       [&](size_t segment) {
-        segments.sum_in_host(segment, segment_starts[segment], segment_starts[segment + 1]);
-        if (hosts.leads()) halves[segment % 2] = segments.start(segment, bounds[segment]);
+        segments.sum_in_host(segment, deal.starts[segment], deal.starts[segment + 1]);
+        if (hosts.leads()) halves[segment % 2] = segments.start(segment, deal.bounds[segment]);
       },
       [&](size_t segment) {
         if (!hosts.leads()) return;
         hosts.await(halves[segment % 2]);
-        segments.combine(segment, bounds[segment]);
+        segments.combine(segment, deal.bounds[segment]);
         hosts.announce();
       },
       [&](size_t segment) {
         if (!hosts.leads()) hosts.await_announced();
         const size_t done = segment * room;
         if (done < own)
-          std::memcpy(out + done * size, segments.wire(segment) + mine[segment] * size,
+          std::memcpy(out + done * size, segments.wire(segment) + deal.own[segment] * size,
                       std::min(own - done, room) * size);
       });
 }
