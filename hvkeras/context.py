@@ -295,13 +295,14 @@ def _at_exit() -> None:
 
 def _own_facts(requested: str, launch: Launch) -> dict[str, Any]:
     """What this rank tells the others of itself before the engine starts."""
+    names = [requested] if requested != "auto" else backend_names()
     return {
         "host": socket.gethostname(),
         "identity": host_identity(),
         "cores": usable_cores(),
         "requested": requested,
-        "objections": {name: _objection(name, launch) for name in ([requested] if requested != "auto" else
-                                                                   backend_names())},
+        "objections": {name: _objection(name, launch) for name in names},
+        "objections_to_hosts": {name: backend_class(name).objection_to_hosts(launch) for name in names},
         "preferred": _preference(launch) if requested == "auto" else [requested],
     }
 
@@ -366,13 +367,14 @@ def _agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
         raise UsageError(explain("All ranks must ask for the same backend", "set it once, on the launcher's command"
                                  " line or in the script", rank_0=requested[0], **{f"rank_{other}": requested[other]}))
     problems = {}
-    hosts = len({fact["identity"] for fact in facts})
+    one_host = len({fact["identity"] for fact in facts}) == 1
     for name in facts[0]["preferred"]:
-        bad = [(rank, fact["objections"].get(name, "is not known there")) for rank, fact in enumerate(facts)
-               if fact["objections"].get(name, "is not known there")]
-        if not bad and not (objection := backend_class(name).objection_to_hosts(hosts)):
+        bad = [(rank, objection) for rank, fact in enumerate(facts)
+               if (objection := fact["objections"].get(name, "is not known there")
+                   or ("" if one_host else fact["objections_to_hosts"][name]))]
+        if not bad:
             return str(name)
-        problems[name] = f"{name}: {objection}" if not bad else f"{name} on rank {bad[0][0]}: {bad[0][1]}"
+        problems[name] = f"{name} on rank {bad[0][0]}: {bad[0][1]}"
     raise MachineError(explain(f"A backend must be able to serve a job of {launch.launcher}: "
                                + "; ".join(problems.values()), "see hvkeras run --check-build for what works here",
                                backend=requested[0], size=len(facts)))

@@ -19,6 +19,7 @@ class Topology:
         cross_size: How many hosts have a process of this local rank.
         hosts: The host name of each rank, in rank order; two machines may have the same.
         local_sizes: How many processes run on each rank's host, in rank order.
+        host_numbers: Each rank's host as a number, in rank order; hosts are numbered by their first ranks.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Topology:
     cross_size: int
     hosts: tuple[str, ...]
     local_sizes: tuple[int, ...]
+    host_numbers: tuple[int, ...]
 
     @property
     def host(self) -> str:
@@ -74,4 +76,5 @@ def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[st
         cross_size=len(same_column),
         hosts=tuple(hosts),
         local_sizes=tuple(keys.count(key) for key in keys),
+        host_numbers=tuple(list(dict.fromkeys(keys)).index(key) for key in keys),
     )

@@ -1,7 +1,8 @@
-"""The native engine: C++ collectives in shared memory, for ranks on one host."""
+"""The native engine: C++ collectives in memory that the ranks of a host share, and over MPI between hosts."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.backends.native.loading import Library, availability
+from hvkeras.backends.native.network import LOST, Network, objection_to_hosts
 from hvkeras.backends.native.xla import CompiledOperations
-from hvkeras.errors import MachineError, UnsupportedError, explain
+from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.control.client import ControlClient
@@ -28,7 +30,8 @@ class NativeBackend(Backend):
     """Ranks of one host reduce through memory that they share, without sockets, copies into buckets or negotiation.
 
     A collective is matched by its key when it is about to run: the rank that comes last puts it into an order
-    that all follow (backends/native/core/matching.h).
+    that all follow (backends/native/core/matching.h). Where there are more hosts, the first rank of each exchanges
+    what its host has with the others over MPI.
     """
 
     name = "native"
@@ -36,6 +39,7 @@ class NativeBackend(Backend):
 
     def __init__(self) -> None:
         self._library: Library | None = None
+        self._network: Network | None = None  # between hosts; stays open for the process's life
         self._start: Start | None = None
         self._groups: dict[tuple[int, ...], int] = {}  # numbers are in graphs, so they stay for the process's life
         self._open: set[tuple[int, ...]] = set()
@@ -52,15 +56,16 @@ class NativeBackend(Backend):
         return ""
 
     @classmethod
-    def objection_to_hosts(cls, hosts: int) -> str:
-        return "" if hosts == 1 else f"it works within one host, and the job is on {hosts}; use horovod or tfdist"
+    def objection_to_hosts(cls, launch: Launch) -> str:
+        return objection_to_hosts(launch)
 
     def start(self, start: Start) -> int:
-        if not start.topology.is_one_host:
-            raise MachineError(explain("The backend native works within one host", "use horovod or tfdist",
-                                       hosts=sorted(set(start.topology.hosts))))
         if self._library is None:
             self._library = Library()
+        if self._network is None and not start.topology.is_one_host:
+            self._network = Network(start)
+            self._library.use_network(self._network.table)
+            atexit.register(self._network.close)  # before the end of MPI, which was registered first
         self._start = start
         self._sessions += 1
         self._open_group(range(start.topology.size))
@@ -77,12 +82,13 @@ class NativeBackend(Backend):
             self._library.abort(ABORTED + reason)
 
     def is_peer_failure(self, error: BaseException) -> bool:
-        return ABORTED in str(error)
+        return ABORTED in str(error) or LOST in str(error)
 
     @property
     def engine(self) -> str:
         how = f" ({self._library.instructions})" if self._library is not None else ""
-        return f"shared memory{how}"
+        between = f" and {self._network.mpi}" if self._network is not None else ""
+        return f"shared memory{how}{between}"
 
     @property
     def objection_to_xla(self) -> str:
@@ -170,24 +176,27 @@ class NativeBackend(Backend):
         return {"key": key, "group": self._groups[tuple(ranks)], "order": order}
 
     def _open_group(self, ranks: Sequence[int]) -> None:
-        """Has all members map the same new memory; its name is gone as soon as they have."""
+        """Has all members on a host map the same new memory; its name is gone as soon as they have."""
         members = tuple(ranks)
         if members in self._open:
             return
         assert self._start is not None
         assert self._library is not None
-        rank, control, settings = self._start.topology.rank, self._start.control, self._start.settings
+        topology, control, settings = self._start.topology, self._start.control, self._start.settings
+        rank = topology.rank
+        here = [member for member in members if topology.host_numbers[member] == topology.host_numbers[rank]]
+        hosts = [topology.host_numbers[member] for member in members]
         number = self._groups.setdefault(members, len(self._groups))
         self._open.add(members)
         label = f"native {self._sessions} {number}"
         name = ""
         try:
-            if rank == members[0]:
+            if rank in here[:1]:
                 name = f"/hvkeras-{secrets.token_hex(8)}"
-                self._library.open_group(number, name, True, 0, members, self._crowded())
+                self._library.open_group(number, name, True, members.index(rank), members, hosts, self._crowded())
             names = self._gathered(control, f"{label} name", name, settings)
-            if rank in members[1:]:
-                self._library.open_group(number, names[members[0]], False, members.index(rank), members,
+            if rank in here[1:]:
+                self._library.open_group(number, names[here[0]], False, members.index(rank), members, hosts,
                                          self._crowded())
             self._gathered(control, f"{label} mapped", True, settings)
         finally:

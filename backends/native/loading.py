@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.backends.interface import Availability
+from hvkeras.backends.native.network import built_for
 from hvkeras.errors import MachineError, explain
 
 PATH = Path(__file__).parent / "libhvkeras_native.so"
@@ -22,7 +23,8 @@ def availability() -> Availability:
         return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
     if not PATH.is_file():
         return Availability(False, f"its C++ library was not built, since no compiler was found; {INSTALL}")
-    return Availability(True, "its C++ library is installed")
+    between = f"between hosts over {mpi}" if (mpi := built_for()) else "within one host, since it was built without MPI"
+    return Availability(True, f"its C++ library is installed, and works {between}")
 
 
 class Library:
@@ -46,10 +48,12 @@ class Library:
                                        tensorflow=tf.__version__, error=str(error))) from error
         self._functions.hvkeras_open_group.argtypes = [
             ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-            ctypes.POINTER(ctypes.c_int32), ctypes.c_int]
+            ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), ctypes.c_int]
         self._functions.hvkeras_open_group.restype = ctypes.c_char_p
         self._functions.hvkeras_close_group.argtypes = [ctypes.c_int64]
         self._functions.hvkeras_close_group.restype = None
+        self._functions.hvkeras_use_network.argtypes = [ctypes.c_void_p]
+        self._functions.hvkeras_use_network.restype = None
         self._functions.hvkeras_unlink.argtypes = self._functions.hvkeras_abort.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_unlink.restype = self._functions.hvkeras_abort.restype = None
         self._functions.hvkeras_instructions.restype = ctypes.c_char_p
@@ -59,26 +63,32 @@ class Library:
         reason = self._functions.hvkeras_register_xla(str(folder / "libtensorflow_cc.so.2").encode())
         self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
-    def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], crowded: bool) -> None:
+    def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
+                   crowded: bool) -> None:
         """Maps the memory of a group of ranks, and starts its engine.
 
         Args:
             number: What graphs call the group.
-            name: The shared memory's name.
-            create: Whether this rank makes the memory.
+            name: The shared memory's name, the same for the ranks of one host.
+            create: Whether this rank makes the memory: the first one of its host does.
             rank: This rank's place in the group.
             ranks: The group's global ranks.
+            hosts: The number of each one's host.
             crowded: Whether there are more ranks than cores.
 
         Raises:
             MachineError: The memory cannot be had.
         """
-        global_ranks = (ctypes.c_int32 * len(ranks))(*ranks)
-        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), global_ranks,
-                                                   crowded)
+        numbers = ctypes.c_int32 * len(ranks)
+        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
+                                                   numbers(*hosts), crowded)
         if error is not None:
             raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
                                        "make room in /dev/shm, or use the backend tfdist"))
+
+    def use_network(self, table: int) -> None:
+        """Takes the functions with which groups on several hosts reach each other (see `network.Network`)."""
+        self._functions.hvkeras_use_network(table)
 
     def close_group(self, number: int) -> None:
         """Ends a group's engine, and what is left in it with an error."""

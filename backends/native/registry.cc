@@ -12,6 +12,8 @@
 #include <map>
 #include <mutex>
 
+#include "mpi_link.h"
+
 namespace hvkeras {
 
 namespace {
@@ -34,10 +36,14 @@ class SharedMemory {
     errno = reason;
     fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "shared memory cannot be mapped", name);
   }
-  ~SharedMemory() { munmap(base_, bytes_); }
+  ~SharedMemory() {
+    if (!kept_) munmap(base_, bytes_);
+  }
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
   void* base() const { return base_; }
+  // Leaves it mapped until the process ends.
+  void keep() { kept_ = true; }
 
  private:
   [[noreturn]] void fail(const std::string& what, const std::string& name) const {
@@ -47,6 +53,7 @@ class SharedMemory {
 
   size_t bytes_;
   void* base_ = MAP_FAILED;
+  bool kept_ = false;
 };
 
 // An engine in memory of its own. Declared in this order, the engine ends before its memory.
@@ -55,13 +62,19 @@ struct Group {
   Engine engine;
 
   Group(const std::string& name, bool create, Engine::Shape shape)
-      : memory(name, Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes), create),
+      : memory(name,
+               Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes, shape.placement.hosts()),
+               create),
         engine(memory.base(), std::move(shape)) {}
+  ~Group() {
+    if (engine.close()) memory.keep();
+  }
 };
 
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
+  const HvkerasNetwork* network = nullptr;  // between hosts
 };
 
 Registry& registry() {
@@ -70,6 +83,25 @@ Registry& registry() {
 }
 
 thread_local std::string last_error;
+
+// What the engine of a group member is told: `ranks` are the group's global ranks, `hosts` has each one's host.
+Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
+  Engine::Shape shape;
+  shape.placement = placement_of(rank, hosts);
+  shape.slot_bytes = Channel::slot_bytes_for(static_cast<int>(shape.placement.most_on_a_host()));
+  const std::vector<std::vector<int>>& ranks_on = shape.placement.ranks_on;
+  for (const int member : ranks_on[static_cast<size_t>(shape.placement.host)]) {
+    if (member < rank) ++shape.rank;
+    shape.global_ranks.push_back(ranks[static_cast<size_t>(member)]);
+  }
+  if (shape.placement.hosts() > 1 && shape.rank == 0) {
+    if (registry().network == nullptr) throw Failure("a group on several hosts needs a network");
+    std::vector<int> leaders;
+    for (const std::vector<int>& members : ranks_on) leaders.push_back(ranks[static_cast<size_t>(members[0])]);
+    shape.link = mpi_link(*registry().network, group, leaders);
+  }
+  return shape;
+}
 
 template <typename Body>
 const char* guarded(Body&& body) {
@@ -99,17 +131,23 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 
 extern "C" {
 
+// `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
+// from others. The ranks of one host open the same memory, which the first of them creates.
 EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
-                               const int32_t* global_ranks, int crowded) {
+                                        const int32_t* global_ranks, const int32_t* hosts, int crowded) {
   using namespace hvkeras;
   return guarded([&] {
-    Engine::Shape shape{rank, std::vector<int>(global_ranks, global_ranks + ranks), Channel::slot_bytes_for(ranks),
-                        crowded != 0};
+    Engine::Shape shape = shape_of(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
+                                   std::vector<int>(hosts, hosts + ranks));
+    shape.crowded = crowded != 0;
     auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
     const std::lock_guard<std::mutex> lock(registry().mutex);
     registry().groups[group] = std::move(made);
   });
 }
+
+// The table of the library that talks over MPI; it stays for the process's life.
+EXPORTED void hvkeras_use_network(const HvkerasNetwork* network) { hvkeras::registry().network = network; }
 
 EXPORTED void hvkeras_unlink(const char* name) { shm_unlink(name); }
 

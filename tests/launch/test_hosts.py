@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from harness import hosts as machines
+from harness.checks import RESULTS, names_of_checks
 from harness.launchers import BIN, clean_environment
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 
 WORKERS = Path(__file__).parent / "workers"
+ACROSS = WORKERS / "across_hosts.py"
 SECRET = {"HVKERAS_SECRET": "not a secret outside of this test"}
 
 
@@ -68,28 +70,63 @@ def test_a_failure_names_the_other_host(pair, tmp_path):
                      " ValueError: the sky is falling", outputs[0].splitlines()[-1])
 
 
-@pytest.mark.parametrize("backend", ["tfdist", "horovod"])
-def test_mpirun_spans_two_hosts(pair, tmp_path, backend):
+def run_mpirun(pair, tmp_path, backend, script, results=None):
+    """Runs two ranks on each host, and returns what they and the launcher printed."""
     shell = machines.remote_shell(pair, tmp_path)
     network = f"{machines.NETWORK}.0/24"
-    environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": backend}
+    environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": backend, RESULTS: str(results)}
     command = pair[0].command(
         str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
         "-H", ",".join(f"{host.address}:2" for host in pair), "--mca", "plm_rsh_agent", str(shell),
         "--mca", "btl", "self,tcp", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", network,
         "--mca", "oob_tcp_if_include", network, "-x", "PATH", "-x", "HVKERAS_BACKEND", "-x", "PYTHONPATH",
-        sys.executable, str(WORKERS / "meet.py"))
+        "-x", RESULTS, sys.executable, str(script))
     job = subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        output = job.communicate(timeout=120)[0]
+        output = job.communicate(timeout=240)[0]
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.communicate()
     assert job.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("backend", ["tfdist", "horovod", "native"])
+def test_mpirun_spans_two_hosts(pair, tmp_path, backend):
+    output = run_mpirun(pair, tmp_path, backend, WORKERS / "meet.py")
     found = sorted(facts(output), key=lambda fact: fact["rank"])
     assert [fact["sum"] for fact in found] == [10.0] * 4
     assert [fact["local"] for fact in found] == [[0, 2], [1, 2]] * 2
     assert [fact["cross"] for fact in found] == [[0, 2], [0, 2], [1, 2], [1, 2]]
     assert "4 ranks on 2 hosts" in output
+    assert backend != "native" or re.search(r"backend native \(shared memory \(\w+\) and Open MPI 4[\d.]+\)", output)
+
+
+def test_native_between_hosts_asks_for_mpi(pair, tmp_path):
+    outputs = run_tf_config(pair, tmp_path, "native", "meet.py", expect=1)
+    for rank in (0, 1):
+        assert re.search(r"native on rank 0: between hosts it needs MPI, so the job must be launched by mpirun.* the"
+                         " backends horovod and tfdist work between hosts as well", outputs[rank].splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def across(pair, tmp_path_factory):
+    """What each rank found in `across_hosts.py`, by check."""
+    folder = tmp_path_factory.mktemp("across")
+    output = run_mpirun(pair, folder, "native", ACROSS, results=folder)
+    ranks = [json.loads((folder / f"rank.{rank}.json").read_text()) for rank in range(4)]
+    assert all("error" not in one for rank in ranks for one in rank.values()), output
+    return {check: [rank[check]["value"] for rank in ranks] for check in ranks[0]}
+
+
+@pytest.mark.parametrize("check", [name for name in names_of_checks(ACROSS) if name != "a_mismatch"])
+def test_native_between_hosts_gives_what_numpy_does(check, across):
+    assert across[check] == [[]] * 4
+
+
+def test_native_between_hosts_names_a_mismatch(across):
+    for said in across["a_mismatch"]:
+        assert {"[3] on rank 0", "[3] on rank 1"} & set(re.findall(r"\[3\] on rank \d", said)), said
+        assert {"[4] on rank 2", "[4] on rank 3"} & set(re.findall(r"\[4\] on rank \d", said)), said

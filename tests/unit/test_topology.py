@@ -34,6 +34,7 @@ def test_identities_tell_hosts_of_one_name_apart() -> None:
     seen = topology_from_hosts(1, ["localhost", "localhost"], ["machine 1", "machine 2"])
     assert (seen.local_rank, seen.local_size, seen.cross_rank, seen.cross_size) == (0, 1, 1, 2)
     assert seen.hosts == ("localhost", "localhost")
+    assert seen.host_numbers == (0, 1)
 
 
 @pytest.mark.parametrize(("hosts", "homogeneous"), [("a", True), ("aabb", True), ("abab", True), ("abb", False)])

@@ -9,6 +9,8 @@
 
 namespace hvkeras {
 
+class Hosts;
+
 class Channel {
  public:
   // Bytes of memory that `ranks` need with slots of this size.
@@ -23,6 +25,11 @@ class Channel {
   int ranks() const { return ranks_; }
   size_t slot_bytes() const { return slot_bytes_; }
   const Abort& abort() const { return abort_; }
+  const Patience& patience() const { return patience_; }
+
+  // The other hosts, where the group has ranks there: then `rank` and `ranks` are those of this host.
+  Hosts* hosts() const { return hosts_; }
+  void set_hosts(Hosts* hosts) { hosts_ = hosts; }
 
   // The rounds so far, of this rank; equal on all ranks between collectives.
   uint32_t round() const { return round_; }
@@ -56,6 +63,7 @@ class Channel {
   size_t slot_bytes_, result_bytes_;
   Patience patience_;
   const Abort& abort_;
+  Hosts* hosts_ = nullptr;
   uint32_t round_ = 0, result_round_ = 0;
 };
 

@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "hierarchy.h"
+
 namespace hvkeras {
 
 namespace {
 
 constexpr size_t kOneShot = 64 * 1024;  // bytes up to which each rank reduces all, which takes one round instead of two
-constexpr size_t kAligned = 64;         // elements to which parts are rounded up, so that all start on a cache line
-
-size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
-size_t divided_up(size_t count, size_t by) { return (count + by - 1) / by; }
 
 // Every rank writes all of its data, and reduces all ranks' by itself.
 void allreduce_in_one_round(Channel& channel, const Spans& spans, Reducer reduce, Factors factors) {
@@ -136,23 +134,11 @@ Spans::Spans(std::vector<Span> spans, size_t element_bytes)
   for (const Span& span : spans_) starts_.push_back(starts_.back() + span.count);
 }
 
-template <typename Visit>
-void Spans::visit(size_t start, size_t stop, Visit&& visit) const {
-  if (start >= stop) return;
-  size_t place = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
-  for (size_t at = start; at < stop; ++place) {
-    const size_t end = std::min(stop, starts_[place + 1]);
-    if (end == at) continue;  // an empty tensor
-    const size_t offset = (at - starts_[place]) * element_bytes_;
-    visit(spans_[place].in + offset, spans_[place].out + offset, (at - start) * element_bytes_, end - at);
-    at = end;
-  }
-}
-
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors) {
   const Reducer reduce = reducer_of(type, reduction);
   if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
   if (spans.count() == 0) return;
+  if (channel.hosts() != nullptr) return between_hosts::allreduce(channel, spans, type, reduction, factors);
   const size_t bytes = spans.count() * spans.element_bytes();
   if (bytes <= std::min(kOneShot * 2 / static_cast<size_t>(channel.ranks()), channel.slot_bytes())) {
     allreduce_in_one_round(channel, spans, reduce, factors);
@@ -162,6 +148,7 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
 }
 
 void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int root) {
+  if (channel.hosts() != nullptr) return between_hosts::broadcast(channel, in, out, bytes, root);
   for (size_t start = 0; start < bytes; start += channel.slot_bytes()) {
     const size_t length = std::min(bytes - start, channel.slot_bytes());
     if (channel.rank() == root) std::memcpy(channel.slot(channel.round(), root), in + start, length);
@@ -172,6 +159,7 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
 }
 
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
+  if (channel.hosts() != nullptr) return between_hosts::allgather(channel, in, rows, row_bytes, allocate);
   std::vector<size_t> rows_of_rank, bytes_of_rank, starts{0};
   for (const std::vector<size_t>& told : exchange_sizes(channel, {rows})) {
     rows_of_rank.push_back(told[0]);
@@ -195,6 +183,7 @@ void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, 
 
 void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_to, size_t row_bytes,
               const Allocate& allocate) {
+  if (channel.hosts() != nullptr) return between_hosts::alltoall(channel, in, rows_to, row_bytes, allocate);
   const std::vector<std::vector<size_t>> rows = exchange_sizes(channel, rows_to);
   const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
   std::vector<size_t> rows_from, starts_in{0}, starts_out{0};
@@ -226,6 +215,8 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
                    Reduction reduction, Factors factors) {
   const Reducer reduce = reducer_of(type, reduction);
   if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
+  if (channel.hosts() != nullptr)
+    return between_hosts::reducescatter(channel, in, out, starts, type, reduction, factors);
   const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
   const size_t size = size_of(type);
   const size_t room = channel.slot_bytes() / ranks / size / kAligned * kAligned;
@@ -252,6 +243,9 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
   }
 }
 
-void barrier(Channel& channel) { channel.exchange(); }
+void barrier(Channel& channel) {
+  if (channel.hosts() != nullptr) return between_hosts::barrier(channel);
+  channel.exchange();
+}
 
 }  // namespace hvkeras

@@ -1,6 +1,8 @@
-// The collectives of one host, each run by all ranks of a channel at the same place of their common order.
+// The collectives, each run by all ranks of a group at the same place of their common order. What is here goes through
+// the memory that the ranks of one host share; groups on several hosts take the ways in hierarchy.h.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -8,6 +10,11 @@
 #include "reduce.h"
 
 namespace hvkeras {
+
+constexpr size_t kAligned = 64;  // elements to which parts are rounded up, so that all start on a cache line
+
+inline size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
+inline size_t divided_up(size_t count, size_t by) { return (count + by - 1) / by; }
 
 // A tensor that is reduced: where it comes from and where it goes to, which may be the same.
 struct Span {
@@ -32,6 +39,19 @@ class Spans {
   std::vector<size_t> starts_;  // of each tensor, and the end
   size_t element_bytes_;
 };
+
+template <typename Visit>
+void Spans::visit(size_t start, size_t stop, Visit&& visit) const {
+  if (start >= stop) return;
+  size_t place = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+  for (size_t at = start; at < stop; ++place) {
+    const size_t end = std::min(stop, starts_[place + 1]);
+    if (end == at) continue;  // an empty tensor
+    const size_t offset = (at - starts_[place]) * element_bytes_;
+    visit(spans_[place].in + offset, spans_[place].out + offset, (at - start) * element_bytes_, end - at);
+    at = end;
+  }
+}
 
 // Where a received tensor of so many rows from each rank goes; called once on each rank, may throw Failure.
 using Allocate = std::function<char*(const std::vector<size_t>& rows_of_rank)>;

@@ -18,24 +18,38 @@ Patience patience(bool crowded) { return crowded ? Patience{100, 2} : Patience{}
 
 }  // namespace
 
-size_t Engine::bytes(int ranks, size_t slot_bytes) {
-  return paged(Matching::bytes()) + paged(Channel::bytes(ranks, slot_bytes));
+size_t Engine::bytes(int ranks, size_t slot_bytes, int hosts) {
+  return paged(Matching::bytes()) + paged(Channel::bytes(ranks, slot_bytes)) +
+         (hosts > 1 ? Hosts::bytes(hosts, slot_bytes) : 0);
 }
 
 Engine::Engine(void* memory, Shape shape)
     : shape_(std::move(shape)),
-      channel_(static_cast<char*>(memory) + paged(Matching::bytes()), shape_.rank, ranks(), shape_.slot_bytes,
+      channel_(static_cast<char*>(memory) + paged(Matching::bytes()), shape_.rank, ranks_here(), shape_.slot_bytes,
                patience(shape_.crowded), abort_),
-      matching_(memory, shape_.rank, ranks(), shape_.global_ranks.data(), abort_),
-      worker_([this] { work(); }) {}
+      matching_(memory, shape_.rank, ranks_here(), shape_.global_ranks.data(), abort_, shape_.placement.hosts() > 1) {
+  if (shape_.placement.hosts() > 1) {
+    char* const areas = static_cast<char*>(memory) + bytes(ranks_here(), shape_.slot_bytes);
+    hosts_ = std::make_unique<Hosts>(areas, shape_.placement, shape_.slot_bytes, shape_.link.get(), channel_,
+                                     shape_.crowded);
+    channel_.set_hosts(hosts_.get());
+  }
+  if (shape_.link) {
+    agreement_ = std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(), shape_.crowded,
+                                             abort_);
+    hosts_->meanwhile([this] { agreement_->step(); });
+  }
+  worker_ = std::thread([this] { work(); });
+}
 
-Engine::~Engine() {
+bool Engine::close() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
   abort("the engine was shut down");
-  worker_.join();
+  if (worker_.joinable()) worker_.join();
+  return hosts_ && hosts_->busy();
 }
 
 void Engine::submit(std::unique_ptr<Request> request) {
@@ -64,7 +78,7 @@ void Engine::submit(std::unique_ptr<Request> request) {
   while (take_turn()) {  // if another thread has it, that thread sees the request
     bool ran = false;
     try {
-      ran = matching_.ready() || (help != 0 && matching_.await(help, shape_.crowded));
+      ran = matching_.ready() || (help != 0 && await(help, shape_.crowded));
       if (ran) run_next();
     } catch (const Failure& failure) {
       abort(failure.what());
@@ -73,6 +87,11 @@ void Engine::submit(std::unique_ptr<Request> request) {
     if (!ran) return give_turn_back();
     help = 0;  // further requests are worth no waiting
   }
+}
+
+// Waits until the log has an entry for this rank, for at most so long. A leader brings it there.
+bool Engine::await(int64_t microseconds, bool asleep) {
+  return agreement_ ? agreement_->await(microseconds) : matching_.await(microseconds, asleep);
 }
 
 // Whether this thread may read the log and run what stands there; only if there is something to wait for.
@@ -167,7 +186,7 @@ void Engine::work() {
     }
     bool ran = false;
     try {
-      ran = matching_.ready() || matching_.await(kLook, true);
+      ran = matching_.ready() || await(kLook, true);
       if (ran) run_next();
     } catch (const Failure& failure) {
       abort(failure.what());

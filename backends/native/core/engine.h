@@ -11,8 +11,9 @@
 #include <thread>
 #include <unordered_map>
 
+#include "agreement.h"
 #include "collectives.h"
-#include "matching.h"
+#include "hosts.h"
 
 namespace hvkeras {
 
@@ -33,26 +34,36 @@ class Engine {
     std::vector<int> global_ranks;  // of these ranks, for messages
     size_t slot_bytes = 0;
     bool crowded = false;  // whether there are more ranks than cores
+    // Of a group on several hosts: who is where, and on the first rank of each host the way to the others.
+    Placement placement = {};
+    std::unique_ptr<Link> link = {};
   };
 
-  static size_t bytes(int ranks, size_t slot_bytes);
+  // `ranks` are those on this host, and `hosts` all that the group has ranks on.
+  static size_t bytes(int ranks, size_t slot_bytes, int hosts = 1);
   // `memory` is zeroed, of `bytes()`, and the same for all ranks; the engine does not own it.
   Engine(void* memory, Shape shape);
-  ~Engine();  // ends what is left with an error
+  ~Engine() { close(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  int rank() const { return shape_.rank; }
-  int ranks() const { return static_cast<int>(shape_.global_ranks.size()); }
+  // This rank's number in the group, and how many ranks that has.
+  int rank() const { return hosts_ ? hosts_->placement().rank : shape_.rank; }
+  int ranks() const { return hosts_ ? hosts_->placement().ranks() : ranks_here(); }
 
   // Takes a request; `done` may be called before this returns. Throws nothing.
   void submit(std::unique_ptr<Request> request);
   // Ends all requests, now and later, with an error.
   void abort(const std::string& reason);
+  // Ends what is left with an error, and the group's thread. Returns whether the network still uses the memory, as an
+  // abort may leave it: then that must not go.
+  bool close();
 
  private:
   using Waiting = std::deque<std::unique_ptr<Request>>;  // of one key; the first one is posted
 
+  int ranks_here() const { return static_cast<int>(shape_.global_ranks.size()); }
+  bool await(int64_t microseconds, bool asleep);
   bool take_turn();
   void give_turn_back();
   void run_next();
@@ -64,6 +75,8 @@ class Engine {
   Abort abort_;
   Channel channel_;
   Matching matching_;
+  std::unique_ptr<Hosts> hosts_;          // of a group on several hosts
+  std::unique_ptr<Agreement> agreement_;  // of the leader of a host in such a group
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

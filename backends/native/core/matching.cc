@@ -12,8 +12,6 @@ namespace {
 constexpr uint32_t kLog = 1 << 15;      // entries that may be unread by the slowest rank
 constexpr uint32_t kPending = 1 << 15;  // keys that may wait for ranks
 constexpr uint32_t kErrors = 64;
-constexpr size_t kDetails = 96;  // bytes of details that are kept for a message; a hash covers all of them
-constexpr size_t kText = 512;
 
 // Fowler, Noll and Vo's hash (FNV-1a), from two starting points.
 uint64_t hash_of(const std::string& text, uint64_t start) {
@@ -27,8 +25,11 @@ uint64_t hash_of(const std::string& text, uint64_t start) {
   return hash ^ (hash >> 29);
 }
 
+}  // namespace
+
 // The first of the parts between ";" that differs, and its number.
-std::string difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
+std::string Matching::difference(const std::string& one, int rank_of_one, const std::string& other,
+                                 int rank_of_other) {
   size_t start_one = 0, start_other = 0;
   for (int place = 1; start_one <= one.size() && start_other <= other.size(); ++place) {
     const size_t end_one = std::min(one.find(';', start_one), one.size());
@@ -44,8 +45,6 @@ std::string difference(const std::string& one, int rank_of_one, const std::strin
   }
   return "the tensors of ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other) + " differ";
 }
-
-}  // namespace
 
 Key key_of(const std::string& name) {
   return Key{hash_of(name, 0xcbf29ce484222325ULL), hash_of(name, 0x84222325cbf29ce4ULL)};
@@ -63,6 +62,7 @@ struct Matching::Pending {
 
 struct Matching::Shared {
   Counter log_length;
+  Counter ready_here;  // how many keys all ranks of this host have posted, for the leader
   alignas(128) std::atomic<uint32_t> locked;
   uint32_t pending_count;
   uint32_t error_count;
@@ -96,8 +96,13 @@ class Matching::Lock {
 
 size_t Matching::bytes() { return sizeof(Shared); }
 
-Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort)
-    : shared_(static_cast<Shared*>(base)), rank_(rank), ranks_(ranks), global_ranks_(global_ranks), abort_(abort) {}
+Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts)
+    : shared_(static_cast<Shared*>(base)),
+      rank_(rank),
+      ranks_(ranks),
+      global_ranks_(global_ranks),
+      abort_(abort),
+      between_hosts_(between_hosts) {}
 
 void Matching::post(const Key& key, const std::string& details) {
   const uint64_t hash = hash_of(details, 0xcbf29ce484222325ULL);
@@ -114,23 +119,33 @@ void Matching::post(const Key& key, const std::string& details) {
       *found = Pending{key, hash, 0, static_cast<uint32_t>(rank_), 0, static_cast<uint32_t>(kept), {}};
       std::memcpy(found->details, details.data(), kept);
     } else if (found->details_hash != hash && found->error == 0) {
-      found->error = 1 + shared_->error_count++ % kErrors;
-      const std::string text = difference(std::string(found->details, found->length), global_ranks_[found->first],
-                                          details.substr(0, kDetails), global_ranks_[rank_]);
-      char* const place = shared_->errors[found->error - 1];
-      const size_t kept = std::min(text.size(), kText - 1);
-      std::memcpy(place, text.data(), kept);
-      place[kept] = 0;
+      found->error = keep_error(difference(std::string(found->details, found->length), global_ranks_[found->first],
+                                           details.substr(0, kDetails), global_ranks_[rank_]));
     }
     complete = static_cast<int>(++found->posted) == ranks_;
-    if (complete) {
-      const uint32_t length = shared_->log_length.value.load(std::memory_order_relaxed);
-      shared_->log[length % kLog] = {key, found->error};
+    if (complete && between_hosts_) {
+      shared_->ready_here.set(shared_->ready_here.value.load(std::memory_order_relaxed) + 1);
+    } else if (complete) {
+      append_locked(key, found->error);
       *found = all[--shared_->pending_count];
-      shared_->log_length.set(length + 1);  // under the lock, so that entries appear in order
     }
   }
-  if (complete) shared_->log_length.wake();
+  if (complete) (between_hosts_ ? shared_->ready_here : shared_->log_length).wake();
+}
+
+// Keeps a message for all ranks, and returns its number.
+uint32_t Matching::keep_error(const std::string& text) {
+  const uint32_t place = shared_->error_count++ % kErrors;
+  const size_t kept = std::min(text.size(), kText - 1);
+  std::memcpy(shared_->errors[place], text.data(), kept);
+  shared_->errors[place][kept] = 0;
+  return place + 1;
+}
+
+void Matching::append_locked(const Key& key, uint32_t error) {
+  const uint32_t length = shared_->log_length.value.load(std::memory_order_relaxed);
+  shared_->log[length % kLog] = {key, error};
+  shared_->log_length.set(length + 1);  // under the lock, so that entries appear in order
 }
 
 bool Matching::ready() const { return shared_->log_length.now() != read_; }
@@ -142,6 +157,36 @@ Matching::Entry Matching::next() {
 
 bool Matching::await(int64_t microseconds, bool asleep) {
   return shared_->log_length.await_for(read_ + 1, microseconds, asleep, abort_);
+}
+
+std::vector<Matching::Ready> Matching::take_ready() {
+  std::vector<Ready> ready;
+  if (shared_->ready_here.now() == taken_) return ready;
+  const Lock lock(shared_->locked, abort_);
+  taken_ = shared_->ready_here.now();
+  for (uint32_t place = 0; place < shared_->pending_count;) {
+    Pending& one = shared_->pending[place];
+    if (static_cast<int>(one.posted) != ranks_) {
+      ++place;
+      continue;
+    }
+    ready.push_back({one.key, one.details_hash, global_ranks_[one.first], std::string(one.details, one.length),
+                     one.error == 0 ? std::string() : std::string(shared_->errors[one.error - 1])});
+    one = shared_->pending[--shared_->pending_count];
+  }
+  return ready;
+}
+
+void Matching::await_ready(int64_t microseconds) {
+  shared_->ready_here.await_for(taken_ + 1, microseconds, true, abort_);
+}
+
+void Matching::append(const Key& key, const std::string& error) {
+  {
+    const Lock lock(shared_->locked, abort_);
+    append_locked(key, error.empty() ? 0 : keep_error(error));
+  }
+  shared_->log_length.wake();
 }
 
 }  // namespace hvkeras

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "waiting.h"
 
@@ -29,9 +30,13 @@ class Matching {
     std::string error;  // what differs between ranks; empty if nothing does
   };
 
+  static constexpr size_t kDetails = 96;  // bytes of details that are kept for a message; a hash covers all of them
+  static constexpr size_t kText = 512;    // bytes of a message
+
   static size_t bytes();
-  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks.
-  Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort);
+  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all
+  // ranks of this host have posted is not in the log yet: the host's leader takes it, and appends what all hosts have.
+  Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false);
 
   // Posts a key. A rank posts one again only after it has read it from the log.
   // `details` is what must be equal on all ranks though the key does not say it: sizes found out when the graph runs,
@@ -44,16 +49,38 @@ class Matching {
   // Waits until there is one, for at most so long; asleep, or spinning. Returns whether there is one.
   bool await(int64_t microseconds, bool asleep);
 
+  // What follows is for the leader of a host.
+  struct Ready {
+    Key key;
+    uint64_t details_hash;
+    int rank;             // the global rank whose details these are
+    std::string details;  // the beginning of them
+    std::string error;    // what differs within the host
+  };
+  // Takes what all ranks of this host have posted since the last time.
+  std::vector<Ready> take_ready();
+  // Sleeps until there may be more, for at most so long.
+  void await_ready(int64_t microseconds);
+  // Appends what all hosts have posted to the log.
+  void append(const Key& key, const std::string& error);
+  // What differs between two ranks' details, in words.
+  static std::string difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other);
+
  private:
   struct Shared;
   struct Pending;
   class Lock;
 
+  uint32_t keep_error(const std::string& text);
+  void append_locked(const Key& key, uint32_t error);
+
   Shared* shared_;
   int rank_, ranks_;
   const int* global_ranks_;
   const Abort& abort_;
+  bool between_hosts_;
   uint32_t read_ = 0;
+  uint32_t taken_ = 0;
 };
 
 }  // namespace hvkeras

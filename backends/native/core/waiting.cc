@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 namespace hvkeras {
@@ -13,12 +14,7 @@ namespace hvkeras {
 namespace {
 
 constexpr int64_t kLook = 20'000;  // microseconds after which a sleeper looks whether it was aborted
-
-int64_t microseconds_now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1'000'000LL + now.tv_nsec / 1'000;
-}
+constexpr int64_t kLongestPause = 500;
 
 // Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microseconds) {
@@ -27,6 +23,12 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microsecond
 }
 
 }  // namespace
+
+int64_t microseconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000LL + now.tv_nsec / 1'000;
+}
 
 void Abort::raise(const std::string& reason) {
   if (writing_.test_and_set()) return;
@@ -73,6 +75,26 @@ bool Counter::await_for(uint32_t target, int64_t microseconds, bool asleep, cons
     left = end - microseconds_now();
   }
   return reached(target);
+}
+
+int64_t Pauses::next() {
+  const int look = looks_++;
+  if (look < spins_) {
+    pause();
+    return 0;
+  }
+  if (look < spins_ + yields_) {
+    sched_yield();
+    return 0;
+  }
+  return std::min<int64_t>(kLongestPause, 10 + (look - spins_ - yields_) / 4);
+}
+
+void Pauses::sleep() {
+  if (const int64_t microseconds = next()) {
+    const timespec time{0, static_cast<long>(microseconds) * 1'000};
+    nanosleep(&time, nullptr);
+  }
 }
 
 }  // namespace hvkeras

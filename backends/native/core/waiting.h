@@ -55,6 +55,8 @@ struct alignas(128) Counter {
   bool await_for(uint32_t target, int64_t microseconds, bool asleep, const Abort& abort);
 };
 
+int64_t microseconds_now();
+
 // Tells the processor that this thread only waits.
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -63,5 +65,19 @@ inline void pause() {
   asm volatile("yield");
 #endif
 }
+
+// The time between two looks at what cannot wake its waiter, a network: short at first, and longer with every look.
+class Pauses {
+ public:
+  // With more ranks than cores, the core is offered to others at once; `yields` times, before sleeping begins.
+  explicit Pauses(bool crowded, int yields = 50) : spins_(crowded ? 0 : 300), yields_(yields) {}
+  // How many microseconds to sleep before the next look; those up to 0 have passed when this returns.
+  int64_t next();
+  void sleep();
+
+ private:
+  int spins_, yields_;
+  int looks_ = 0;
+};
 
 }  // namespace hvkeras

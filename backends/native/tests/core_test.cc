@@ -16,6 +16,7 @@
 
 #include "../core/engine.h"
 #include "../core/small_numbers.h"
+#include "threads_link.h"
 
 namespace {
 
@@ -180,6 +181,19 @@ void rank_of_check(Engine& engine, int start, int count, int threads) {
   for (std::thread& worker : workers) worker.join();
 }
 
+// An average of float16's 40,000, of which it cannot hold a sum.
+void half_average(Engine& engine) {
+  constexpr uint16_t k40000 = 0x78e2;
+  std::vector<uint16_t> halves(5000, k40000);
+  const std::string error = call(engine, "an average of halves", "", [&](Channel& channel) {
+    char* const place = reinterpret_cast<char*>(halves.data());
+    allreduce(channel, Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum,
+              {1.0, 1.0 / engine.ranks()});
+  });
+  require(error.empty(), error);
+  for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
+}
+
 // All at once, without waiting in between: any order must do.
 void handed_in_at_once(Engine& engine, int start, int count) {
   std::vector<int> order;
@@ -210,16 +224,49 @@ void sum_small_numbers(Engine& engine) {
   for (const uint16_t sum : out) require(sum == engine.ranks(), "small numbers add up: " + std::to_string(sum));
 }
 
-void check(int ranks, double seconds) {
-  const size_t slot_bytes = 64 * 1024;
-  void* const memory = shared_memory(Engine::bytes(ranks, slot_bytes));
+// Hosts whose ranks share memory: `host_of` has the host of each rank.
+struct Machines {
+  explicit Machines(const std::vector<int>& host_of) : placement(placement_of(0, host_of)), network(placement.hosts()) {
+    for (const std::vector<int>& ranks : placement.ranks_on)
+      memories.push_back(shared_memory(bytes(static_cast<int>(ranks.size()))));
+  }
+  ~Machines() {
+    for (size_t host = 0; host < memories.size(); ++host)
+      munmap(memories[host], bytes(static_cast<int>(placement.ranks_on[host].size())));
+  }
+  size_t bytes(int ranks) const { return Engine::bytes(ranks, kSlot, placement.hosts()); }
+
+  // What a rank starts its engine with.
+  Engine::Shape shape(int rank, const std::vector<int>& host_of) {
+    Engine::Shape shape{0, {}, kSlot, true};
+    shape.placement = placement_of(rank, host_of);
+    shape.global_ranks = shape.placement.ranks_on[static_cast<size_t>(shape.placement.host)];
+    while (shape.global_ranks[static_cast<size_t>(shape.rank)] != rank) ++shape.rank;
+    if (placement.hosts() > 1 && shape.rank == 0)
+      shape.link = std::make_unique<ThreadsLink>(network, shape.placement.host);
+    return shape;
+  }
+  void* memory_of(int rank, const std::vector<int>& host_of) const {
+    return memories[static_cast<size_t>(placement_of(rank, host_of).host)];
+  }
+
+  static constexpr size_t kSlot = 64 * 1024;
+  Placement placement;
+  ThreadsNetwork network;
+  std::vector<void*> memories;
+};
+
+void check(const std::vector<int>& host_of, double seconds) {
+  const int ranks = static_cast<int>(host_of.size());
+  Machines machines(host_of);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::atomic<bool> go_on{true};
   std::vector<std::thread> all;
   std::atomic<int> collectives{0};
   for (int rank = 0; rank < ranks; ++rank) {
     all.emplace_back([&, rank] {
-      Engine engine(memory, {rank, numbered(ranks), slot_bytes, true});
+      Engine engine(machines.memory_of(rank, host_of), machines.shape(rank, host_of));
+      require(engine.rank() == rank && engine.ranks() == ranks, "the engine's numbers");
       if (rank % 2 == 0) SmallNumbersKept::flush();  // the callers' choice must not matter
       for (int start = 0;; start += 100) {
         rank_of_check(engine, start, 100, 4);
@@ -232,8 +279,11 @@ void check(int ranks, double seconds) {
         call(engine, "go on, then", "", [](Channel& channel) { barrier(channel); });
         if (!more) break;
       }
+      half_average(engine);
       const std::string error = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
-      require(ranks == 1 || error.find("tensor 2 is [") != std::string::npos, "the mismatch is named: " + error);
+      const bool named =
+          error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
+      require(ranks == 1 || named, "the mismatch is named: " + error);
       const std::string after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
       require(after.empty(), "a mismatch ends nothing else: " + after);
       std::thread aborting([&] { engine.abort("a test"); });
@@ -243,8 +293,7 @@ void check(int ranks, double seconds) {
     });
   }
   for (std::thread& thread : all) thread.join();
-  munmap(memory, Engine::bytes(ranks, slot_bytes));
-  std::printf("%d ranks: %d collectives right\n", ranks, collectives.load());
+  std::printf("%d ranks on %d hosts: %d collectives right\n", ranks, machines.placement.hosts(), collectives.load());
 }
 
 void check_halves() {
@@ -319,6 +368,8 @@ int main(int count, char** arguments) {
   }
   const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
   check_halves();
-  for (int ranks = 1; ranks <= 4; ++ranks) check(ranks, seconds / 4);
+  const std::vector<std::vector<int>> places{{0},    {0, 0},    {0, 0, 0},       {0, 0, 0, 0},
+                                             {0, 1}, {0, 1, 0}, {0, 0, 1, 2, 2}, {0, 1, 0, 1, 0, 2}};
+  for (const std::vector<int>& host_of : places) check(host_of, seconds / static_cast<double>(places.size()));
   return 0;
 }

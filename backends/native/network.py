@@ -1,0 +1,134 @@
+"""The native engine's way between hosts: a library of its own, compiled for one MPI and loaded only where needed."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvkeras.errors import MachineError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.backends.interface import Start
+    from hvkeras.launch_environments import Launch
+
+PATH = Path(__file__).parent / "libhvkeras_native_mpi.so"
+_BUILD = re.compile(rb"hvkeras is built for ([^\0]+)\0")
+LOST = "MPI cannot "  # how the library begins what MPI says of a connection
+_OTHERS = "the backends horovod and tfdist work between hosts as well"
+
+
+def objection_to_hosts(launch: Launch) -> str:
+    """Says what is missing for a job on more than one host; "" if nothing is."""
+    if not PATH.is_file():
+        return ("it works within one host, since no MPI was found when hvkeras was installed; install hvkeras again"
+                f" where mpicc is found, and {_OTHERS}")
+    if not launch.mpi:
+        return f"between hosts it needs MPI, so the job must be launched by mpirun or mpiexec; {_OTHERS}"
+    return ""
+
+
+def mpi_of(text: str) -> tuple[str, str]:
+    """Reads an MPI's family and its version from what it says of itself; their major versions must be the same.
+
+    Example:
+        >>> mpi_of("Open MPI v4.1.8, package: Open MPI root@builder Distribution")
+        ('Open MPI', '4.1.8')
+
+    Args:
+        text: What `MPI_Get_library_version` gives, or what the library was built for.
+
+    Returns:
+        The family's name and the version, or the text and "" for an unknown one.
+    """
+    patterns = {"Open MPI": r"Open MPI v?(\d[\w.]*)", "Intel MPI": r"Intel(?:\(R\))? MPI(?: Library)? (\d[\d.]*)",
+                "MPICH": r"MPICH(?: Version:)?\s+(\d[\w.]*)"}
+    for family, pattern in patterns.items():
+        if match := re.search(pattern, text):
+            return family, match[1]
+    return text.strip(), ""
+
+
+def built_for() -> str:
+    """Reads in the library's file, without loading it, which MPI it was compiled for: `Open MPI 4.1.8`; "" for none."""
+    match = _BUILD.search(PATH.read_bytes()) if PATH.is_file() else None
+    return match[1].decode() if match else ""
+
+
+def require_built_for(running: str) -> str:
+    """Compares the MPI that runs with the one that the library was compiled for.
+
+    Args:
+        running: What `MPI_Get_library_version` gives.
+
+    Returns:
+        The running one's family and version.
+
+    Raises:
+        MachineError: Their families or major versions differ.
+    """
+    found, built = mpi_of(running), mpi_of(built_for())
+    if _kind(found) != _kind(built):
+        raise MachineError(explain(
+            "The native engine must run on the MPI that it was built for, since each numbers its types differently",
+            f"install hvkeras again where the mpicc of {found[0]} is the first in the PATH, with pip install"
+            " --force-reinstall --no-deps, or use the backend horovod or tfdist",
+            built_for=" ".join(built), running=" ".join(found)))
+    return " ".join(found)
+
+
+def _kind(mpi: tuple[str, str]) -> tuple[str, str]:
+    """The family and the major version. Intel MPI's is a year, or a number that begins with it."""
+    family, version = mpi
+    return family, version[:4] if family == "Intel MPI" else version.split(".")[0]
+
+
+class Network:
+    """The running MPI, for the leaders of hosts; all ranks of the job open it at once.
+
+    Args:
+        start: What the backend was told.
+
+    Attributes:
+        mpi: The MPI that runs: `Open MPI 4.1.8`.
+        table: The address of the functions that the engine calls.
+
+    Raises:
+        MachineError: The library was built for another MPI than the one that runs, or MPI cannot serve.
+        PeerError: Not every rank came.
+    """
+
+    def __init__(self, start: Start) -> None:
+        from hvkeras.mpi import mpi_world
+
+        launch, timeout = start.launch, start.settings.start_timeout
+        if objection := objection_to_hosts(launch):
+            raise MachineError(explain(f"The native engine must reach the other hosts: {objection}",
+                                       hosts=sorted(set(start.topology.hosts))))
+        world = mpi_world(launch.launcher, launch.size, timeout)
+        world.Free()
+        from mpi4py import MPI
+
+        self.mpi = require_built_for(MPI.Get_library_version())
+        try:
+            self._functions = ctypes.CDLL(str(PATH))
+        except OSError as error:
+            raise MachineError(explain("The native engine's library for MPI must load",
+                                       "install hvkeras again for this MPI", path=str(PATH), running=self.mpi,
+                                       error=str(error))) from None
+        self._functions.hvkeras_mpi_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double,
+                                                     ctypes.POINTER(ctypes.c_void_p)]
+        self._functions.hvkeras_mpi_open.restype = ctypes.c_char_p
+        self._functions.hvkeras_mpi_close.restype = None
+        table = ctypes.c_void_p()
+        problem = self._functions.hvkeras_mpi_open(launch.rank, launch.size, timeout, ctypes.byref(table))
+        if problem is not None:
+            raise MachineError(explain(f"The native engine must reach the other hosts over MPI: {problem.decode()}",
+                                       "let hvd.init() start MPI, or start it with MPI_THREAD_MULTIPLE",
+                                       mpi=self.mpi))
+        self.table = int(table.value or 0)
+
+    def close(self) -> None:
+        """Ends all use of MPI, before the process finalises it."""
+        self._functions.hvkeras_mpi_close()
