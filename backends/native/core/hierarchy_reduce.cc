@@ -126,8 +126,8 @@ void in_flight(size_t segments, Prepare&& prepare, Exchange&& exchange, Read&& r
   }
 }
 
-// The segments of a reducescatter: of each rank's part a piece at a time, one host's ranks after the other, so that what
-// a host needs is in one place.
+// The segments of a reducescatter: of each rank's part a piece at a time, one host's ranks after the other, so that
+// what a host needs is in one place.
 struct Deal {
   std::vector<Span> pieces;
   std::vector<size_t> starts{0};  // of the segments, among all pieces
