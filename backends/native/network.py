@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ def objection_to_hosts(launch: Launch) -> str:
                 f" where mpicc is found, and {_OTHERS}")
     if not launch.mpi:
         return f"between hosts it needs MPI, so the job must be launched by mpirun or mpiexec; {_OTHERS}"
+    if importlib.util.find_spec("mpi4py") is None:
+        return f"between hosts it needs mpi4py, built for the MPI of {launch.launcher}; {_OTHERS}"
     return ""
 
 
