@@ -17,7 +17,8 @@ WORKER = Path(__file__).parent / "workers" / "mismatch.py"
     [("shapes", ("the gradients of SGD", "[3, 4]", "[3, 5]")), ("none", ("the gradients of SGD", "no gradient")),
      ("names", ('allreduce "of 0"', 'allreduce "of 1"'))],
 )
-@pytest.mark.parametrize(("launcher", "backend"), [("tf_config", "tfdist"), ("mpirun", "horovod")])
+@pytest.mark.parametrize(("launcher", "backend"), [("tf_config", "tfdist"), ("mpirun", "horovod"),
+                                                   ("hvkeras_run", "native")])
 def test_every_rank_names_the_first_difference(
     case: str, named: tuple[str, ...], launcher: str, backend: str, launch: Callable[..., Outcome]
 ) -> None:

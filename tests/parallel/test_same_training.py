@@ -12,7 +12,7 @@ from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "same_training.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
-LAUNCHER = {"tfdist": "tf_config", "horovod": "mpirun"}
+LAUNCHER = {"tfdist": "tf_config", "horovod": "mpirun", "native": "hvkeras_run"}
 MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay")
 KERAS = {"keras3": "0", "tf_keras": "1"}
 

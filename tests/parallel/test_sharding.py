@@ -16,7 +16,7 @@ COUNT = 43
 RUNS = {
     "2-horovod": ("mpirun", "horovod", 2, "0"),
     "3-tfdist-tf_keras": ("tf_config", "tfdist", 3, "1"),
-    "4-tfdist": ("tf_config", "tfdist", 4, "0"),
+    "4-native": ("hvkeras_run", "native", 4, "0"),
 }
 
 

@@ -15,7 +15,7 @@ TOLERANCE = 2e-6
 RUNS = {
     "tfdist-keras3-2": ("tf_config", "tfdist", "0", 2),
     "horovod-tf_keras-2": ("mpirun", "horovod", "1", 2),
-    "tfdist-keras3-4": ("hvkeras_run", "tfdist", "0", 4),
+    "native-keras3-4": ("hvkeras_run", "native", "0", 4),
 }
 
 
