@@ -20,7 +20,7 @@ from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
 
 LONGEST = 100  # links of a chain, and fewer for large tensors
-CHAIN_BYTES = 64 * 1024**2  # that a chain reduces at most, unless two links are more
+CHAIN_BYTES = 512 * 1024**2  # that a chain reduces at most, unless two links are more
 BLOCK = 0.1  # seconds
 _ITEM = 4  # bytes of a float32
 _SMALLEST = 2.0**-20  # unit of the ranks' values

@@ -133,6 +133,7 @@ void Engine::run_next() {
     running_ = false;
     if (count_ != 0) changed_.notify_one();
   }
+  request->run = nullptr;  // lets go of the tensors, so that what follows from them may use their memory
   request->done(error);
 }
 

@@ -139,7 +139,8 @@ Type type_of(const Tensor& tensor) {
 
 char* data_of(const Tensor& tensor) { return static_cast<char*>(TF_TensorData(tensor.get())); }
 
-// The inputs and outputs of a request, which live until it is done.
+// The inputs and outputs of a request, which live until it has run. A request that ends at once has TensorFlow run what
+// follows before this file's functions return, so those that hand outputs in the memory of inputs keep no share of it.
 struct Held {
   std::vector<Tensor> tensors;
 };
@@ -156,7 +157,7 @@ void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::
 }
 
 void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  auto held = std::make_shared<Held>();
   std::vector<Span> spans;
   std::string details;
   Type type = Type::kFloat32;
@@ -173,12 +174,12 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   }
   const auto all = std::make_shared<Spans>(std::move(spans), size_of(type));
   submit(kernel, call, details,
-         [held, all, type, reduction = static_cast<Reduction>(kernel.reduction), factors = kernel.factors()](
-             Channel& channel) { allreduce(channel, *all, type, reduction, factors); });
+         [held = std::move(held), all, type, reduction = static_cast<Reduction>(kernel.reduction),
+          factors = kernel.factors()](Channel& channel) { allreduce(channel, *all, type, reduction, factors); });
 }
 
 void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  auto held = std::make_shared<Held>();
   Tensor input = call->input(0);
   type_of(input);
   const std::vector<int64_t> shape = shape_of(input);
@@ -188,7 +189,7 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   held->tensors.push_back(call->output_for(0, shape));
   char* const out = data_of(held->tensors.back());
   submit(kernel, call, text_of(shape),
-         [held, in, out, bytes, root = static_cast<int>(kernel.root)](Channel& channel) {
+         [held = std::move(held), in, out, bytes, root = static_cast<int>(kernel.root)](Channel& channel) {
            broadcast(channel, in, out, bytes, root);
          });
 }
