@@ -55,7 +55,9 @@ class CompiledOperations:
         return self._call("allgather", [input], [(input.dtype, [rows * size, *row])], identity, details=_details(row),
                           rows=rows, row_bytes=_count(row) * input.dtype.size)[0]
 
-    def hvkeras_alltoall(self, input: Tensor, splits: Tensor, **identity: Any) -> tuple[Tensor, Tensor]:  # noqa: A002
+    def hvkeras_alltoall(
+        self, input: Tensor, splits: Tensor, **identity: Any,  # noqa: A002 - the operation's
+    ) -> tuple[Tensor, Tensor]:
         """Sends rows to each rank, as many from and to each."""
         import tensorflow as tf
 
@@ -70,8 +72,9 @@ class CompiledOperations:
             rows=rows // size, ranks=size, row_bytes=_count(row) * input.dtype.size)[0]
         return received, tf.fill([size], tf.constant(rows // size, tf.int64))
 
-    def hvkeras_reducescatter(self, input: Tensor, reduction: int, before: Any, after: Any,  # noqa: A002
-                              **identity: Any) -> Tensor:
+    def hvkeras_reducescatter(
+        self, input: Tensor, reduction: int, before: Any, after: Any, **identity: Any,  # noqa: A002 - the operation's
+    ) -> Tensor:
         """Reduces a tensor and keeps this rank's rows; the first ranks have one more if they cannot be dealt evenly."""
         rows, *row = _static_shape(input, "reduces")
         mine, size = self._place(identity["group"])

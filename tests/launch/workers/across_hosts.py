@@ -107,7 +107,7 @@ def names_in_any_order() -> list[str]:
     names = [f"number {number}" for number in range(30)]
     order = np.random.default_rng(hvd.rank()).permutation(30)
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step() -> dict[str, Any]:
         return {names[number]: hvd.allreduce(tf.fill([1 + 1000 * int(number)], float(number)), op=hvd.Sum,
                                              name=names[number]) for number in order}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,7 @@ def races() -> list[str]:
     wrong: list[str] = []
 
     def mixed(thread: int) -> Any:
-        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        @tf.function(autograph=False)
         def step(seed: Any) -> list[Any]:
             found: dict[int, Any] = {}
             for number in np.random.default_rng(rank).permutation(count):
@@ -158,11 +158,8 @@ def races() -> list[str]:
             if found != [expected(number, seed) for number in range(count)]:
                 wrong.append(f"graph {thread}, round {seed}: {found}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))  # raises what a thread did
     return wrong
 
 
