@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends import BUILT_IN, backend_class, backend_names
@@ -159,9 +157,9 @@ def shutdown() -> None:
 
 
 def init_without_engine() -> Job:
-    """Joins a job of several ranks as `init()` does, but leaves engines to the caller.
+    """Joins a job of several ranks as `init()` does, but starts no engine.
 
-    `hvkeras bench` starts several of them side by side, and has each serve in turn (see `served_by`).
+    `hvkeras bench` measures MPI by itself so.
 
     Returns:
         The job, whose backend communicates nothing.
@@ -176,26 +174,6 @@ def init_without_engine() -> Job:
     quiet_engines(settings.log_level)
     _job = _join(detect_launch(), settings, "local", placeholder=backend_class("local")())
     return _job
-
-
-@contextlib.contextmanager
-def served_by(backend: Backend) -> Iterator[None]:
-    """Has another engine, already started, serve the job for the time of the body.
-
-    Args:
-        backend: The engine; what is traced in the body stays with it.
-    """
-    global _job  # noqa: PLW0603 - a process takes part in one job
-    before = current()
-    _job = replace(before, backend=backend)
-    if before.hooks is not None:
-        before.hooks.backend = backend
-    try:
-        yield
-    finally:
-        _job = before
-        if before.hooks is not None:
-            before.hooks.backend = before.backend
 
 
 def _entries() -> EntryCounts:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import context
 from hvkeras.backends.interface import Reduction
 from hvkeras.bench import peers
-from hvkeras.bench.engines import Engine
-from hvkeras.bench.ranks import Ranks, WrongResultError
-from hvkeras.bench.rounds import Contestant, Effort, compete
-from hvkeras.bench.row import PEER, REFERENCE, Row
+from hvkeras.bench.contestant import Contestant
+from hvkeras.bench.ranks import WrongResultError
+from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.worker import Stage
 from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
 
 LONGEST = 100  # links of a chain, and fewer for large tensors
-CHAIN_BYTES = 512 * 1024**2  # that a chain reduces at most, unless two links are more
-BLOCK = 0.1  # seconds
+CHAIN_BYTES = 1024**3  # that a chain reduces at most, unless two links are more
 _ITEM = 4  # bytes of a float32
 _SMALLEST = 2.0**-20  # unit of the ranks' values
 _GROWTH = 110  # binary orders by which a sum may grow before it is scaled down, so that float32 holds it
@@ -118,30 +116,14 @@ class Chain(Contestant):
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain so many times."""
+        """Runs the chain so many times; each has ended when the call returns."""
         for _ in range(calls):
-            self._result = self._function(self._input).numpy()
+            self._result = None  # its memory serves the next call
+            self._result = self._function(self._input)
 
     def check(self) -> None:
         """Verifies the last result."""
-        self._task.check(self.row.name, self._result)
-
-
-class EngineChain(Chain):
-    """A chain on a backend of hvkeras."""
-
-    def __init__(self, row: Row, task: Task, engine: Engine, ranks: Sequence[int]) -> None:
-        self._engine = engine
-
-        def reduce(tensor: Any, name: str) -> Any:
-            return engine.backend.allreduce([tensor], name, Reduction.SUM, ranks)[0]
-
-        super().__init__(row, task, reduce)
-
-    def prepare(self) -> None:
-        """Traces with the engine serving the job."""
-        with context.served_by(self._engine.backend):
-            super().prepare()
+        self._task.check(self.row.name, self._result.numpy())
 
 
 class MpiChain(Contestant):
@@ -154,18 +136,17 @@ class MpiChain(Contestant):
 
     def prepare(self) -> None:
         """Verifies a first result."""
-        self._spare = np.empty_like(self._task.own)
+        self._spares = np.empty_like(self._task.own), np.empty_like(self._task.own)
         self.run(1)
         self.check()
 
     def run(self, calls: int) -> None:
         """Runs the chain so many times."""
         def reduce(array: Any, _: str) -> Any:
-            out = self._spare if array is not self._spare else other
+            out = self._spares[array is self._spares[0]]
             self._world.Allreduce(array, out)
             return out
 
-        other = np.empty_like(self._spare)
         for _ in range(calls):
             self._result = self._task.chained(reduce, self._task.own)
 
@@ -174,41 +155,25 @@ class MpiChain(Contestant):
         self._task.check(self.row.name, self._result)
 
 
-def measure(sizes: Sequence[str], engines: Sequence[Engine], ranks: Ranks, effort: Effort, with_peers: bool,
-            done: Callable[[list[Row]], None]) -> None:
-    """Measures chains of allreduces.
+def contestants(stage: Stage, label: str) -> list[Contestant]:
+    """The chains of one job.
 
     Args:
-        sizes: Sizes as the user wrote them.
-        engines: The engines.
-        ranks: The ranks.
-        effort: How long to measure each size.
-        with_peers: Whether Horovod and `tf.distribute` are used directly as well.
-        done: Given the rows of each size once they are known.
+        stage: What the job has.
+        label: The size as the user wrote it.
     """
-    found = peers.find(engines, ranks, with_peers)
-    for number, size in enumerate(sizes):
-        contestants = _contestants(Task(size, ranks.rank, ranks.size), engines, found, ranks)
+    ranks, peer = stage.ranks, stage.peer
+    task = Task(label, ranks.rank, ranks.size)
+    if not stage.plan.backend:
+        words = "MPI on NumPy's arrays, no TensorFlow"
+        return [MpiChain(Row(label, MPI_ALONE, REFERENCE, words), task, peers.mpi(ranks))]
+    backend, everyone = ranks.job.backend, list(range(ranks.size))
 
-        def show(share: float, what: str, number: int = number) -> None:
-            ranks.show((number + share) / len(sizes), what)
+    def reduce(tensor: Any, name: str) -> Any:
+        return backend.allreduce([tensor], name, Reduction.SUM, everyone)[0]
 
-        compete(contestants, ranks, effort, show)
-        done([one.row for one in contestants])
-
-
-def _contestants(task: Task, engines: Sequence[Engine], found: peers.Peers, ranks: Ranks) -> list[Contestant]:
-    everyone = list(range(ranks.size))
-    made: list[Contestant] = []
-    for engine in engines:
-        words = "" if engine.reason else engine.backend.engine
-        row = Row(task.label, engine.name, engine=words, reason=engine.reason, memory=engine.memory)
-        made.append(EngineChain(row, task, engine, everyone))
-    for name, peer in found.items():
-        row = Row(task.label, name, PEER, peer.engine, peer.reason)
+    made: list[Contestant] = [Chain(Row(label, backend.name, engine=backend.engine, memory=stage.memory), task, reduce)]
+    if peer is not None:
+        row = Row(label, title_of(backend.name), PEER, peer.engine, peer.reason)
         made.append(Chain(row, task, peer.reduce, peer.scope))
-    if ranks.job.launch.mpi and (world := peers.mpi(ranks)) is not None:
-        shared = any(engine.name == "horovod" and not engine.reason for engine in engines)
-        words = "MPI on NumPy's arrays, no TensorFlow" + (", slowed by Horovod's thread in the same MPI" * shared)
-        made.append(MpiChain(Row(task.label, "MPI alone", REFERENCE, words), task, world))
     return made

@@ -12,10 +12,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from hvkeras import compat
-from hvkeras.bench.engines import Engine
+from hvkeras.backends.interface import Backend
 from hvkeras.bench.ranks import Ranks
-
-_CORE_OF = {"horovod alone": "horovod", "tf.distribute alone": "tfdist"}
 
 
 @dataclass
@@ -39,35 +37,23 @@ class Peer:
     gradient: Callable[[Any, Any, Sequence[Any]], Sequence[Any]] | None = None
 
 
-Peers = dict[str, Peer]
-
-
-def find(engines: Sequence[Engine], ranks: Ranks, wanted: bool) -> Peers:
-    """Brings up what can be used directly, beside the engines of hvkeras.
+def direct(backend: Backend, ranks: Ranks) -> Peer:
+    """The engine that serves the job, used without hvkeras.
 
     A process can run Horovod's core, and TensorFlow's cluster, only once. So a peer uses the one that the
     backend of hvkeras has started.
 
     Args:
-        engines: The engines.
+        backend: The engine, Horovod's or TensorFlow's.
         ranks: The ranks.
-        wanted: Whether peers are asked for at all.
 
     Returns:
-        The peers by name; those that cannot take part with the reason.
+        The peer, with the reason if it cannot take part.
     """
-    found: Peers = {}
-    for name, core in _CORE_OF.items() if wanted else ():
-        engine = next((each for each in engines if each.name == core), None)
-        if engine is None:
-            found[name] = Peer(reason=f"it shares the core of the backend {core}, so --backends must name that, too")
-        elif engine.reason:
-            found[name] = Peer(reason=f"it shares the core of the backend {core}, which did not start")
-        else:
-            found[name] = made = Peer()
-            build = _horovod if core == "horovod" else _tf_distribute
-            _, made.reason, _ = ranks.together(lambda: build(made, engine, ranks))  # noqa: B023  # called at once
-    return found
+    peer = Peer()
+    build = _horovod if backend.name == "horovod" else _tf_distribute
+    _, peer.reason, _ = ranks.together(lambda: build(peer, backend, ranks))
+    return peer
 
 
 def mpi(ranks: Ranks) -> Any:
@@ -80,7 +66,7 @@ def mpi(ranks: Ranks) -> Any:
     return mpi_world(launch.launcher, launch.size, ranks.job.settings.start_timeout)
 
 
-def _horovod(peer: Peer, engine: Engine, _: Ranks) -> None:
+def _horovod(peer: Peer, backend: Backend, _: Ranks) -> None:
     import horovod.tensorflow as horovod
 
     def reduce(tensor: Any, name: str) -> Any:
@@ -91,10 +77,10 @@ def _horovod(peer: Peer, engine: Engine, _: Ranks) -> None:
         found: Sequence[Any] = horovod.DistributedGradientTape(tape).gradient(loss, [*map(compat.native, variables)])
         return found
 
-    peer.engine, peer.reduce, peer.gradient = f"{engine.backend.engine}, without hvkeras", reduce, gradient
+    peer.engine, peer.reduce, peer.gradient = f"{backend.engine}, without hvkeras", reduce, gradient
 
 
-def _tf_distribute(peer: Peer, engine: Engine, ranks: Ranks) -> None:
+def _tf_distribute(peer: Peer, backend: Backend, ranks: Ranks) -> None:
     context = tf_context.context()
     cluster = tf.train.ClusterSpec(context._collective_ops_server_def.cluster)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=ranks.rank,
@@ -115,7 +101,7 @@ def _tf_distribute(peer: Peer, engine: Engine, ranks: Ranks) -> None:
         found: Sequence[Any] = tape.gradient(loss, variables, output_gradients=tf.constant(1.0 / ranks.size))
         return found
 
-    peer.engine = f"{engine.backend.engine}, by strategy.run and without hvkeras"
+    peer.engine = f"{backend.engine}, by strategy.run and without hvkeras"
     peer.reduce, peer.scope, peer.strategy, peer.gradient = reduce, scope, strategy, gradient
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from hvkeras.context import Job
@@ -25,21 +22,19 @@ class Ranks:
     Args:
         job: The running job.
         timeout: Seconds until the benchmark must be over.
-        progress: The file in which rank 0 says how far it is, or None.
     """
 
-    def __init__(self, job: Job, timeout: float, progress: Path | None = None) -> None:
-        assert job.control is not None
+    def __init__(self, job: Job, timeout: float) -> None:
         self.job = job
         self.rank, self.size = job.topology.rank, job.topology.size
         self._control = job.control
         self._deadline = time.monotonic() + timeout
         self._exchanges = 0
-        self._progress = progress if self.rank == 0 else None
-        self._told = 0.0
 
     def gather(self, value: Any, timeout: float | None = None) -> list[Any]:
         """Collects a value of every rank, in rank order; whoever comes first waits without computing."""
+        if self._control is None:
+            return [value]
         self._exchanges += 1
         left = max(1.0, self._deadline - time.monotonic())
         return self._control.gather(f"bench {self._exchanges}", value, left if timeout is None else min(timeout, left))
@@ -75,21 +70,6 @@ class Ranks:
         rank, reason, wrong = failed[0]
         same = len({said for _, said, _ in failed}) == 1 and len(failed) == len(told)
         return [said[0] for said in told], reason if same else f"rank {rank}: {reason}", wrong
-
-    def show(self, share: float, what: str) -> None:
-        """Tells the launcher how far the benchmark is.
-
-        Args:
-            share: What is done, from 0 to 1.
-            what: What is being done.
-        """
-        if self._progress is None or (time.monotonic() - self._told < 0.1 and share < 1):
-            return
-        self._told = time.monotonic()
-        new = self._progress.with_suffix(".new")
-        with contextlib.suppress(OSError):  # a bar that stands still is no reason to fail
-            new.write_text(f"{share:.4f} {what}")
-            os.replace(new, self._progress)
 
 
 def one_line(error: BaseException) -> str:

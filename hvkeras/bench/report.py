@@ -11,6 +11,7 @@ from hvkeras.bench.figures import bandwidth, bus_bandwidth, efficiency, quartile
 from hvkeras.bench.row import ONE_PROCESS, Row
 
 UNKNOWN = "-"
+MUCH = 1e-3  # of the way, from which on it is worth a line that rounding alone carries weights so far
 
 
 def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]:
@@ -109,6 +110,9 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
         lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients")
         lines.append("off by: distance of the weights, after 3 steps, from those of one process on all ranks' batches,"
                      " as a share of how far they moved")
+        for work, rounding in {row.work: row.rounding for row in rows if row.rounding and row.rounding > MUCH}.items():
+            lines.append(f"off by, on {work}: a change of the start's last bits alone carries the weights"
+                         f" {rounding:.0e} of the way")
         lines.append("weights of all ranks were the same, to the last bit, at the end")
     lines.append("memory: by how much the peak of a rank rose as the engine started, was traced, and ran first")
     return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]

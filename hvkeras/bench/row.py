@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-ONE_PROCESS = "one process"
+ONE_PROCESS, MPI_ALONE = "one process", "MPI alone"
 ENGINE, PEER, REFERENCE = "engine", "peer", "reference"
+
+_ALONE = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
+
+
+def title_of(backend: str) -> str:
+    """What using a backend's engine directly, without hvkeras, is called; "" where that is not possible."""
+    return _ALONE.get(backend, "")
 
 
 @dataclass
@@ -31,6 +38,8 @@ class Row:
             first calls, on the rank where it rose most; None where that cannot be told.
         difference: How far the weights were from those that one process computes, as a share of how far they
             had moved; None where nothing was compared.
+        rounding: How far a change of the start's last bits carries the weights in the same measure: what training
+            this model makes of rounding.
     """
 
     work: str
@@ -46,6 +55,7 @@ class Row:
     samples: int = 0
     memory: int | None = None
     difference: float | None = None
+    rounding: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The row as plain data."""

@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import hvkeras
-from hvkeras import compat, context
-from hvkeras.bench import peers
-from hvkeras.bench.engines import Engine
-from hvkeras.bench.models import Model
+from hvkeras import compat
+from hvkeras.bench.contestant import Contestant
+from hvkeras.bench.models import MODELS, Model
 from hvkeras.bench.ranks import Ranks, WrongResultError
-from hvkeras.bench.rounds import Contestant, Effort, compete
-from hvkeras.bench.row import ONE_PROCESS, PEER, REFERENCE, Row
+from hvkeras.bench.row import ONE_PROCESS, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.worker import ONE, Plan, Stage
 from hvkeras.errors import explain
 
-BLOCK = 0.2  # seconds
 VERIFIED = 3  # steps after which weights are compared
 RATE = 0.01  # of learning, by SGD
-TOLERANCE = 0.01  # of the distance that weights have moved; other orders of summation stay far below it
+TOLERANCE = 0.01  # of the distance that weights have moved; other orders of summation stay far below it,
+CHAOS = 10  # unless the model makes much of little: then so many times what a change of the last bits does
+LAST_BITS = 1e-7  # of a float32
 XLA = ", XLA"
 
 Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
@@ -32,23 +33,38 @@ Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 class Task:
     """A model with its start and the weights that it should have after `VERIFIED` steps.
 
+    The job of one process computes those, and leaves them for the jobs of the engines.
+
     Args:
         model: The model.
-        ranks: The ranks; only rank 0 computes the expected weights.
+        plan: What this job is for.
+        rank: This rank.
     """
 
-    def __init__(self, model: Model, ranks: Ranks) -> None:
-        self.model, self.ranks = model, ranks
-        self.data = model.data(ranks.rank)
-        compat.default_keras().utils.set_random_seed(1)
-        built = model.build()
-        self.start = [np.array(each) for each in built.get_weights()]
-        self.bytes = sum(each.nbytes for each in _trainable(built))
-        self.expected = self._on_one_process(built) if ranks.rank == 0 else []
+    def __init__(self, model: Model, plan: Plan, rank: int) -> None:
+        self.model = model
+        self.data = model.data(rank)
+        path = Path(plan.shared) / f"{model.name}.npz"
+        if plan.backend == ONE:
+            compat.default_keras().utils.set_random_seed(1)
+            built = model.build()
+            self.start = [np.array(each) for each in built.get_weights()]
+            begun = _trainable(built)
+            self.expected, other = self._on_one_process(built, plan.ranks)
+            self.rounding = self.difference(other, begun)
+            _save(path, start=self.start, expected=self.expected, rounding=[np.float64(self.rounding)])
+        else:
+            found = _load(path)
+            self.start, self.expected, self.rounding = found["start"], found["expected"], float(found["rounding"][0])
+        self.bytes = sum(each.nbytes for each in self.expected)
 
-    def _on_one_process(self, built: Any) -> list[Any]:
-        """Trains on the batches of all ranks: the mean of the gradients of equal batches is that of the joint one."""
-        batches = [self.model.data(rank) for rank in range(self.ranks.size)]
+    def _on_one_process(self, built: Any, ranks: int) -> tuple[list[Any], list[Any]]:
+        """Trains on the batches of all ranks: the mean of the gradients of equal batches is that of the joint one.
+
+        Returns:
+            The weights after that, and after the same from a start that differs in the last bits.
+        """
+        batches = [self.model.data(rank) for rank in range(ranks)]
         optimizer = compat.default_keras().optimizers.SGD(RATE)
         variables = built.trainable_variables
 
@@ -58,11 +74,18 @@ class Task:
                 loss = _loss(built, samples, labels)
             return tape.gradient(loss, variables)
 
-        for _ in range(VERIFIED):
-            each = [gradients(*map(tf.constant, batch)) for batch in batches]
-            means = [tf.add_n(parts) / len(batches) for parts in zip(*each, strict=True)]
-            optimizer.apply_gradients(zip(means, variables, strict=True))
-        return _trainable(built)
+        def trained(start: Sequence[Any]) -> list[Any]:
+            built.set_weights(start)
+            for _ in range(VERIFIED):
+                each = [gradients(*map(tf.constant, batch)) for batch in batches]
+                means = [tf.add_n(parts) / len(batches) for parts in zip(*each, strict=True)]
+                optimizer.apply_gradients(zip(means, variables, strict=True))
+            return _trainable(built)
+
+        random = np.random.default_rng(0)
+        moved = [(each * (1 + LAST_BITS * random.standard_normal(each.shape))).astype(each.dtype)
+                 for each in self.start]
+        return trained(self.start), trained(moved)
 
     def difference(self, weights: Sequence[Any], start: Sequence[Any]) -> float:
         """The largest difference to the expected weights, over the largest distance that those have moved."""
@@ -78,26 +101,21 @@ class Training(Contestant):
         row: Its row.
         task: What to train.
         gradient: Computes a tape's gradients of the loss by the variables, reduced over the ranks.
-        engine: The engine of hvkeras, or None.
+        ranks: The ranks.
         strategy: The `tf.distribute` strategy, or None.
         jit: Whether the step is compiled by XLA.
     """
 
-    def __init__(self, row: Row, task: Task, gradient: Gradient, engine: Engine | None = None, strategy: Any = None,
+    def __init__(self, row: Row, task: Task, gradient: Gradient, ranks: Ranks, strategy: Any = None,
                  jit: bool = False) -> None:
-        self.row, self._task, self._gradient = row, task, gradient
-        self._engine, self._strategy, self._jit = engine, strategy, jit
-        self.alone = row.kind == REFERENCE
-        row.bytes, row.samples = task.bytes, task.model.batch * (1 if self.alone else task.ranks.size)
+        self.row, self._task, self._gradient, self._ranks = row, task, gradient, ranks
+        self._strategy, self._jit = strategy, jit
+        row.bytes, row.samples, row.rounding = task.bytes, task.model.batch * ranks.size, task.rounding
         self._loss = 0.0
 
     def prepare(self) -> None:
         """Builds the model and the step, takes a few steps, and compares the weights."""
-        with contextlib.ExitStack() as stack:
-            if self._engine is not None:
-                stack.enter_context(context.served_by(self._engine.backend))
-            if self._strategy is not None:
-                stack.enter_context(self._strategy.scope())
+        with self._strategy.scope() if self._strategy is not None else contextlib.nullcontext():
             self._model = self._task.model.build()
             self._model.set_weights(self._task.start)
             self._optimizer = compat.default_keras().optimizers.SGD(RATE)
@@ -106,12 +124,8 @@ class Training(Contestant):
             self._step = self._traced(*map(tf.constant, self._task.data))
             self.run(VERIFIED)
         self.check()
-        if not self.alone:
+        if self._ranks.size > 1:
             self._compare(start)
-
-    def accompany(self) -> None:
-        """Builds a model as well, since Keras numbers layers, and Horovod alone wants equal names on all ranks."""
-        self._task.model.build()
 
     def run(self, calls: int) -> None:
         """Takes so many steps."""
@@ -124,7 +138,15 @@ class Training(Contestant):
             raise WrongResultError(explain("The loss must stay finite", engine=self.row.name, model=self.row.work,
                                            loss=self._loss))
 
-    def digest(self) -> str:
+    def finish(self, ranks: Ranks) -> None:
+        """Makes sure that all ranks hold the same weights, to the last bit."""
+        digests = ranks.gather(self._digest())
+        if len(set(digests)) > 1:
+            other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+            raise WrongResultError(explain("All ranks must hold the same weights after training", engine=self.row.name,
+                                           model=self.row.work, differs=f"rank {other} from rank 0"))
+
+    def _digest(self) -> str:
         """A hash of the weights."""
         return hashlib.sha256(b"".join(weight.tobytes() for weight in _trainable(self._model))).hexdigest()
 
@@ -147,13 +169,28 @@ class Training(Contestant):
 
     def _compare(self, start: Sequence[Any]) -> None:
         weights = _trainable(self._model)
-        if self._task.ranks.rank == 0:
+        if self._ranks.rank == 0:
             self.row.difference = self._task.difference(weights, start)
-            if not self.row.difference <= TOLERANCE:
+            if not self.row.difference <= max(TOLERANCE, CHAOS * self._task.rounding):
                 raise WrongResultError(explain(
                     f"After {VERIFIED} steps the weights must be those of one process on all ranks' batches",
                     engine=self.row.name, model=self.row.work, difference=f"{self.row.difference:.2g} of the way",
                     first=_first_wrong(weights, self._task.expected, self._model)))
+
+
+def _save(path: Path, **lists: Sequence[Any]) -> None:
+    """Writes lists of arrays."""
+    arrays = {f"{name} {place}": each for name, arrays in lists.items() for place, each in enumerate(arrays)}
+    np.savez(path, allow_pickle=False, **arrays)
+
+
+def _load(path: Path) -> dict[str, list[Any]]:
+    """Reads what `_save` wrote."""
+    lists: dict[str, list[Any]] = {}
+    with np.load(path) as file:
+        for key in file.files:  # in the order in which they were written
+            lists.setdefault(key.split()[0], []).append(file[key])
+    return lists
 
 
 def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) -> str:
@@ -185,65 +222,25 @@ def _distributed(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any
     return found
 
 
-def measure(models: Sequence[Model], engines: Sequence[Engine], ranks: Ranks, effort: Effort, with_peers: bool,
-            jit: bool, done: Callable[[list[Row]], None]) -> None:
-    """Measures training steps.
+def contestants(stage: Stage, name: str) -> list[Contestant]:
+    """The training loops of one job.
 
     Args:
-        models: What to train.
-        engines: The engines.
-        ranks: The ranks.
-        effort: How long to measure each model.
-        with_peers: Whether Horovod and `tf.distribute` are used directly as well.
-        jit: Whether steps are also compiled by XLA, on engines that can.
-        done: Given the rows of each model once they are known.
+        stage: What the job has.
+        name: The model.
     """
-    found = peers.find(engines, ranks, with_peers)
-    for number, model in enumerate(models):
-        def show(share: float, what: str, number: int = number) -> None:
-            ranks.show((number + share) / len(models), what)
-
-        show(0.0, f"{model.name}: one process computes what should come out")
-        tasks: list[Task] = []
-        _, reason, _ = ranks.together(lambda: tasks.append(Task(model, ranks)))  # noqa: B023  # called at once
-        if reason:
-            done([Row(model.name, ONE_PROCESS, REFERENCE, reason=reason)])
-            continue
-        contestants = _contestants(tasks[0], engines, found, jit)
-        compete(contestants, ranks, effort, show)
-        for one in contestants:
-            _check_ranks(one, ranks)
-        done([one.row for one in contestants])
-
-
-def _contestants(task: Task, engines: Sequence[Engine], found: peers.Peers, jit: bool) -> list[Training]:
-    name = task.model.name
-    made = [Training(Row(name, ONE_PROCESS, REFERENCE, "no communication"), task, _plain)]
-    if jit:
-        made.append(Training(Row(name, ONE_PROCESS + XLA, REFERENCE, "no communication"), task, _plain, jit=True))
-    for engine in engines:
-        words = "" if engine.reason else engine.backend.engine
-        row = Row(name, engine.name, engine=words, reason=engine.reason, memory=engine.memory)
-        made.append(Training(row, task, _distributed, engine))
-        if jit and engine.backend.supports_xla:
-            row = Row(name, engine.name + XLA, engine=words, reason=engine.reason, memory=engine.memory)
-            made.append(Training(row, task, _distributed, engine, jit=True))
-    for title, peer in found.items():
-        row = Row(name, title, PEER, peer.engine, peer.reason)
-        made.append(Training(row, task, peer.gradient or _plain, strategy=peer.strategy))
+    plan, ranks, peer = stage.plan, stage.ranks, stage.peer
+    task = Task(MODELS[name], plan, ranks.rank)
+    if plan.backend == ONE:
+        ways = ["", XLA] if plan.jit else [""]
+        return [Training(Row(name, ONE_PROCESS + way, REFERENCE, "no communication"), task, _plain, ranks,
+                         jit=way == XLA) for way in ways]
+    backend = ranks.job.backend
+    ways = ["", XLA] if plan.jit and backend.supports_xla else [""]
+    made: list[Contestant] = [
+        Training(Row(name, backend.name + way, engine=backend.engine, memory=stage.memory), task, _distributed, ranks,
+                 jit=way == XLA) for way in ways]
+    if peer is not None:
+        row = Row(name, title_of(backend.name), PEER, peer.engine, peer.reason)
+        made.append(Training(row, task, peer.gradient or _plain, ranks, peer.strategy))
     return made
-
-
-def _check_ranks(one: Training, ranks: Ranks) -> None:
-    """Makes sure that all ranks hold the same weights at the end, to the last bit."""
-    if one.alone or one.row.reason:
-        return
-    digests, reason, _ = ranks.together(one.digest)
-    if not reason and len(set(digests)) > 1:
-        other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-        reason = explain("All ranks must hold the same weights after training", engine=one.row.name,
-                         model=one.row.work, differs=f"rank {other} from rank 0")
-        one.row.wrong = True
-    one.row.reason = reason
-    if reason:
-        one.row.blocks = []

@@ -1,100 +1,151 @@
-"""What each rank of `hvkeras bench` runs."""
+"""What each rank of a job of `hvkeras bench` runs: it does what it is asked, and otherwise waits."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hvkeras.bench.line import Line, LineClosedError
 from hvkeras.bench.machine import spread
-from hvkeras.bench.row import Row
+from hvkeras.bench.memory import PeakMemory
 from hvkeras.launch_environments import detect_launch
 from hvkeras.threads import usable_cores
 
 if TYPE_CHECKING:
-    from hvkeras.bench.engines import Engine
+    from hvkeras.bench.contestant import Contestant
+    from hvkeras.bench.peers import Peer
     from hvkeras.bench.ranks import Ranks
 
-PLAN, RESULT, PROGRESS = "plan.json", "result.json", "progress"
+
+ONE = "local"  # the backend of the job of one process
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
-    """What to do, as the launcher tells all ranks.
+    """What a job is for.
 
     Attributes:
         kind: `allreduce` or `step`.
-        backends: The engines.
-        sizes: Sizes of the allreduces.
-        models: Names of the models.
-        seconds: Seconds for each size or model.
-        rounds: Rounds instead of seconds, or None.
-        peers: Whether Horovod and `tf.distribute` are used directly as well.
-        jit: Whether steps are also compiled by XLA.
+        backend: The engine; "" for MPI alone.
+        ranks: How many ranks the benchmark is about; a job of one process has fewer.
+        peer: Whether the engine is also used directly, without hvkeras.
+        jit: Whether steps are also compiled by XLA, where the engine can.
         pin: Whether each rank gets a core of its own.
         timeout: Seconds until all must be over.
+        shared: The folder of the benchmark, where jobs leave files for each other.
+        port: Where rank 0 calls.
+        key: What it shows there.
     """
 
     kind: str
-    backends: list[str]
-    sizes: list[str]
-    models: list[str]
-    seconds: float
-    rounds: int | None
-    peers: bool
+    backend: str
+    ranks: int
+    peer: bool
     jit: bool
     pin: bool
     timeout: float
+    shared: str
+    port: int = 0
+    key: str = ""
 
-    def write(self, folder: Path) -> None:
-        """Leaves it in the folder of the job."""
-        (folder / PLAN).write_text(json.dumps(asdict(self)))
+
+@dataclass(frozen=True)
+class Stage:
+    """What contestants of a job share.
+
+    Attributes:
+        plan: What the job is for.
+        ranks: The ranks.
+        memory: Bytes by which the engine's start raised the peak of this rank's memory, or None.
+        peer: The engine used directly, or None.
+    """
+
+    plan: Plan
+    ranks: Ranks
+    memory: int | None
+    peer: Peer | None
 
 
 def main(folder: Path) -> None:
-    """Takes part in a benchmark; rank 0 leaves the rows in the folder, size by size or model by model.
+    """Takes part in a benchmark until it is over.
 
     Args:
         folder: The folder of the job, with the plan.
     """
-    plan = Plan(**json.loads((folder / PLAN).read_text()))
+    plan = Plan(**json.loads((folder / "plan.json").read_text()))
     launch = detect_launch()
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
+    import hvkeras
     from hvkeras import context
-
-    job = context.init_without_engine()
-    from hvkeras.bench.engines import start_all, stop_all
     from hvkeras.bench.ranks import Ranks
 
-    ranks = Ranks(job, plan.timeout, folder / PROGRESS)
-    engines = start_all(plan.backends, ranks)
-    rows: list[Row] = []
+    memory: int | None = None
+    if plan.backend:
+        import tensorflow as tf  # noqa: F401 - its own memory is not the engine's
 
-    def done(more: list[Row]) -> None:
-        rows.extend(more)
-        if ranks.rank == 0:
-            new = folder / f"{RESULT}.new"
-            new.write_text(json.dumps([row.to_json() for row in rows]))
-            os.replace(new, folder / RESULT)
-
-    _measure(plan, engines, ranks, done)
-    ranks.show(1.0, "done")
-    stop_all(engines, ranks)
-    context.shutdown()
-
-
-def _measure(plan: Plan, engines: Sequence[Engine], ranks: Ranks, done: Callable[[list[Row]], None]) -> None:
-    from hvkeras.bench import allreduce, step
-    from hvkeras.bench.models import MODELS
-    from hvkeras.bench.rounds import Effort
-
-    if plan.kind == "allreduce":
-        allreduce.measure(plan.sizes, engines, ranks, Effort(plan.seconds, plan.rounds, allreduce.BLOCK), plan.peers,
-                          done)
+        before = PeakMemory()
+        hvkeras.init(plan.backend)
+        memory = before.rise()
+        job = context.current()
     else:
-        step.measure([MODELS[name] for name in plan.models], engines, ranks,
-                     Effort(plan.seconds, plan.rounds, step.BLOCK), plan.peers, plan.jit, done)
+        job = context.init_without_engine()
+    ranks = Ranks(job, plan.timeout)
+    line = Line.to(plan.port, plan.key) if ranks.rank == 0 else None
+    pids = ranks.gather(os.getpid())
+    if line is not None:
+        line.send(pids)
+    try:
+        _serve(Stage(plan, ranks, memory, _peer(plan, ranks)), line)
+    except LineClosedError:
+        sys.exit("hvkeras: the benchmark has gone")
+    hvkeras.shutdown()
+
+
+def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
+    if not plan.peer:
+        return None
+    from hvkeras.bench.peers import direct
+
+    return direct(ranks.job.backend, ranks)
+
+
+def _serve(stage: Stage, line: Line | None) -> None:
+    from hvkeras.bench import contestant
+
+    ranks = stage.ranks
+    found: list[Contestant] = []
+    while True:
+        request = ranks.gather(line.receive() if line is not None else None)[0]
+        what, arguments = request[0], request[1:]
+        answer: Any = None
+        if what == "end":
+            return
+        if what == "work":
+            made: list[Contestant] = []
+            _, reason, _ = ranks.together(lambda: made.extend(_contestants(stage, arguments[0])))  # noqa: B023
+            found = made
+            answer = [[one.row.to_json() for one in found], reason]
+        else:
+            one = found[arguments[0]]
+            if what == "time":
+                answer = [contestant.timed(one, arguments[1], ranks), one.row.to_json()]
+            else:
+                {"prepare": contestant.prepare, "finish": contestant.finish}[what](one, ranks)
+                answer = one.row.to_json()
+        if line is not None:
+            line.send(answer)
+
+
+def _contestants(stage: Stage, work: str) -> Sequence[Contestant]:
+    make: Callable[..., Sequence[Contestant]]
+    if stage.plan.kind == "allreduce":
+        from hvkeras.bench.allreduce import contestants as make
+    else:
+        from hvkeras.bench.step import contestants as make
+    return make(stage, work)

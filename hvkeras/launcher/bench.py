@@ -1,8 +1,9 @@
-"""`hvkeras bench`: engines side by side in one job, on allreduces or on training steps."""
+"""`hvkeras bench`: engines in turns, each in a job of its own, on allreduces or on training steps."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -19,18 +20,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import machine, report
+from hvkeras.bench.contest import BLOCK, Contest, Way
 from hvkeras.bench.figures import with_figures
+from hvkeras.bench.jobs import TimeIsUpError
 from hvkeras.bench.models import MODELS
 from hvkeras.bench.plot import draw, require_matplotlib
-from hvkeras.bench.row import ENGINE, Row
-from hvkeras.bench.worker import PROGRESS, RESULT, Plan
+from hvkeras.bench.rounds import Effort
+from hvkeras.bench.row import PEER, Row
+from hvkeras.bench.worker import Plan
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.launcher.arguments import Parser, seconds
 from hvkeras.launcher.check_build import found, verdict, version_of
 from hvkeras.launcher.compare import ended_by_signals
-from hvkeras.launcher.trial import hvkeras_run, took_too_long, watch
-from hvkeras.launcher.verdict import TAIL_LINES, root_cause
+from hvkeras.launcher.trial import end, hvkeras_run, took_too_long
+from hvkeras.launcher.verdict import root_cause
 from hvkeras.settings import Settings, size_in_bytes
 from hvkeras.threads import usable_cores
 
@@ -49,13 +53,14 @@ from pathlib import Path
 from hvkeras.bench.worker import main
 main(Path(sys.argv[1]))"""
 
-_EPILOG = """All engines run in the same processes, in turns, and every result is verified. The exit code is 0 if all
-backends that were asked for served, and were right. Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
+_EPILOG = """Each engine has processes of its own, which stand still while others are timed, and every result is
+verified. The exit code is 0 if all backends that were asked for served, and were right.
+Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
 
 
 def parser() -> argparse.ArgumentParser:
     """Builds the parser."""
-    made = Parser(prog=PROG, description="Measures backends against each other, in turns in one job.", epilog=_EPILOG,
+    made = Parser(prog=PROG, description="Measures backends against each other, in turns.", epilog=_EPILOG,
                   allow_abbrev=False)
     made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
     made.add_argument("-np", "--np", "--num-proc", type=int, default=2, dest="np", metavar="N",
@@ -94,39 +99,41 @@ def bench(arguments: Sequence[str]) -> int:
     """
     flags = parser().parse_args(list(arguments))
     cores = usable_cores()
-    plan = _plan(flags, cores)
+    work = _checked(flags, cores)
+    names = _backends(flags)
     facts = machine.facts(cores)
     folder = Path(tempfile.mkdtemp(prefix="hvkeras-bench-"))
-    plan.write(folder)
+    rows: list[Row] = []
     with ended_by_signals():
-        reason = _run(flags, plan, folder)
-    rows = [Row.from_json(each) for each in _written(folder)]
-    _print(plan, flags, rows, arguments)
+        reason = _run(flags, names, work, folder, rows)
+    _print(flags, rows, arguments)
     if flags.json:
-        _write_json(flags, plan, rows, arguments, facts, reason)
+        _write_json(flags, rows, arguments, facts, reason)
     if flags.plot:
-        draw(plan.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
+        draw(flags.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
     if reason:
-        _print_tail(folder)
         raise MachineError(f"{reason}; output of all ranks: {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
-    return int(any(row.wrong or (row.reason and row.kind == ENGINE) for row in rows))
+    if not any(str(folder) in row.reason for row in rows):
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(any(row.wrong or (row.reason and row.kind != PEER) for row in rows))
 
 
-def _plan(flags: argparse.Namespace, cores: Sequence[int]) -> Plan:
-    """Checks the command line before anything starts."""
+def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
+    """Checks the command line before anything starts, and returns what is to be measured: sizes or models."""
     Settings()  # a wrong variable is an error, too
     _require_sense(flags, cores)
-    sizes = _names(flags.sizes or SIZES, "--sizes", SIZES)
-    for size in sizes:
-        _require_size(size)
+    if flags.pin is None:
+        flags.pin = len(cores) >= flags.np and flags.kind == "step"
+    if flags.kind == "allreduce":
+        sizes = _names(flags.sizes or SIZES, "--sizes", SIZES)
+        for size in sizes:
+            _require_size(size)
+        return sizes
     models = _names(flags.models or ",".join(MODELS), "--models", ",".join(MODELS))
     for model in models:
         if model not in MODELS:
             raise UsageError(explain(f"A model is one of {', '.join(MODELS)}", model=model))
-    pin = len(cores) >= flags.np and flags.kind == "step" if flags.pin is None else flags.pin
-    return Plan(flags.kind, _backends(flags), sizes, models, flags.time or TIME[flags.kind], flags.rounds, flags.peers,
-                flags.jit, pin, flags.timeout)
+    return models
 
 
 def _require_sense(flags: argparse.Namespace, cores: Sequence[int]) -> None:
@@ -173,53 +180,57 @@ def _backends(flags: argparse.Namespace) -> list[str]:
         for name in names:
             backend_class(name)
         return names
-    title, kind = _LAUNCHES[flags.launcher]
-    launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
-    names = [name for name in backend_names() if not verdict(backend_class(name), launch, "")]
+    names = [name for name in backend_names() if not _objection(flags, name)]
     if not names:
-        raise MachineError(explain(f"A backend must work here under {title}", "see hvkeras run --check-build"))
+        raise MachineError(explain(f"A backend must work here under {_LAUNCHES[flags.launcher][0]}",
+                                   "see hvkeras run --check-build"))
     return names
 
 
-def _command(flags: argparse.Namespace, folder: Path) -> list[str]:
-    rank = [sys.executable, "-c", _RANK, str(folder)]
+def _objection(flags: argparse.Namespace, name: str) -> str:
+    """Why a backend cannot serve, or ""."""
+    title, kind = _LAUNCHES[flags.launcher]
+    launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
+    return verdict(backend_class(name), launch, "")
+
+
+def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
+    """Starts a job; the job's folder follows."""
+    rank = [sys.executable, "-c", _RANK]
     if flags.launcher == "hvkeras":
-        return hvkeras_run(["-np", str(flags.np), "--", *rank])
+        return hvkeras_run(["-np", str(ranks), "--", *rank])
     mpirun = found("mpirun")
     if not mpirun or not version_of("mpi4py"):
         raise MachineError(explain("--launcher mpirun needs Open MPI and mpi4py", "pip install 'hvkeras[mpi]'"))
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(flags.np), *rank]
+    return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *rank]
 
 
-def _run(flags: argparse.Namespace, plan: Plan, folder: Path) -> str:
-    """Runs the job under a progress bar, and returns why it failed, or ""."""
+def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path, rows: list[Row]) -> str:
+    """Runs everything under a progress bar; rows come as they are known. Returns why it ended early, or ""."""
     screen = Console(stderr=True, highlight=False)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))
+    doing = "starting the ranks"
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("starting the ranks", total=1.0)
+        task = progress.add_task(doing, total=1.0)
 
-        def update(_: float) -> None:
-            done, what = _progress(folder)
-            progress.update(task, completed=done, description=what)
+        def show(share: float, what: str) -> None:
+            nonlocal doing
+            doing = what
+            progress.update(task, completed=share, description=what)
 
-        code = watch(_command(flags, folder), os.environ, folder, plan.timeout, update)
-    if code is None:
-        why = took_too_long(plan.timeout)
-    elif code:
-        text = (folder / "stderr").read_text(errors="replace")
-        why = root_cause(text, code) if flags.launcher == "hvkeras" else _last_own_line(text, code)
-    else:
-        return ""
-    return f"{why}; the last that was done: {_progress(folder)[1]}"
-
-
-def _progress(folder: Path) -> tuple[float, str]:
-    """What share is done, and what is being done."""
-    path = folder / PROGRESS
-    done, what = path.read_text().split(" ", 1) if path.is_file() else ("0", "starting the ranks")
-    return float(done), what
+        mpi = flags.launcher == "mpirun"
+        way = Way(lambda ranks: _command(flags, ranks), lambda name: _objection(flags, name),
+                  _last_own_line if mpi else root_cause, end, mpi)
+        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.pin, flags.timeout, str(folder))
+        effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
+        try:
+            with contextlib.closing(Contest(plan, way, effort, show)) as contest:
+                contest.run(names, flags.peers, work, rows)
+        except TimeIsUpError:
+            return f"{took_too_long(flags.timeout)}; the last that was done: {doing}"
+    return ""
 
 
 def _last_own_line(text: str, code: int) -> str:
@@ -228,24 +239,18 @@ def _last_own_line(text: str, code: int) -> str:
     return said[-1] if said else f"mpirun exited with code {code}"
 
 
-def _written(folder: Path) -> list[Mapping[str, Any]]:
-    path = folder / RESULT
-    rows: list[Mapping[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
-    return rows
-
-
-def _print(plan: Plan, flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
+def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
     """Prints the table, what its columns are, and the reasons of failures."""
     if not rows:
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)
-    made, notes = report.table(plan.kind, rows, flags.np)
-    where = "each on a core of its own" if plan.pin else f"on {len(usable_cores())} cores"
+    made, notes = report.table(flags.kind, rows, flags.np)
+    where = "each on a core of its own" if flags.pin else f"on {len(usable_cores())} cores"
     console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes, {where}", markup=False)
     console.print()
     console.print(made)
     console.print()
-    for line in [*notes, *([""] if notes else []), *report.explanations(plan.kind, rows, flags.np)]:
+    for line in [*notes, *([""] if notes else []), *report.explanations(flags.kind, rows, flags.np)]:
         console.print(line, markup=False)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for row in rows:
@@ -253,19 +258,11 @@ def _print(plan: Plan, flags: argparse.Namespace, rows: Sequence[Row], arguments
             errors.print(f"{PROG}: {row.name} is wrong: {row.reason}", markup=False)
 
 
-def _print_tail(folder: Path) -> None:
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    lines = (folder / "stderr").read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    if lines:
-        errors.print("the standard error of the job ends with", markup=False)
-        errors.print("\n".join(lines), markup=False)
-
-
-def _write_json(flags: argparse.Namespace, plan: Plan, rows: Sequence[Row], arguments: Sequence[str],
+def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str],
                 facts: Mapping[str, Any], reason: str) -> None:
     content = {
-        "format": 1, "command": [*PROG.split(), *arguments], "kind": plan.kind, "ranks": flags.np,
-        "launcher": flags.launcher, "pinned": plan.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,
+        "launcher": flags.launcher, "pinned": flags.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "failure": reason,
         "machine": dict(facts),
         "rows": with_figures(rows, flags.np),

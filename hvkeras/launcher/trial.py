@@ -122,7 +122,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
         files = [stack.enter_context((folder / stream).open("wb")) for stream in ("stdout", "stderr")]
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=files[0],
                                    stderr=files[1], start_new_session=True)
-        stack.callback(_end, process)
+        stack.callback(end, process)
         while process.poll() is None:
             if time.monotonic() - begun > timeout:
                 return None
@@ -141,7 +141,7 @@ def took_too_long(timeout: float) -> str:
     return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a job that still runs: `hvkeras run` ends its ranks, and its agents do when it is gone."""
     if process.poll() is not None:
         return

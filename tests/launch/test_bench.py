@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.launchers import TESTS
 from launch.hvkeras_run import Started, run
 
@@ -52,16 +54,16 @@ def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = N
 
 
 def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
-    names = {"remembered": "Remembered", "liar": "Liar", "broken": "Broken"}
-    done = bench(["allreduce", "--backends", "remembered,liar,broken,local", "--sizes", "40B,1KiB", "--rounds", "2",
-                  "--plot", "out.png"], tmp_path, plug_in(tmp_path, names))
+    backends = {"honest": "Honest", "liar": "Liar", "broken": "Broken", "mortal": "Mortal"}
+    names = [*backends, "local"]
+    done = bench(["allreduce", "--backends", ",".join(names), "--sizes", "40B,1KiB", "--rounds", "2", "--plot",
+                  "out.png"], tmp_path, plug_in(tmp_path, backends))
     assert done.returncode == 1, done.stdout + done.stderr
     found = rows(tmp_path / "out.json")
-    assert list(found) == [(size, name) for size in ("40B", "1KiB") for name in ("remembered", "liar", "broken",
-                                                                                "local")]
+    assert list(found) == [(size, name) for size in ("40B", "1KiB") for name in names]
     for size, count in (("40B", 40), ("1KiB", 1024)):
-        check_blocks(found[size, "remembered"], 2)
-        good = found[size, "remembered"]
+        check_blocks(found[size, "honest"], 2)
+        good = found[size, "honest"]
         assert (good["bytes"], good["links"], good["kind"]) == (count, 100, "engine")
         assert good["algorithm_bandwidth"] == good["bus_bandwidth"] > 0  # 2 (n - 1) / n is 1
         lie = found[size, "liar"]
@@ -69,16 +71,20 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
         assert "Every element of an allreduce must be what NumPy computes. Received: engine='liar'" in lie["reason"]
         assert f"size='{size}', element=7, got=" in lie["reason"]
         assert f"hvkeras bench: liar is wrong: {lie['reason']}" in done.stderr
-        assert found[size, "broken"]["reason"] == "rank 1: OSError: the cable is unplugged"
+        assert "rank 1" in found[size, "broken"]["reason"]
+        assert "OSError: the cable is unplugged" in found[size, "broken"]["reason"]
         assert found[size, "local"]["reason"].startswith("local serves one process")
+    check_blocks(found["40B", "mortal"], 2)
+    assert "rank 1" in found["1KiB", "mortal"]["reason"] and "SIGKILL" in found["1KiB", "mortal"]["reason"]
     content = json.loads((tmp_path / "out.json").read_text())
     assert (content["kind"], content["ranks"], content["launcher"]) == ("allreduce", 2, "hvkeras")
     assert content["command"][:3] == ["hvkeras", "bench", "allreduce"]
     assert content["machine"]["cpu"] and content["machine"]["cores"] and content["machine"]["versions"]["numpy"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert "wrong (1)" in done.stdout and "failed (2)" in done.stdout
-    assert "(2) rank 1: OSError: the cable is unplugged" in done.stdout
-    assert not list(tmp_path.glob("hvkeras-bench-*"))
+    kept = list(tmp_path.glob("hvkeras-bench-*"))  # the output of the ranks that failed
+    assert [sorted(path.name for path in folder.glob("*/stderr")) for folder in kept] == [["stderr"] * 4]
+    assert f"output of all ranks: {kept[0]}" in found["1KiB", "mortal"]["reason"]
 
 
 def test_steps_on_engines_and_peers_train_as_one_process_does(tmp_path: Path) -> None:
@@ -102,10 +108,32 @@ def test_a_benchmark_that_is_ended_leaves_no_orphan(tmp_path: Path) -> None:
     started = Started(["allreduce", "--backends", "tfdist", "--sizes", "4KiB"], tmp_path, search_in(), command="bench",
                       deadline=DEADLINE)
     deadline = time.monotonic() + 60
-    while started.living() < 5 and time.monotonic() < deadline:  # bench, hvkeras run, its agent, and two ranks
+    while started.living() < 6 and time.monotonic() < deadline:  # bench, its guard, hvkeras run, its agent, and ranks
         time.sleep(0.1)
     started.process.send_signal(signal.SIGTERM)
     done = started.finish()
     assert done.returncode == 143
     assert not started.orphans, done.stderr
     assert done.stdout == ""
+
+
+def test_killing_a_benchmark_leaves_no_rank_that_stands_still(tmp_path: Path) -> None:
+    started = Started(["allreduce", "--backends", "tfdist,native", "--sizes", "4KiB", "--time", "60"], tmp_path,
+                      search_in(), command="bench", deadline=DEADLINE)
+    deadline = time.monotonic() + 60
+    while not _standing_still(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _standing_still(tmp_path) == 2
+    started.process.kill()
+    deadline = time.monotonic() + 60
+    while started.living() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert started.living() == 0
+    started.finish()
+    assert not started.orphans
+
+
+def _standing_still(folder: Path) -> int:
+    """How many ranks of this test are stopped."""
+    return sum(process.info["cwd"] == str(folder) and process.info["status"] == psutil.STATUS_STOPPED
+               for process in psutil.process_iter(["cwd", "status"]))

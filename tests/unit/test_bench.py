@@ -146,7 +146,7 @@ def test_chains_stay_finite_and_are_told_from_wrong_ones(ranks: int, label: str)
 
 
 def test_chains_are_shorter_for_large_tensors() -> None:
-    assert [links_for(size) for size in (4, 4096, 2**20, 2**22, 2**26, 2**30)] == [100, 100, 100, 100, 8, 2]
+    assert [links_for(size) for size in (4, 4096, 2**20, 2**22, 2**26, 2**30)] == [100, 100, 100, 100, 16, 2]
 
 
 def test_ranks_are_spread_over_cores_before_their_second_threads() -> None:

@@ -1,7 +1,9 @@
-"""Backends that fail in the ways that `hvkeras bench` has to see: one computes wrongly, one does not start."""
+"""Backends that fail in the ways that `hvkeras bench` has to see: computing wrongly, not starting, dying."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,27 +19,24 @@ class Liar(TfdistBackend):
     name = "liar"
 
     def start(self, start: Start) -> int:
-        """Uses the cluster that tfdist has started, since a process has only one."""
+        """Starts, and knows its place."""
         self._last = start.topology.rank == start.topology.size - 1
-        self._cluster = _started[0]._cluster
-        return start.topology.size
+        return super().start(start)
 
-    def allreduce(self, tensors: Sequence[Any], key: str, reduction: Reduction, ranks: Sequence[int]) -> list[Any]:
+    def allreduce(
+        self, tensors: Sequence[Any], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
+    ) -> list[Any]:
         """Reduces as it should, and changes the result."""
-        results = super().allreduce(tensors, f"liar {key}", reduction, ranks)
+        results = super().allreduce(tensors, key, reduction, ranks, before, after)
         return [tf.tensor_scatter_nd_update(each, [[7]], [each[7] * 1.0001]) if self._last and each.shape.rank == 1
                 else each for each in results]
 
 
-class Remembered(TfdistBackend):
-    """tfdist under another name, which hands its cluster on."""
+class Honest(TfdistBackend):
+    """tfdist under another name."""
 
-    name = "remembered"
-
-    def start(self, start: Start) -> int:
-        """Starts, and is found by `Liar`."""
-        _started.append(self)
-        return super().start(start)
+    name = "honest"
 
 
 class Broken(TfdistBackend):
@@ -49,7 +48,24 @@ class Broken(TfdistBackend):
         """Raises on one rank."""
         if start.topology.rank == 1:
             raise OSError("the cable is unplugged")
-        return start.topology.size
+        return super().start(start)
 
 
-_started: list[TfdistBackend] = []
+class Mortal(TfdistBackend):
+    """Dies on the last rank as soon as it is to reduce something large."""
+
+    name = "mortal"
+
+    def start(self, start: Start) -> int:
+        """Starts, and knows its place."""
+        self._last = start.topology.rank == start.topology.size - 1
+        return super().start(start)
+
+    def allreduce(
+        self, tensors: Sequence[Any], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
+        after: float = 1.0,
+    ) -> list[Any]:
+        """Ends its process without a word."""
+        if self._last and tensors[0].shape.num_elements() > 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().allreduce(tensors, key, reduction, ranks, before, after)
