@@ -159,7 +159,7 @@ def shutdown() -> None:
 def init_without_engine() -> Job:
     """Joins a job of several ranks as `init()` does, but starts no engine.
 
-    `hvkeras bench` measures MPI by itself so.
+    `hvkeras bench` measures MPI by itself so, and training without communication.
 
     Returns:
         The job, whose backend communicates nothing.
@@ -213,7 +213,7 @@ def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backe
         forget_note(launch, settings)
         meeting.release_port()
         topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
-                                       [fact["identity"] for fact in facts])
+                                       [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
         _check_local_ranks(launch, topology)
         _share_cores(settings, facts, topology)
         if placeholder is not None:

@@ -52,12 +52,14 @@ class FailureHooks:
         self._speaking = threading.Lock()
         self._exit_code: Any = None
         self._previous_hook = sys.excepthook
+        self._previous_thread_hook = threading.excepthook
         self._previous_exit = sys.exit
         self._signals: SignalWatch | None = None
 
     def install(self) -> None:
         """Puts the hooks in place; signals only from the main thread."""
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._previous_thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         self._previous_exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_signal)
@@ -76,6 +78,8 @@ class FailureHooks:
         _Forks.hooks = None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
+        if threading.excepthook == self._on_thread_exception:
+            threading.excepthook = self._previous_thread_hook
         if sys.exit == self._on_exit:
             sys.exit = self._previous_exit
         if self._signals is not None:
@@ -98,8 +102,14 @@ class FailureHooks:
         threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
 
     def exiting(self) -> None:
-        """Runs at the interpreter's exit: a code other than 0 is a failure, else a goodbye."""
+        """Runs at the interpreter's exit: a code other than 0 is a failure, else a goodbye.
+
+        A rank whose job has failed says so, even if its main thread ends well: its other threads may have been in
+        the collectives that were aborted.
+        """
         code = self._exit_code
+        if self._client.cause is not None and not self._client.detached:
+            self._end_process(self._client.cause)
         if code not in (None, 0) and self._client.cause is None and not self._client.detached:
             number = code if isinstance(code, int) else 1
             text = f"exited with {code!r}" if isinstance(code, str) else f"exited with code {number}"
@@ -130,6 +140,12 @@ class FailureHooks:
             cause = self._cause_of(error)
             self._client.fail(cause)
         self._end_process(cause)
+
+    def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
+        """Keeps threads quiet whose collectives were aborted because the job has ended; the last line says why."""
+        error = arguments.exc_value
+        if error is None or self._show_secondary or not self._is_echo(error) or self._client.cause is None:
+            self._previous_thread_hook(arguments)
 
     def _end_process(self, cause: Cause) -> None:
         with self._speaking:

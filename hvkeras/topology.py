@@ -20,6 +20,7 @@ class Topology:
         hosts: The host name of each rank, in rank order; two machines may have the same.
         local_sizes: How many processes run on each rank's host, in rank order.
         host_numbers: Each rank's host as a number, in rank order; hosts are numbered by their first ranks.
+        local_cores: How many cores the ranks of this host have together; 0 if unknown.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class Topology:
     hosts: tuple[str, ...]
     local_sizes: tuple[int, ...]
     host_numbers: tuple[int, ...]
+    local_cores: int = 0
 
     @property
     def host(self) -> str:
@@ -48,7 +50,8 @@ class Topology:
         return self.local_size == self.size
 
 
-def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[str] | None = None) -> Topology:
+def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[str] | None = None,
+                        cores: Sequence[Sequence[int]] | None = None) -> Topology:
     """Derives every rank number from the list of hosts.
 
     Ranks of one host are numbered in rank order. Cross ranks count the hosts, in the order of
@@ -59,6 +62,7 @@ def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[st
         hosts: The host name of each rank, in rank order.
         identities: What tells hosts apart, in rank order, when names alone do not (several
             machines may all be called `localhost`); the names by default.
+        cores: The cores that each rank may use, in rank order.
 
     Returns:
         The topology as this rank sees it.
@@ -77,4 +81,6 @@ def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[st
         hosts=tuple(hosts),
         local_sizes=tuple(keys.count(key) for key in keys),
         host_numbers=tuple(list(dict.fromkeys(keys)).index(key) for key in keys),
+        local_cores=len({core for key, own in zip(keys, cores, strict=True) if key == keys[rank] for core in own})
+        if cores is not None else 0,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -209,4 +208,5 @@ class NativeBackend(Backend):
     def _crowded(self) -> bool:
         """Whether ranks share cores: then one that waits must let another have the core at once."""
         assert self._start is not None
-        return self._start.topology.local_size > (os.cpu_count() or 1)
+        topology = self._start.topology
+        return 0 < topology.local_cores < topology.local_size

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hvkeras.bench.jobs import End, Guard, Job, Remote, Words
 from hvkeras.bench.rounds import Effort, compete
-from hvkeras.bench.row import ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.row import APART, ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, Row, title_of
 from hvkeras.bench.worker import ONE, Plan
 
 BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds
@@ -107,6 +107,7 @@ class Contest:
                            " --backends must name that, too") for name in ("horovod", "tfdist") if name not in backends]
         if self._plan.kind == "step":
             teams.insert(0, Team(ONE_PROCESS, REFERENCE, job=self._started(ONE_PROCESS, ONE, 1, False)))
+            teams.insert(1, Team(APART, REFERENCE, job=self._started(APART, "", self._plan.ranks, False)))
         elif self._way.mpi:
             teams.append(Team(MPI_ALONE, REFERENCE, job=self._started(MPI_ALONE, "", self._plan.ranks, False)))
         for number, item in enumerate(work):

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from hvkeras.bench.figures import bandwidth, bus_bandwidth, efficiency, quartiles, rate, speed_up
-from hvkeras.bench.row import ONE_PROCESS, Row
+from hvkeras.bench.row import APART, ONE_PROCESS, Row
 
 UNKNOWN = "-"
 MUCH = 1e-3  # of the way, from which on it is worth a line that rounding alone carries weights so far
@@ -52,7 +52,9 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
 def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
     """The rows that the others are compared with."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
-    return [name for name in names if kind == "allreduce" or not name.startswith(ONE_PROCESS)] if len(names) > 1 else []
+    if kind == "step":
+        names = [name for name in names if not name.startswith((ONE_PROCESS, APART))]
+    return names if len({row.name for row in rows if row.blocks}) > 1 else []
 
 
 def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
@@ -107,7 +109,8 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
         lines.append(f"GB/s: bytes of the tensor over the time; bus: that times 2 ({ranks} - 1) / {ranks}")
         lines.append("every result was compared with NumPy's, all elements of each block's last chain")
     else:
-        lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients")
+        lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients;"
+                     f" that of {APART} is what the machine has for {ranks} at once")
         lines.append("off by: distance of the weights, after 3 steps, from those of one process on all ranks' batches,"
                      " as a share of how far they moved")
         for work, rounding in {row.work: row.rounding for row in rows if row.rounding and row.rounding > MUCH}.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-ONE_PROCESS, MPI_ALONE = "one process", "MPI alone"
+ONE_PROCESS, APART, MPI_ALONE = "one process", "apart", "MPI alone"
 ENGINE, PEER, REFERENCE = "engine", "peer", "reference"
 
 _ALONE = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}

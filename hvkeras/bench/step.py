@@ -16,7 +16,7 @@ from hvkeras import compat
 from hvkeras.bench.contestant import Contestant
 from hvkeras.bench.models import MODELS, Model
 from hvkeras.bench.ranks import Ranks, WrongResultError
-from hvkeras.bench.row import ONE_PROCESS, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.row import APART, ONE_PROCESS, PEER, REFERENCE, Row, title_of
 from hvkeras.bench.worker import ONE, Plan, Stage
 from hvkeras.errors import explain
 
@@ -110,6 +110,7 @@ class Training(Contestant):
                  jit: bool = False) -> None:
         self.row, self._task, self._gradient, self._ranks = row, task, gradient, ranks
         self._strategy, self._jit = strategy, jit
+        self._reduces = row.kind != REFERENCE
         row.bytes, row.samples, row.rounding = task.bytes, task.model.batch * ranks.size, task.rounding
         self._loss = 0.0
 
@@ -124,7 +125,7 @@ class Training(Contestant):
             self._step = self._traced(*map(tf.constant, self._task.data))
             self.run(VERIFIED)
         self.check()
-        if self._ranks.size > 1:
+        if self._reduces:
             self._compare(start)
 
     def run(self, calls: int) -> None:
@@ -141,7 +142,7 @@ class Training(Contestant):
     def finish(self, ranks: Ranks) -> None:
         """Makes sure that all ranks hold the same weights, to the last bit."""
         digests = ranks.gather(self._digest())
-        if len(set(digests)) > 1:
+        if self._reduces and len(set(digests)) > 1:
             other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
             raise WrongResultError(explain("All ranks must hold the same weights after training", engine=self.row.name,
                                            model=self.row.work, differs=f"rank {other} from rank 0"))
@@ -231,10 +232,11 @@ def contestants(stage: Stage, name: str) -> list[Contestant]:
     """
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer
     task = Task(MODELS[name], plan, ranks.rank)
-    if plan.backend == ONE:
+    if plan.backend in (ONE, ""):
+        who = ONE_PROCESS if plan.backend else APART
+        words = "no communication" if plan.backend else f"{ranks.size} processes at once, no communication"
         ways = ["", XLA] if plan.jit else [""]
-        return [Training(Row(name, ONE_PROCESS + way, REFERENCE, "no communication"), task, _plain, ranks,
-                         jit=way == XLA) for way in ways]
+        return [Training(Row(name, who + way, REFERENCE, words), task, _plain, ranks, jit=way == XLA) for way in ways]
     backend = ranks.job.backend
     ways = ["", XLA] if plan.jit and backend.supports_xla else [""]
     made: list[Contestant] = [

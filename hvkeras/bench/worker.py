@@ -31,7 +31,7 @@ class Plan:
 
     Attributes:
         kind: `allreduce` or `step`.
-        backend: The engine; "" for MPI alone.
+        backend: The engine; "" for MPI alone, or for processes that do not communicate.
         ranks: How many ranks the benchmark is about; a job of one process has fewer.
         peer: Whether the engine is also used directly, without hvkeras.
         jit: Whether steps are also compiled by XLA, where the engine can.

@@ -14,7 +14,7 @@ constexpr int64_t kLook = 100'000;  // microseconds after which the worker looks
 // A page, so that the parts of the memory do not share one.
 size_t paged(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-Patience patience(bool crowded) { return crowded ? Patience{100, 2} : Patience{}; }
+Patience patience(bool crowded) { return crowded ? Patience{20, 200} : Patience{}; }
 
 }  // namespace
 

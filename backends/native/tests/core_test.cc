@@ -317,43 +317,88 @@ void check_halves() {
   }
 }
 
-// The median time of one allreduce of `bytes`, in microseconds, as rank 0 sees it.
-double time_of(Engine& engine, size_t bytes, int repeats) {
-  std::vector<float> in(bytes / sizeof(float), 1.0f), out(bytes / sizeof(float));
-  std::vector<double> times;
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
-    const std::string error = call(engine, "timed", "", [&](Channel& channel) {
-      allreduce(channel, Spans({{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()}}, 4),
-                Type::kFloat32, Reduction::kSum, {});
-    });
-    require(error.empty(), error);
-    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+// What an allreduce of floats in place copies and adds on one rank, segment by segment. `memory` has two slots and two
+// results for each rank as theirs has, but nobody else uses it: no rank waits, and no cache line changes hands.
+void copy_and_add(char* memory, int rank, int ranks, char* tensor, size_t bytes) {
+  const size_t part = Channel::slot_bytes_for(ranks) / static_cast<size_t>(ranks) / 4096 * 4096;
+  const size_t slot = part * static_cast<size_t>(ranks);
+  const Reducer reduce = reducer_of(Type::kFloat32, Reduction::kSum);
+  std::vector<const void*> sources(static_cast<size_t>(ranks));
+  for (size_t start = 0, turn = 0; start < bytes; start += slot, turn ^= 1) {
+    const auto slot_of = [&](int of) {
+      return memory + (turn * static_cast<size_t>(ranks) + static_cast<size_t>(of)) * slot;
+    };
+    char* const results = memory + 2 * static_cast<size_t>(ranks) * slot + turn * slot;
+    const auto place = [&](int of) { return static_cast<size_t>(of) * part; };
+    const auto length = [&](int of) { return std::min(part, bytes - std::min(bytes, start + place(of))); };
+    for (int other = 0; other < ranks; ++other) {
+      if (other != rank) std::memcpy(slot_of(rank) + place(other), tensor + start + place(other), length(other));
+    }
+    for (int of = 0; of < ranks; ++of)
+      sources[static_cast<size_t>(of)] = of == rank ? tensor + start + place(rank) : slot_of(of) + place(rank);
+    reduce(results + place(rank), sources.data(), ranks, length(rank) / sizeof(float), 1.0, 1.0);
+    std::memcpy(tensor + start + place(rank), results + place(rank), length(rank));
+    for (int other = 0; other < ranks; ++other) {
+      if (other != rank) std::memcpy(tensor + start + place(other), results + place(other), length(other));
+    }
   }
-  require(out.back() == static_cast<float>(engine.ranks()), "a timed sum");
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+}
+
+struct Times {
+  double engine, copies;  // medians in microseconds, as rank 0 sees it
+};
+
+// Times allreduces of `bytes` in place, and in turns with them the copies and additions alone.
+Times times_of(Engine& engine, size_t bytes, int repeats) {
+  std::vector<float> tensor(bytes / sizeof(float), 0.0f);
+  const size_t ranks = static_cast<size_t>(engine.ranks());
+  std::vector<char> memory((2 * ranks + 2) * Channel::slot_bytes_for(engine.ranks()));
+  char* const data = reinterpret_cast<char*>(tensor.data());
+  std::vector<double> engines, copies;
+  const auto timed = [](std::vector<double>& times, const std::function<void()>& run) {
+    const auto start = std::chrono::steady_clock::now();
+    run();
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  };
+  const auto median = [](std::vector<double>& times) {
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  };
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    timed(engines, [&] {
+      const std::string error = call(engine, "timed", "", [&](Channel& channel) {
+        allreduce(channel, Spans({{data, data, tensor.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {});
+      });
+      require(error.empty(), error);
+    });
+    const std::string error = call(engine, "meet", "", [](Channel& channel) { barrier(channel); });
+    require(error.empty(), error);
+    timed(copies, [&] { copy_and_add(memory.data(), engine.rank(), engine.ranks(), data, bytes); });
+  }
+  return {median(engines), median(copies)};
 }
 
 void time_all(int ranks) {
   const size_t slot_bytes = Channel::slot_bytes_for(ranks);
-  const size_t total = Engine::bytes(ranks, slot_bytes);
-  void* const memory = shared_memory(total);
+  void* const memory = shared_memory(Engine::bytes(ranks, slot_bytes));
   const bool crowded = ranks > sysconf(_SC_NPROCESSORS_ONLN);
+  const auto run = [&](int rank) {
+    Engine engine(memory, {rank, numbered(ranks), slot_bytes, crowded});
+    for (size_t bytes = 4096; bytes <= (64u << 20); bytes *= 4) {
+      const Times times = times_of(engine, bytes, bytes < (4u << 20) ? 500 : 30);
+      if (rank == 0)
+        std::printf("%9zu bytes %10.1f us %7.2f GB/s; its copies and additions alone %10.1f us, %3.0f %% of that\n",
+                    bytes, times.engine, static_cast<double>(bytes) / times.engine / 1000, times.copies,
+                    100 * times.copies / times.engine);
+    }
+  };
   for (int rank = 1; rank < ranks; ++rank) {
     if (fork() == 0) {
-      Engine engine(memory, {rank, numbered(ranks), slot_bytes, crowded});
-      for (size_t bytes = 4096; bytes <= (64u << 20); bytes *= 4) time_of(engine, bytes, bytes < (4u << 20) ? 500 : 30);
+      run(rank);
       _exit(0);
     }
   }
-  {
-    Engine engine(memory, {0, numbered(ranks), slot_bytes, crowded});
-    for (size_t bytes = 4096; bytes <= (64u << 20); bytes *= 4) {
-      const double time = time_of(engine, bytes, bytes < (4u << 20) ? 500 : 30);
-      std::printf("%9zu bytes %10.1f us %7.2f GB/s\n", bytes, time, static_cast<double>(bytes) / time / 1000);
-    }
-  }
+  run(0);
   while (wait(nullptr) > 0) {
   }
 }
