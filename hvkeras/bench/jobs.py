@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.bench.line import Exchange, Line, LineClosedError
-from hvkeras.bench.rounds import Turns
 from hvkeras.bench.row import Row
 
 TICK = 0.1  # seconds between two looks at a job
@@ -197,8 +196,8 @@ class Job:
             raise TimeIsUpError
 
 
-class Remote(Turns):
-    """A contestant in a job.
+class Remote:
+    """A contestant in a job, as whoever calls the turns sees it. What fails becomes the reason in its row.
 
     Args:
         row: Its row.
@@ -210,18 +209,18 @@ class Remote(Turns):
         self.row, self._job, self._place = row, job, place
 
     def prepare(self) -> None:
-        """Asks the ranks to."""
+        """Builds, traces, runs a first time, and verifies."""
         self._update(self._ask("prepare"))
 
     def timed(self, calls: int) -> float:
-        """Asks the ranks to."""
+        """Runs a block, verifies what it left, and returns the mean seconds of a call."""
         answer = self._ask("time", calls)
         seconds, row = answer or (0.0, None)
         self._update(row)
         return float(seconds)
 
     def finish(self) -> None:
-        """Asks the ranks to."""
+        """Verifies what can only be verified at the end."""
         self._update(self._ask("finish"))
 
     def _ask(self, what: str, *arguments: Any) -> Any:

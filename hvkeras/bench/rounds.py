@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hvkeras.bench.row import Row
+from hvkeras.bench.jobs import Remote
 
 FEWEST, MOST = 5, 200  # rounds, unless the user says how many
-
-
-class Turns(abc.ABC):
-    """A contestant, as whoever calls the turns sees it. What fails becomes the reason in its row.
-
-    Attributes:
-        row: What is known of it, and will be.
-    """
-
-    row: Row
-
-    @abc.abstractmethod
-    def prepare(self) -> None:
-        """Builds, traces, runs a first time, and verifies."""
-
-    @abc.abstractmethod
-    def timed(self, calls: int) -> float:
-        """Runs a block, verifies what it left, and returns the mean seconds of a call."""
-
-    @abc.abstractmethod
-    def finish(self) -> None:
-        """Verifies what can only be verified at the end."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +26,7 @@ class Effort:
     block: float
 
 
-def compete(contestants: Sequence[Turns], effort: Effort, show: Callable[[float, str], None]) -> None:
+def compete(contestants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
     """Lets contestants take turns until their time is up; who fails leaves the contest with the reason in its row.
 
     Args:
@@ -80,11 +57,11 @@ def compete(contestants: Sequence[Turns], effort: Effort, show: Callable[[float,
             one.row.blocks = []
 
 
-def _left(contestants: Sequence[Turns]) -> list[Turns]:
+def _left(contestants: Sequence[Remote]) -> list[Remote]:
     return [one for one in contestants if not one.row.reason]
 
 
-def _cost(one: Turns, block: float) -> float:
+def _cost(one: Remote, block: float) -> float:
     """Fixes how many calls a block has, and returns about how many seconds it takes."""
     seconds = one.timed(1)
     one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1

@@ -23,12 +23,18 @@ RUNS = {
 @pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if run == "native-2" else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size = RUNS[request.param]
-    return launch_once(launcher, WORKER, np=size, backend=backend, deadline=300)
+    return launch_once(launcher, WORKER, np=size, backend=backend, deadline=600)
 
 
 @pytest.mark.parametrize("check", ["reductions", "gathers", "broadcasts", "scatters", "exchanges", "races"])
 def test_every_dtype_and_size_gives_what_numpy_does(check: str, outcome: Outcome) -> None:
     assert outcome.results(check) == [[]] * outcome.np
+
+
+def test_sums_have_the_same_bits_again_and_with_native_in_any_bucket(outcome: Outcome) -> None:
+    for found in outcome.results("bits"):
+        assert found["again"]
+        assert found["together"] or found["backend"] != "native"
 
 
 def test_any_and_all(outcome: Outcome) -> None:

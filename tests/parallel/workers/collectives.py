@@ -164,6 +164,20 @@ def races() -> list[str]:
 
 
 @check
+def bits() -> dict[str, Any]:
+    """Whether sums have the same bits again, and in a bucket with others, where elements have other places."""
+    random = np.random.default_rng(hvd.rank())
+    tensors = [tf.constant(random.standard_normal(count), dtype) for dtype in ("float32", "float16")
+               for count in (7, 5000, LARGE)]
+    single = [hvd.allreduce(tensor, name=f"bits {place}") for place, tensor in enumerate(tensors)]
+    again = [hvd.allreduce(tensor, name=f"bits {place}") for place, tensor in enumerate(tensors)]
+    others = list(reversed(hvd.grouped_allreduce(tensors[::-1], name="bits together")))
+    same = [[one.numpy().tobytes() == two.numpy().tobytes() for one, two in zip(single, more, strict=True)]
+            for more in (again, others)]
+    return {"backend": os.environ["HVKERAS_BACKEND"], "again": all(same[0]), "together": all(same[1])}
+
+
+@check
 def booleans() -> dict[str, Any]:
     """Any and all of booleans."""
     mine = tf.constant([hvd.rank() == 0, True, False])

@@ -13,10 +13,8 @@ from hvkeras.backends.interface import Reduction, Start
 from hvkeras.backends.tfdist import TfdistBackend
 
 
-class Liar(TfdistBackend):
-    """TensorFlow's collectives, but element 7 is off by one bit or so on the last rank."""
-
-    name = "liar"
+class _Last(TfdistBackend):
+    """TensorFlow's collectives, on ranks that know whether they are the last one."""
 
     def start(self, start: Start) -> int:
         """Starts, and knows its place."""
@@ -27,8 +25,17 @@ class Liar(TfdistBackend):
         self, tensors: Sequence[Any], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
         after: float = 1.0,
     ) -> list[Any]:
-        """Reduces as it should, and changes the result."""
-        results = super().allreduce(tensors, key, reduction, ranks, before, after)
+        """Reduces, and misbehaves."""
+        return self.misbehave(tensors, super().allreduce(tensors, key, reduction, ranks, before, after))
+
+
+class Liar(_Last):
+    """Element 7 is off by one bit or so on the last rank."""
+
+    name = "liar"
+
+    def misbehave(self, _: Sequence[Any], results: list[Any]) -> list[Any]:
+        """Changes the result."""
         return [tf.tensor_scatter_nd_update(each, [[7]], [each[7] * 1.0001]) if self._last and each.shape.rank == 1
                 else each for each in results]
 
@@ -51,21 +58,13 @@ class Broken(TfdistBackend):
         return super().start(start)
 
 
-class Mortal(TfdistBackend):
+class Mortal(_Last):
     """Dies on the last rank as soon as it is to reduce something large."""
 
     name = "mortal"
 
-    def start(self, start: Start) -> int:
-        """Starts, and knows its place."""
-        self._last = start.topology.rank == start.topology.size - 1
-        return super().start(start)
-
-    def allreduce(
-        self, tensors: Sequence[Any], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
-        after: float = 1.0,
-    ) -> list[Any]:
+    def misbehave(self, tensors: Sequence[Any], results: list[Any]) -> list[Any]:
         """Ends its process without a word."""
         if self._last and tensors[0].shape.num_elements() > 100:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().allreduce(tensors, key, reduction, ranks, before, after)
+        return results
