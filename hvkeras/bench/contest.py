@@ -16,7 +16,7 @@ from hvkeras.bench.worker import ONE, Plan
 
 BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds
 _ORDER = {"allreduce": (ENGINE, PEER, REFERENCE), "step": (REFERENCE, ENGINE, PEER)}
-_STARTED_BY = 60.0  # seconds more than the benchmark may take, after which ranks that stood still count as lost
+_MARGIN = 60.0  # seconds more than the benchmark may take, after which ranks that stood still count as lost
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,6 @@ class Contest:
         job = Job(folder, self._way.command(ranks), self._way.words, self._way.end, self._deadline)
         self._jobs.append(job)
         plan = dataclasses.replace(self._plan, backend=backend, peer=peer)
-        environment = {**os.environ, "HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _STARTED_BY)}
+        environment = {**os.environ, "HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
         job.start(dataclasses.asdict(plan), environment, self._guard)
         return job

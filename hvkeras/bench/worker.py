@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -127,9 +128,8 @@ def _serve(stage: Stage, line: Line | None) -> None:
         if what == "end":
             return
         if what == "work":
-            made: list[Contestant] = []
-            _, reason, _ = ranks.together(lambda: made.extend(_contestants(stage, arguments[0])))  # noqa: B023
-            found = made
+            found = []
+            _, reason, _ = ranks.together(functools.partial(_extend, found, stage, arguments[0]))
             answer = [[one.row.to_json() for one in found], reason]
         else:
             one = found[arguments[0]]
@@ -140,6 +140,10 @@ def _serve(stage: Stage, line: Line | None) -> None:
                 answer = one.row.to_json()
         if line is not None:
             line.send(answer)
+
+
+def _extend(found: list[Contestant], stage: Stage, work: str) -> None:
+    found.extend(_contestants(stage, work))
 
 
 def _contestants(stage: Stage, work: str) -> Sequence[Contestant]:
