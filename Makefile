@@ -1,6 +1,6 @@
 # make train   a Keras model on two processes, from nothing but Python
 # make test    all tests, with Horovod and Open MPI
-# make lint    ruff, mypy, and clang-format where there is C++
+# make lint    ruff, mypy and clang-format
 # make wheel   the wheel, in dist/
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 #
@@ -55,7 +55,7 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy -p hvkeras
 	$(VENV)/bin/mypy examples tests/harness tests/conftest.py
-	@sources=$$(git ls-files '*.cc' '*.h' '*.cpp' '*.hpp'); [ -z "$$sources" ] || clang-format --dry-run --Werror $$sources
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
 
 wheel: $(VENV)/.has-wheel
 	@ls dist/*.whl

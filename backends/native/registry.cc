@@ -26,7 +26,7 @@ class SharedMemory {
     if (file < 0) fail("shared memory cannot be opened", name);
     // Taken now: where the memory is not there, this is an error, but a later first use would be a crash.
     const int error = create ? posix_fallocate(file, 0, static_cast<off_t>(bytes)) : 0;
-    struct stat status {};
+    struct stat status{};
     const bool fits = error == 0 && fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes;
     if (fits) base_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     const int reason = error != 0 ? error : errno;

@@ -7,7 +7,7 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kLine = 128;
-constexpr size_t kLargestSlot = 512 * 1024;     // two of them and the tensors' parts fit the second cache
+constexpr size_t kLargestSlot = 512 * 1024;  // two of them and the tensors' parts fit the second cache
 constexpr size_t kSmallestSlot = 64 * 1024;
 constexpr size_t kAllSlots = 16 * 1024 * 1024;  // what all slots of a round may take together
 
@@ -48,14 +48,19 @@ char* Channel::result(uint32_t round, int rank) const {
   return base_ + 2 * static_cast<size_t>(ranks_) * (sizeof(Counter) + slot_bytes_) + place * result_bytes_;
 }
 
-void Channel::written() { written_by(rank_).advance_to(++round_); }
-
-void Channel::await_written(uint32_t round) {
-  for (int step = 1; step < ranks_; ++step)
-    written_by((rank_ + step) % ranks_).await(round + 1, patience_, abort_);
+void Channel::written() {
+  writer_.flush();
+  written_by(rank_).advance_to(++round_);
 }
 
-void Channel::result_written() { result_by(rank_).advance_to(++result_round_); }
+void Channel::await_written(uint32_t round) {
+  for (int step = 1; step < ranks_; ++step) written_by((rank_ + step) % ranks_).await(round + 1, patience_, abort_);
+}
+
+void Channel::result_written() {
+  writer_.flush();
+  result_by(rank_).advance_to(++result_round_);
+}
 
 void Channel::await_result(uint32_t round, int rank) { result_by(rank).await(round + 1, patience_, abort_); }
 

@@ -1,10 +1,11 @@
 // A piece of memory that the ranks of one host share, and the rounds in which data pass through it.
 //
-// In a round each rank writes its slot, says so, waits until all have said so, and reads the others' slots. There are two
-// slots a rank, used in turn, so nobody waits for readers: whoever writes round r has seen all ranks write round r - 1,
-// which they did after they had read round r - 2.
+// In a round each rank writes its slot, says so, waits until all have said so, and reads the others' slots. There are
+// two slots a rank, used in turn, so nobody waits for readers: whoever writes round r has seen all ranks write round r
+// - 1, which they did after they had read round r - 2.
 #pragma once
 
+#include "copy.h"
 #include "waiting.h"
 
 namespace hvkeras {
@@ -35,6 +36,8 @@ class Channel {
   uint32_t round() const { return round_; }
   // A rank's slot of a round.
   char* slot(uint32_t round, int rank) const;
+  // What writes this rank's slots and results.
+  Writer& writer() { return writer_; }
   // Says that this rank has written its slot of the current round, and goes on to the next.
   void written();
   // Waits until all ranks have written that round.
@@ -64,6 +67,7 @@ class Channel {
   Patience patience_;
   const Abort& abort_;
   Hosts* hosts_ = nullptr;
+  Writer writer_;
   uint32_t round_ = 0, result_round_ = 0;
 };
 

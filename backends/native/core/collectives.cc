@@ -10,16 +10,19 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kOneShot = 64 * 1024;  // bytes up to which each rank reduces all, which takes one round instead of two
-constexpr size_t kBlock = 4 * 1024;     // bytes that are reduced before they are copied on, still in the first cache
+constexpr size_t kBlock = 4 * 1024;     // bytes that are reduced before they are written on, still in the first cache
 
 // Every rank writes all of its data, and reduces all ranks' by itself.
 void allreduce_in_one_round(Channel& channel, const Spans& spans, Reducer reduce, Factors factors) {
   const uint32_t round = channel.round();
   char* const mine = channel.slot(round, channel.rank());
   const size_t size = spans.element_bytes();
+  Writer& writer = channel.writer();
+  writer.begin(spans.count() * size);
   spans.visit(0, spans.count(), [&](const char* in, char*, size_t before, size_t count) {
-    std::memcpy(mine + before, in, count * size);
+    writer.write(mine + before, in, count * size);
   });
+  writer.end();
   channel.exchange();
   std::vector<const void*> sources(static_cast<size_t>(channel.ranks()));
   spans.visit(0, spans.count(), [&](const char*, char* out, size_t before, size_t count) {
@@ -69,14 +72,17 @@ class Pipeline {
   void write(size_t segment, uint32_t round) {
     char* const mine = channel_.slot(round, channel_.rank());
     const size_t size = spans_.element_bytes();
+    Writer& writer = channel_.writer();
+    writer.begin(static_cast<size_t>(channel_.ranks() - 1) * part_ * size);
     for (int step = 1; step < channel_.ranks(); ++step) {
       const int rank = (channel_.rank() + step) % channel_.ranks();
       char* const place = mine + static_cast<size_t>(rank) * part_ * size;
       const auto [start, stop] = part(segment, rank);
       spans_.visit(start, stop, [&](const char* in, char*, size_t before, size_t count) {
-        std::memcpy(place + before, in, count * size);
+        writer.write(place + before, in, count * size);
       });
     }
+    writer.end();
     channel_.written();
   }
 
@@ -93,8 +99,8 @@ class Pipeline {
           sources_[static_cast<size_t>(rank)] =
               rank == channel_.rank() ? in + done * size : channel_.slot(round, rank) + offset + place;
         }
-        reduce_(shared + place, sources_.data(), channel_.ranks(), elements, factors_.before, factors_.after);
-        std::memcpy(out + done * size, shared + place, elements * size);
+        reduce_(out + done * size, sources_.data(), channel_.ranks(), elements, factors_.before, factors_.after);
+        channel_.writer().write(shared + place, out + done * size, elements * size);
       }
     });
     channel_.result_written();
@@ -108,7 +114,7 @@ class Pipeline {
       const char* const theirs = channel_.result(result, rank);
       const auto [start, stop] = part(segment, rank);
       spans_.visit(start, stop, [&](const char*, char* out, size_t before, size_t count) {
-        std::memcpy(out, theirs + before, count * size);
+        copy(out, theirs + before, count * size);
       });
     }
   }
@@ -156,11 +162,11 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
   if (channel.hosts() != nullptr) return between_hosts::broadcast(channel, in, out, bytes, root);
   for (size_t start = 0; start < bytes; start += channel.slot_bytes()) {
     const size_t length = std::min(bytes - start, channel.slot_bytes());
-    if (channel.rank() == root) std::memcpy(channel.slot(channel.round(), root), in + start, length);
+    if (channel.rank() == root) channel.writer().write(channel.slot(channel.round(), root), in + start, length);
     const uint32_t round = channel.exchange();
-    if (channel.rank() != root) std::memcpy(out + start, channel.slot(round, root), length);
+    if (channel.rank() != root) copy(out + start, channel.slot(round, root), length);
   }
-  if (channel.rank() == root && in != out && bytes != 0) std::memcpy(out, in, bytes);
+  if (channel.rank() == root && in != out && bytes != 0) copy(out, in, bytes);
 }
 
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
@@ -176,12 +182,12 @@ void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, 
   for (size_t start = 0; start < most; start += channel.slot_bytes()) {
     const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, channel.slot_bytes()) : 0; };
     if (const size_t length = length_of(rows * row_bytes))
-      std::memcpy(channel.slot(channel.round(), channel.rank()), in + start, length);
+      channel.writer().write(channel.slot(channel.round(), channel.rank()), in + start, length);
     const uint32_t round = channel.exchange();
     for (int rank = 0; rank < channel.ranks(); ++rank) {
       const size_t place = static_cast<size_t>(rank);
       if (const size_t length = length_of(bytes_of_rank[place]))
-        std::memcpy(out + starts[place] + start, channel.slot(round, rank), length);
+        copy(out + starts[place] + start, channel.slot(round, rank), length);
     }
   }
 }
@@ -206,12 +212,12 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
     char* const mine = channel.slot(channel.round(), channel.rank());
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (const size_t length = length_of(rows_to[rank] * row_bytes))
-        std::memcpy(mine + rank * room, in + starts_in[rank] + start, length);
+        channel.writer().write(mine + rank * room, in + starts_in[rank] + start, length);
     }
     const uint32_t round = channel.exchange();
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (const size_t length = length_of(rows_from[rank] * row_bytes))
-        std::memcpy(out + starts_out[rank] + start, channel.slot(round, static_cast<int>(rank)) + me * room, length);
+        copy(out + starts_out[rank] + start, channel.slot(round, static_cast<int>(rank)) + me * room, length);
     }
   }
 }
@@ -236,7 +242,7 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
     char* const mine = channel.slot(channel.round(), channel.rank());
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (rank != me && length_of(rank))
-        std::memcpy(mine + rank * room * size, in + (starts[rank] + start) * size, length_of(rank) * size);
+        channel.writer().write(mine + rank * room * size, in + (starts[rank] + start) * size, length_of(rank) * size);
     }
     const uint32_t round = channel.exchange();
     for (size_t rank = 0; rank < ranks; ++rank) {

@@ -35,8 +35,8 @@ Engine::Engine(void* memory, Shape shape)
     channel_.set_hosts(hosts_.get());
   }
   if (shape_.link) {
-    agreement_ = std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(), shape_.crowded,
-                                             abort_);
+    agreement_ =
+        std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(), shape_.crowded, abort_);
     hosts_->meanwhile([this] { agreement_->step(); });
   }
   worker_ = std::thread([this] { work(); });

@@ -81,7 +81,7 @@ class Engine {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::unordered_map<Key, Waiting, KeyHash> waiting_;
-  size_t count_ = 0;     // requests in waiting_
+  size_t count_ = 0;      // requests in waiting_
   bool running_ = false;  // whether some thread has its turn to read the log and run collectives
   bool stopping_ = false;
   std::thread worker_;

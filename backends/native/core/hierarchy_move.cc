@@ -1,6 +1,4 @@
 // Data that go from host to host as they are: broadcast, allgather, alltoall and barrier.
-#include <cstring>
-
 #include "hierarchy.h"
 #include "hosts.h"
 
@@ -45,7 +43,7 @@ void gather_bytes(Channel& channel, const char* in, const std::vector<size_t>& b
     }
     blocks.back() = place;
     const size_t me = static_cast<size_t>(placement.rank), here = static_cast<size_t>(hosts.host());
-    if (const size_t length = length_of(bytes[me], done, room)) std::memcpy(area + places[me], in + done, length);
+    if (const size_t length = length_of(bytes[me], done, room)) copy(area + places[me], in + done, length);
     channel.exchange();
     for (int host = 0; hosts.leads() && host < hosts.hosts(); ++host) {
       const size_t block = static_cast<size_t>(host);
@@ -54,8 +52,7 @@ void gather_bytes(Channel& channel, const char* in, const std::vector<size_t>& b
     }
     finish(hosts);
     for (size_t rank = 0; rank < bytes.size(); ++rank) {
-      if (const size_t length = length_of(bytes[rank], done, room))
-        std::memcpy(out[rank] + done, area + places[rank], length);
+      if (const size_t length = length_of(bytes[rank], done, room)) copy(out[rank] + done, area + places[rank], length);
     }
   }
 }
@@ -113,7 +110,7 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
   for (size_t done = 0, round = 0; done < bytes; done += hosts.area_bytes(), ++round) {
     const size_t length = length_of(bytes, done, hosts.area_bytes());
     char* const area = hosts.area(round % 2);
-    if (is_root) std::memcpy(area, in + done, length);
+    if (is_root) copy(area, in + done, length);
     channel.exchange();
     // The source gives each host all of it, or a part which that host gives to the others.
     const bool direct = length <= kOneHop;
@@ -133,9 +130,9 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
       }
     }
     finish(hosts);
-    if (!is_root) std::memcpy(out + done, area, length);
+    if (!is_root) copy(out + done, area, length);
   }
-  if (is_root && in != out && bytes != 0) std::memcpy(out, in, bytes);
+  if (is_root && in != out && bytes != 0) copy(out, in, bytes);
 }
 
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
@@ -180,7 +177,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
     }
     for (const Piece& piece : sent.all) {
       if (piece.from == me && piece.bytes != 0)
-        std::memcpy(outgoing + piece.place, in + starts_in[piece.to] + done, piece.bytes);
+        copy(outgoing + piece.place, in + starts_in[piece.to] + done, piece.bytes);
     }
     channel.exchange();
     for (int host = 0; hosts.leads() && host < hosts.hosts(); ++host) {
@@ -195,7 +192,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
       const char* const place =
           is_local ? outgoing + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
                    : incoming + piece.place;
-      std::memcpy(out + starts_out[piece.from] + done, place, piece.bytes);
+      copy(out + starts_out[piece.from] + done, place, piece.bytes);
     }
   }
 }

@@ -1,6 +1,4 @@
 // Reductions over several hosts: allreduce and reducescatter.
-#include <cstring>
-
 #include "hierarchy.h"
 #include "hosts.h"
 
@@ -10,7 +8,7 @@ namespace {
 
 // Bytes up to which each host sends all to all, which takes one hop instead of two.
 constexpr size_t kOneHop = 64 * 1024;
-constexpr size_t kWires = 3;           // areas with segments: one is prepared, one is under way, one is read
+constexpr size_t kWires = 3;  // areas with segments: one is prepared, one is under way, one is read
 
 bool is_half(Type type) { return type == Type::kFloat16 || type == Type::kBfloat16; }
 
@@ -44,7 +42,7 @@ class Segments {
     for (int step = 1; step < channel_.ranks(); ++step) {
       const int rank = (channel_.rank() + step) % channel_.ranks();
       spans_.visit(first_of(rank), first_of(rank + 1), [&](const char* in, char*, size_t before, size_t count) {
-        std::memcpy(mine + (first_of(rank) - start) * size + before, in, count * size);
+        channel_.writer().write(mine + (first_of(rank) - start) * size + before, in, count * size);
       });
     }
     channel_.exchange();
@@ -80,9 +78,8 @@ class Segments {
     const auto [offset, bytes] = part_of(bounds, hosts_.host());
     if (bytes == 0) return;
     for (int host = 0; host < hosts_.hosts(); ++host) {
-      sources_[static_cast<size_t>(host)] = host == hosts_.host()
-                                                ? wire(segment) + offset
-                                                : incoming(segment) + static_cast<size_t>(host) * bytes;
+      sources_[static_cast<size_t>(host)] =
+          host == hosts_.host() ? wire(segment) + offset : incoming(segment) + static_cast<size_t>(host) * bytes;
     }
     reduce_(wire(segment) + offset, sources_.data(), hosts_.hosts(), bytes / spans_.element_bytes(),
             among_hosts_.before, among_hosts_.after);
@@ -197,7 +194,7 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
           hosts.await_announced();
         }
         spans.visit(segment * count, end_of(segment), [&](const char*, char* out, size_t before, size_t length) {
-          std::memcpy(out, segments.wire(segment) + before, length * size);
+          copy(out, segments.wire(segment) + before, length * size);
         });
       });
 }
@@ -208,7 +205,8 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
   const Placement& placement = hosts.placement();
   const size_t size = size_of(type), ranks = starts.size() - 1;
   const size_t room = std::min(channel.slot_bytes() / ranks,
-                               hosts.area_bytes() / (placement.most_on_a_host() * placement.ranks_on.size())) / size;
+                               hosts.area_bytes() / (placement.most_on_a_host() * placement.ranks_on.size())) /
+                      size;
   if (room == 0)
     throw Failure("there are too many ranks for a reducescatter. Received: ranks=" + std::to_string(ranks));
   const Deal deal(placement, in, starts, size, room);
@@ -232,8 +230,7 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
         if (!hosts.leads()) hosts.await_announced();
         const size_t done = segment * room;
         if (done < own)
-          std::memcpy(out + done * size, segments.wire(segment) + deal.own[segment] * size,
-                      std::min(own - done, room) * size);
+          copy(out + done * size, segments.wire(segment) + deal.own[segment] * size, std::min(own - done, room) * size);
       });
 }
 

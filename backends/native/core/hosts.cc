@@ -9,7 +9,8 @@ namespace {
 
 constexpr size_t kSlack = 1024;  // for the alignment of a host's part of an area: 64 elements of the largest type
 
-// Looks before a wait for data sleeps. All hosts are there, so it will not be long, and a network moves on with each look.
+// Looks before a wait for data sleeps. All hosts are there, so it will not be long, and a network moves on with each
+// look.
 constexpr int kYields = 10'000;
 
 size_t paged(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }

@@ -12,8 +12,8 @@ namespace hvkeras {
 
 // Which ranks of a group, numbered within it, are on which host; hosts in the order of their first ranks.
 struct Placement {
-  int rank = 0;  // this rank
-  int host = 0;  // its host
+  int rank = 0;                            // this rank
+  int host = 0;                            // its host
   std::vector<std::vector<int>> ranks_on;  // for each host, ascending
 
   int ranks() const;

@@ -1,7 +1,8 @@
 // How the leaders of a group's hosts reach each other: the core's one view of a network.
 //
 // A group has one leader on each host. Nothing here waits: who sent or asked for something looks again until it is
-// there. What was sent moves on by itself, whether anybody looks or not. Functions throw Failure where the network fails.
+// there. What was sent moves on by itself, whether anybody looks or not. Functions throw Failure where the network
+// fails.
 #pragma once
 
 #include <cstddef>

@@ -28,8 +28,7 @@ uint64_t hash_of(const std::string& text, uint64_t start) {
 }  // namespace
 
 // The first of the parts between ";" that differs, and its number.
-std::string Matching::difference(const std::string& one, int rank_of_one, const std::string& other,
-                                 int rank_of_other) {
+std::string Matching::difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
   size_t start_one = 0, start_other = 0;
   for (int place = 1; start_one <= one.size() && start_other <= other.size(); ++place) {
     const size_t end_one = std::min(one.find(';', start_one), one.size());
@@ -53,10 +52,10 @@ Key key_of(const std::string& name) {
 struct Matching::Pending {
   Key key;
   uint64_t details_hash;
-  uint32_t posted;     // by how many ranks
-  uint32_t first;      // which rank was the first
-  uint32_t error;      // 0, or the number of a text
-  uint32_t length;     // of the kept details
+  uint32_t posted;  // by how many ranks
+  uint32_t first;   // which rank was the first
+  uint32_t error;   // 0, or the number of a text
+  uint32_t length;  // of the kept details
   char details[kDetails];
 };
 

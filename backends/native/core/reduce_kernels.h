@@ -134,8 +134,8 @@ void reduce(void* out, const void* const* in, int ranks, size_t count, double be
     const T* const other = static_cast<const T*>(in[1]);
 #pragma GCC ivdep
     for (size_t i = 0; i < count; ++i) {
-      result[i] = Wide<T>::store(times(combine<reduction>(times(Wide<T>::load(one[i]), before),
-                                                          times(Wide<T>::load(other[i]), before)), after));
+      result[i] = Wide<T>::store(times(
+          combine<reduction>(times(Wide<T>::load(one[i]), before), times(Wide<T>::load(other[i]), before)), after));
     }
     return;
   }
@@ -146,8 +146,7 @@ void reduce(void* out, const void* const* in, int ranks, size_t count, double be
     for (size_t i = 0; i < length; ++i) sums[i] = times(Wide<T>::load(first[i]), before);
     for (int rank = 1; rank < ranks; ++rank) {
       const T* const next = static_cast<const T*>(in[rank]) + start;
-      for (size_t i = 0; i < length; ++i)
-        sums[i] = combine<reduction>(sums[i], times(Wide<T>::load(next[i]), before));
+      for (size_t i = 0; i < length; ++i) sums[i] = combine<reduction>(sums[i], times(Wide<T>::load(next[i]), before));
     }
     for (size_t i = 0; i < length; ++i) result[start + i] = Wide<T>::store(times(sums[i], after));
   }

@@ -29,11 +29,12 @@ class Abort {
   mutable std::atomic_flag writing_ = ATOMIC_FLAG_INIT;
 };
 
-// How long a wait looks before it sleeps. The one that is waited for may need this very core, also where there are as many
-// cores as ranks, as schedulers do not always spread ranks; so it is offered soon, which costs little where nobody takes it.
+// How long a wait looks before it sleeps. The one that is waited for may need this very core, also where there are as
+// many cores as ranks, as schedulers do not always spread ranks; so it is offered soon, which costs little where nobody
+// takes it.
 struct Patience {
-  int spins = 200;      // looks at the word, each with a pause of the processor
-  int yields = 500;     // then looks with the core offered to others in between
+  int spins = 200;   // looks at the word, each with a pause of the processor
+  int yields = 500;  // then looks with the core offered to others in between
 };
 
 // A counter that wraps; it lies in memory that several processes map. Alone on its cache lines.

@@ -23,9 +23,9 @@
 #if defined(I_MPI_NUMVERSION)
 #define HVKERAS_MPI "Intel MPI " HVKERAS_TEXT(I_MPI_NUMVERSION)
 #elif defined(OMPI_MAJOR_VERSION)
-#define HVKERAS_MPI                                                                    \
-  "Open MPI " HVKERAS_TEXT(OMPI_MAJOR_VERSION) "." HVKERAS_TEXT(OMPI_MINOR_VERSION) "." \
-  HVKERAS_TEXT(OMPI_RELEASE_VERSION)
+#define HVKERAS_MPI                                                                                   \
+  "Open MPI " HVKERAS_TEXT(OMPI_MAJOR_VERSION) "." HVKERAS_TEXT(OMPI_MINOR_VERSION) "." HVKERAS_TEXT( \
+      OMPI_RELEASE_VERSION)
 #elif defined(MPICH_VERSION)
 #define HVKERAS_MPI "MPICH " MPICH_VERSION
 #else
@@ -117,9 +117,9 @@ const char* take(int tag, void* message, size_t bytes, int* rank) {
       return error;
     if (there == 0) return nullptr;
     *rank = status.MPI_SOURCE;
-    return explained(MPI_Recv(message, static_cast<int>(bytes), MPI_BYTE, *rank, tag, state().communicator,
-                              MPI_STATUS_IGNORE),
-                     "receive a message");
+    return explained(
+        MPI_Recv(message, static_cast<int>(bytes), MPI_BYTE, *rank, tag, state().communicator, MPI_STATUS_IGNORE),
+        "receive a message");
   });
 }
 
@@ -138,8 +138,7 @@ void look_after() {
 // A communicator of our own, made by all ranks at once, with a deadline.
 const char* duplicate_world(double timeout, MPI_Comm* made) {
   MPI_Request request;
-  if (const char* error = explained(MPI_Comm_idup(MPI_COMM_WORLD, made, &request), "make a communicator"))
-    return error;
+  if (const char* error = explained(MPI_Comm_idup(MPI_COMM_WORLD, made, &request), "make a communicator")) return error;
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
   for (int done = 0;;) {
     if (const char* error = explained(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "make a communicator"))

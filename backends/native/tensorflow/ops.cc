@@ -1,5 +1,5 @@
-// The collectives as TensorFlow operations. Each is asynchronous: it hands a request to its group's engine, and TensorFlow
-// goes on with other work until the request is done.
+// The collectives as TensorFlow operations. Each is asynchronous: it hands a request to its group's engine, and
+// TensorFlow goes on with other work until the request is done.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -83,9 +83,9 @@ struct Kernel {
 // One run of an operation, until its result is there.
 class Call {
  public:
-  // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though the
-  // function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function of libstdc++, with which all of
-  // TensorFlow's builds for Linux are made, so a copy of it does what the original would.
+  // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though
+  // the function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function of libstdc++, with which
+  // all of TensorFlow's builds for Linux are made, so a copy of it does what the original would.
   Call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
@@ -278,11 +278,10 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
   }
   held->tensors.push_back(call->output(0, type, shape));
   char* const out = data_of(held->tensors.back());
-  submit(kernel, call, details,
-         [held, in, out, starts, type, reduction = static_cast<Reduction>(kernel.reduction),
-          factors = kernel.factors()](Channel& channel) {
-           reducescatter(channel, in, out, starts, type, reduction, factors);
-         });
+  submit(
+      kernel, call, details,
+      [held, in, out, starts, type, reduction = static_cast<Reduction>(kernel.reduction), factors = kernel.factors()](
+          Channel& channel) { reducescatter(channel, in, out, starts, type, reduction, factors); });
 }
 
 template <void (*read)(Kernel&)>
@@ -344,6 +343,7 @@ void reads_reduction(Kernel& kernel) { kernel.reads_reduction(); }
 void register_all() {
   // Factors are texts, since TensorFlow's attributes have no double precision.
   const std::vector<const char*> reduction = {"reduction: int", "before: string", "after: string"};
+  // clang-format off
   const Definition definitions[] = {
       {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_list>,
        compute<allreduce_call>},
@@ -356,6 +356,7 @@ void register_all() {
       {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_reduction>,
        compute<reducescatter_call>},
   };
+  // clang-format on
   for (const Definition& definition : definitions) {
     const Status status = new_status();
     TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(definition.name);

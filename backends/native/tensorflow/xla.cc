@@ -123,9 +123,8 @@ void allreduce_call(char** out, const void** in, const Description& description)
   for (size_t place = 0; place < counts.size(); ++place) spans.push_back({in_of(in, place), out[place], counts[place]});
   const Type type = description.type();
   const Spans all(std::move(spans), size_of(type));
-  run(description, [&](Channel& channel) {
-    allreduce(channel, all, type, description.reduction(), description.factors());
-  });
+  run(description,
+      [&](Channel& channel) { allreduce(channel, all, type, description.reduction(), description.factors()); });
 }
 
 void broadcast_call(char** out, const void** in, const Description& description) {
@@ -211,8 +210,8 @@ class Xla {
     const Status success, failure = "a text that is too long to be kept in the string itself";
     const Message none = read(&success), text = read(&failure);
     const uintptr_t start = reinterpret_cast<uintptr_t>(failure->data()), length = failure->size();
-    const bool whole = (text.words[0] == start && text.words[1] == length) ||
-                       (text.words[0] == length && text.words[1] == start);
+    const bool whole =
+        (text.words[0] == start && text.words[1] == length) || (text.words[0] == length && text.words[1] == start);
     if (none.there || !text.there || !whole) throw Failure("TensorFlow takes an XLA call's error in a form of its own");
   }
   void add(const std::string& name, void* host_function) const {

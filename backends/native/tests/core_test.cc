@@ -2,6 +2,7 @@
 //
 //   core_test check [seconds]     thousands of mixed collectives in unlike orders, every result compared
 //   core_test time [ranks]        allreduce at several sizes
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -103,7 +104,8 @@ void one_collective(Engine& engine, int number) {
     require(received[place] == -1, name + ", nothing more");
     std::vector<size_t> starts{0};
     for (int to = 0; to < ranks; ++to)
-      starts.push_back(to + 1 == ranks ? length : length * static_cast<size_t>(to + 1) / static_cast<size_t>(ranks + 1));
+      starts.push_back(to + 1 == ranks ? length
+                                       : length * static_cast<size_t>(to + 1) / static_cast<size_t>(ranks + 1));
     const size_t start = starts[static_cast<size_t>(rank)];
     const size_t mine = starts[static_cast<size_t>(rank) + 1] - start;
     error += call(engine, name + ", scattered", "", [&](Channel& channel) {
@@ -117,13 +119,14 @@ void one_collective(Engine& engine, int number) {
     std::vector<size_t> sizes;
     error = call(engine, name, "float32", [&](Channel& channel) {
       const size_t mine = std::min(length, static_cast<size_t>(rank + 1));
-      allgather(channel, reinterpret_cast<const char*>(in.data()), mine, sizeof(float), [&](const std::vector<size_t>& all) {
-        size_t total = 0;
-        for (size_t one : all) total += one;
-        bytes.resize(total * sizeof(float) + 1);
-        sizes = all;
-        return bytes.data();
-      });
+      allgather(channel, reinterpret_cast<const char*>(in.data()), mine, sizeof(float),
+                [&](const std::vector<size_t>& all) {
+                  size_t total = 0;
+                  for (size_t one : all) total += one;
+                  bytes.resize(total * sizeof(float) + 1);
+                  sizes = all;
+                  return bytes.data();
+                });
     });
     error += call(engine, name + ", empty rows", "", [&](Channel& channel) {
       allgather(channel, nullptr, static_cast<size_t>(rank + 3), 0, [&](const std::vector<size_t>& all) {
@@ -156,9 +159,10 @@ void one_collective(Engine& engine, int number) {
     const size_t half = length / 2;
     float* const to = in_place ? in.data() : out.data();
     error = call(engine, name, "", [&](Channel& channel) {
-      std::vector<Span> spans{{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(to), half},
-                              {nullptr, nullptr, 0},
-                              {reinterpret_cast<char*>(in.data() + half), reinterpret_cast<char*>(to + half), length - half}};
+      std::vector<Span> spans{
+          {reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(to), half},
+          {nullptr, nullptr, 0},
+          {reinterpret_cast<char*>(in.data() + half), reinterpret_cast<char*>(to + half), length - half}};
       allreduce(channel, Spans(std::move(spans), sizeof(float)), Type::kFloat32, Reduction::kSum, {1.0, 0.5});
     });
     for (size_t place = 0; place < length; ++place) {
@@ -309,7 +313,9 @@ void check_halves() {
       for (size_t bits = 0; bits < all.size(); ++bits) {
         const bool nan = (bits & 0x7fffu) > exponent;
         const bool minus_zero = bits == 0x8000u;
-        require(nan ? (out[bits] & 0x7fffu) > exponent : minus_zero ? out[bits] == 0 : out[bits] == bits,
+        require(nan          ? (out[bits] & 0x7fffu) > exponent
+                : minus_zero ? out[bits] == 0
+                             : out[bits] == bits,
                 std::string(name) + ", " + name_of(type) + " " + std::to_string(bits));
       }
     }
@@ -332,14 +338,14 @@ void copy_and_add(char* memory, int rank, int ranks, char* tensor, size_t bytes)
     const auto place = [&](int of) { return static_cast<size_t>(of) * part; };
     const auto length = [&](int of) { return std::min(part, bytes - std::min(bytes, start + place(of))); };
     for (int other = 0; other < ranks; ++other) {
-      if (other != rank) std::memcpy(slot_of(rank) + place(other), tensor + start + place(other), length(other));
+      if (other != rank) copy(slot_of(rank) + place(other), tensor + start + place(other), length(other));
     }
     for (int of = 0; of < ranks; ++of)
       sources[static_cast<size_t>(of)] = of == rank ? tensor + start + place(rank) : slot_of(of) + place(rank);
     reduce(results + place(rank), sources.data(), ranks, length(rank) / sizeof(float), 1.0, 1.0);
-    std::memcpy(tensor + start + place(rank), results + place(rank), length(rank));
+    copy(tensor + start + place(rank), results + place(rank), length(rank));
     for (int other = 0; other < ranks; ++other) {
-      if (other != rank) std::memcpy(tensor + start + place(other), results + place(other), length(other));
+      if (other != rank) copy(tensor + start + place(other), results + place(other), length(other));
     }
   }
 }
@@ -378,11 +384,24 @@ Times times_of(Engine& engine, size_t bytes, int repeats) {
   return {median(engines), median(copies)};
 }
 
+// Gives this process one of the cores that it may use, by its rank, if there is one for each.
+void take_core(int rank, int ranks) {
+  cpu_set_t all, one;
+  require(sched_getaffinity(0, sizeof all, &all) == 0, "sched_getaffinity");
+  if (CPU_COUNT(&all) < ranks) return;
+  CPU_ZERO(&one);
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &all) && rank-- == 0) CPU_SET(core, &one);
+  }
+  require(sched_setaffinity(0, sizeof one, &one) == 0, "sched_setaffinity");
+}
+
 void time_all(int ranks) {
   const size_t slot_bytes = Channel::slot_bytes_for(ranks);
   void* const memory = shared_memory(Engine::bytes(ranks, slot_bytes));
   const bool crowded = ranks > sysconf(_SC_NPROCESSORS_ONLN);
   const auto run = [&](int rank) {
+    take_core(rank, ranks);
     Engine engine(memory, {rank, numbered(ranks), slot_bytes, crowded});
     for (size_t bytes = 4096; bytes <= (64u << 20); bytes *= 4) {
       const Times times = times_of(engine, bytes, bytes < (4u << 20) ? 500 : 30);
