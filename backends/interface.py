@@ -119,6 +119,11 @@ class Backend(abc.ABC):
         """Says why XLA cannot compile the collectives here; "" when it can."""
         return "the engine has none for XLA"
 
+    @property
+    def objection_to_sessions(self) -> str:
+        """Says why sessions of TensorFlow 1 cannot run the collectives; "" when they can."""
+        return ""
+
     def enter(self, key: str) -> None:
         """Has a graph for XLA count, when it runs, that this rank enters a plan with the collectives that follow.
 

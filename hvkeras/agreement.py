@@ -10,6 +10,7 @@ are late, and ranks that have left (`hvkeras.control.waits`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import threading
@@ -92,7 +93,8 @@ class Plan:
 class EntryCounts:
     """How often this rank entered each plan.
 
-    Counted in graphs by a variable, in eager mode by a number, and in what XLA compiles by the engine.
+    Counted in graphs by a variable, in eager mode and in sessions of TensorFlow 1 by a number, and in what XLA compiles
+    by the engine.
     """
 
     def __init__(self) -> None:
@@ -113,8 +115,7 @@ class EntryCounts:
         with self._lock:
             self._plans.setdefault(plan.key, plan)
         if tf.executing_eagerly():
-            with self._lock:
-                self._eager[plan.key] = self._eager.get(plan.key, 0) + 1
+            self._count(plan.key)
             yield
             return
         if graphs.compiled_by_xla():
@@ -124,8 +125,14 @@ class EntryCounts:
             backend.enter(plan.key)
             yield
             return
-        with tf.control_dependencies([self._counter(plan).assign_add(1)]):
+        counted = self._counter(plan).assign_add(1) if graphs.of_functions() else tf.numpy_function(
+            functools.partial(self._count, plan.key), [], [])
+        with tf.control_dependencies([counted]):
             yield
+
+    def _count(self, key: str) -> None:
+        with self._lock:
+            self._eager[key] = self._eager.get(key, 0) + 1
 
     def _counter(self, plan: Plan) -> Any:
         with self._lock:

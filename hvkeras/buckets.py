@@ -9,12 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat, context, graphs, recording
+from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.joining import joining
 from hvkeras.operations import (
+    Adasum,
     Average,
     Scaling,
     Sent,
@@ -38,7 +40,7 @@ class Exchange:
 
     Attributes:
         name: What the gradients are of, for messages and to tell exchanges apart.
-        op: Average or Sum.
+        op: Average, Sum or Adasum.
         compression: What the gradients travel as.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
         gradient_predivide_factor: Average divides by this before the sum, and by size / this after it.
@@ -62,8 +64,8 @@ class Exchange:
 
     def __post_init__(self) -> None:
         operation_of(self.op)
-        if self.op not in (Average, Sum):
-            raise UsageError(explain("Gradients are combined by hvd.Average or hvd.Sum", op=self.op))
+        if self.op not in (Average, Sum, Adasum):
+            raise UsageError(explain("Gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum", op=self.op))
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise UsageError(explain("gradient_predivide_factor splits an average in two, so it needs op=hvd.Average",
                                      gradient_predivide_factor=self.gradient_predivide_factor, op=self.op))
@@ -134,12 +136,12 @@ def reduce_gradients(
     recording.step(gradients, variables, local)
     if len(ranks) == 1:
         return list(gradients)
-    graphs.require_no_xla(context.current().backend)
+    graphs.require_kernels(context.current().backend)
     if joining.active:
         gradients = joining.weighed(gradients, exchange.op, exchange.process_set)
     results = [
-        tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) and exchange.sparse_as_dense
-        else gradient for gradient in gradients
+        gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
+        else tf.convert_to_tensor(gradient) for gradient in gradients
     ]
     kept = [place for place, variable in enumerate(variables)
             if results[place] is not None and local and compat.variable_key(variable) in local]
@@ -178,9 +180,12 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     job = context.current()
     results = list(gradients)
     sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
+    if sparse and exchange.op == Adasum:
+        raise UnsupportedError(explain("Adasum combines dense gradients", "pass sparse_as_dense=True",
+                                       sparse=[names[place] for place in sparse]))
     scaling = exchange.scaling
     sent = {place: scaling.sent(getattr(gradient, "values", gradient), len(ranks),
-                                () if place in sparse else job.backend.scales)
+                                () if place in sparse or exchange.op == Adasum else job.backend.scales)
             for place, gradient in enumerate(gradients) if gradient is not None}
     if not sent:
         return results
@@ -191,8 +196,11 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
         with on_device(exchange.device_dense):
             for number, bucket in enumerate(buckets):
                 fused = [sent[place].tensor for place in bucket]
-                back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks,
-                                             *(sent[bucket[0]].factors or ()))
+                if exchange.op == Adasum:
+                    back = adasum_raw(fused, ranks, f"{exchange.name}, bucket {number}")
+                else:
+                    back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks,
+                                                 *(sent[bucket[0]].factors or ()))
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):

@@ -1,4 +1,4 @@
-"""The collectives that users call: allreduce, grouped_allreduce, allgather, broadcast and barrier.
+"""The collectives that users call: allreduce, allgather, their grouped forms, broadcast and barrier.
 
 All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.planned` has what is below them, and
 `hvkeras.scattering` the collectives whose results differ between ranks.
@@ -12,12 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import context, graphs
+from hvkeras.adasum import adasum_raw
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.operations import (
     NAMES,
     REDUCTIONS,
+    Adasum,
     Average,
     Scaling,
     Sum,
@@ -39,7 +41,7 @@ def allreduce(
 ) -> Any:
     """Combines a tensor of all ranks elementwise; every rank gets the result.
 
-    Averages of integers are truncated. The gradient of Average and Sum is the same operation on
+    Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
     the incoming gradient. `tf.IndexedSlices` stay sparse: values and indices are gathered.
 
     Example:
@@ -52,7 +54,7 @@ def allreduce(
         device_dense: The device for dense tensors; TensorFlow's choice by default.
         device_sparse: The device for `tf.IndexedSlices`.
         compression: What the tensor travels as: one of `Compression`, or a `Compressor`.
-        op: Average (default), Sum, Min, Max or Product.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: Multiplies each rank's tensor first.
         postscale_factor: Multiplies the result.
         name: Identifies the collective across ranks; without one, operation, dtype and shape do.
@@ -64,8 +66,9 @@ def allreduce(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: `op` is not one of the constants, or this rank is not in `process_set`.
-        UnsupportedError: Adasum, or an operation that sparse tensors or booleans do not have.
+        UsageError: `op` is not one of the constants, this rank is not in `process_set`, or Adasum is asked for among
+            ranks whose number is no power of two.
+        UnsupportedError: An operation that sparse tensors, booleans or, with Adasum, integers do not have.
     """
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -94,7 +97,7 @@ def grouped_allreduce(
         device_dense: The device for the tensors.
         device_sparse: Accepted for Horovod's sake.
         compression: What the tensors travel as.
-        op: Average (default), Sum, Min, Max or Product.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: Multiplies each rank's tensors first.
         postscale_factor: Multiplies the results.
         process_set: The ranks that take part.
@@ -160,6 +163,33 @@ def allgather(
         return allgather_raw(rows, ranks, name), gradient
 
     return gather(value)
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Concatenates several tensors of all ranks, each along the first dimension, in rank order.
+
+    Example:
+        >>> values, indices = hvd.grouped_allgather([values, indices])
+
+    Args:
+        tensors: The tensors, in the same order on every rank; see `allgather`.
+        name: Identifies the group across ranks.
+        ignore_name_scope: Accepted for Horovod's sake.
+        process_set: The ranks that take part.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: This rank is not in `process_set`.
+    """
+    return [allgather(tensor, derived(name, str(number)), process_set=process_set)
+            for number, tensor in enumerate(tensors)]
 
 
 def broadcast(
@@ -242,7 +272,7 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
         def gradient(*upstream: Any) -> list[Any]:
-            if scaled.op not in (Average, Sum):
+            if scaled.op not in (Average, Sum, Adasum):
                 raise UnsupportedError(explain(f"allreduce with op=hvd.{NAMES[scaled.op]} has no gradient",
                                                "use hvd.Average or hvd.Sum, or tf.stop_gradient"))
             return combine(upstream, derived(name, "gradient"))
@@ -250,6 +280,10 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
         return combine(inputs, name), gradient
 
     def combine(inputs: Sequence[Any], called: str | None) -> list[Any]:
+        if scaled.op == Adasum:
+            sent = [scaled.sent(tensor, len(ranks)) for tensor in inputs]
+            received = adasum_raw([each.tensor for each in sent], ranks, called)
+            return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]
         engine = engine_scales(ranks)
         sent = [scaled.sent(tensor, len(ranks), engine) for tensor in inputs]
         received = allreduce_raw([each.tensor for each in sent], REDUCTIONS[scaled.op], ranks, called,
@@ -263,7 +297,7 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
 def _allreduce_booleans(values: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,
                         operation: str) -> list[Any]:
     """Max of booleans is "any", Min and Product are "all"; a sum of them is a number, which they cannot hold."""
-    if scaled.op in (Average, Sum):
+    if scaled.op in (Average, Sum, Adasum):
         raise UnsupportedError(explain("Booleans have no sum or average", "use hvd.Max for any, hvd.Min for all, or"
                                        " tf.cast the tensor", op=NAMES[scaled.op]))
     numbers = [tf.cast(value, tf.int32) if value.dtype == tf.bool else value for value in values]

@@ -32,6 +32,11 @@ def default_keras() -> Any:
     return keras
 
 
+def is_keras_3(keras: Any) -> bool:
+    """Whether a Keras module is Keras 3 rather than tf_keras."""
+    return str(keras.__name__) == "keras"
+
+
 # Optimizers.
 
 

@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 
+class HorovodInternalError(RuntimeError):
+    """Horovod's name for a collective that failed because of another rank; scripts for elastic training catch it."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
+    """Horovod's name for an interrupt because hosts came or went.
+
+    Args:
+        skip_sync: Whether the state need not be synchronised afterwards.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("hosts came or went")
+        self.skip_sync = skip_sync
+
+
 class HvkerasError(RuntimeError):
     """Base of every error that hvkeras raises on purpose."""
 
@@ -30,7 +46,7 @@ class MachineError(HvkerasError):
     """This machine lacks something that the job needs: a package, a port, a launcher's variable."""
 
 
-class PeerError(HvkerasError):
+class PeerError(HvkerasError, HorovodInternalError):
     """Another rank is missing, failed, or does something else than this one."""
 
 

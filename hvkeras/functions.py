@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import compat, context
-from hvkeras.errors import UsageError, explain
+from hvkeras import compat, context, graphs
+from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.operations import members, require_root
 from hvkeras.planned import allgather_raw, broadcast_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
@@ -19,7 +20,7 @@ from hvkeras.process_sets import ProcessSet, global_process_set
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
-) -> None:
+) -> Any:
     """Gives every rank the root's values of variables, in few collectives.
 
     Example:
@@ -30,6 +31,9 @@ def broadcast_variables(
         root_rank: The global rank whose values all get.
         process_set: The ranks that take part.
         inplace: Accepted for Horovod's sake; values are always assigned to the variables.
+
+    Returns:
+        Inside a graph the operation that assigns, which a session of TensorFlow 1 must run; None in eager mode.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -42,14 +46,75 @@ def broadcast_variables(
     if wrong:
         raise UsageError(explain("broadcast_variables takes variables", "pass model.variables or a list of tf.Variable",
                                  received=wrong[0]))
+    assigned = _broadcast_into(targets, variables, root_rank, ranks)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Gives every rank the root's values of variables, and returns them.
+
+    Example:
+        hvd.broadcast_(model.variables, root_rank=0)
+
+    Args:
+        variables: As for `broadcast_variables`.
+        root_rank: The global rank whose values all get.
+        name: Accepted for Horovod's sake: variables are told apart by what they are.
+        process_set: The ranks that take part.
+
+    Returns:
+        The variables in eager mode; inside a graph their new values.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `broadcast_variables`.
+    """
+    done = broadcast_variables(variables, root_rank, process_set)
+    if done is None:
+        return list(variables)
+    with tf.control_dependencies([done]):
+        return [compat.native(variable).read_value() for variable in variables]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Gives every rank the root's values of a TensorFlow 1 graph's global variables.
+
+    Example:
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(hvd.broadcast_global_variables(0))
+
+    Args:
+        root_rank: The global rank whose values all get.
+
+    Returns:
+        The operation for the session.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: There is no such root, or no graph: eager mode has no global variables.
+    """
+    if tf.executing_eagerly():
+        raise UsageError(explain("Global variables are those of a TensorFlow 1 graph; eager mode has none",
+                                 "hvd.broadcast_variables(model.variables, root_rank)", root_rank=root_rank))
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank: int,
+                    ranks: Sequence[int]) -> list[Any]:
     if len(ranks) == 1:
-        return
+        return []
+    assigned = []
     names = [compat.variable_name(variable) for variable in variables]
     for places in _chunks(targets, context.current().settings.bucket_size):
         flat = [tf.reshape(targets[place].read_value(), [-1]) for place in places]
         fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places])
         for place, values in zip(places, fused, strict=True):
-            targets[place].assign(tf.reshape(values, targets[place].shape))
+            assigned.append(targets[place].assign(tf.reshape(values, targets[place].shape)))
+    return assigned
 
 
 def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
@@ -68,7 +133,7 @@ def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
+    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Gives every rank the root's Python object.
@@ -81,7 +146,7 @@ def broadcast_object(
     Args:
         obj: What to send; only the root's matters.
         root_rank: The global rank that sends.
-        session: Horovod's parameter for TensorFlow 1; only None is supported.
+        session: Accepted for Horovod's sake: no session is needed.
         name: Identifies the collective across ranks.
         process_set: The ranks that take part.
 
@@ -90,14 +155,16 @@ def broadcast_object(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: The root or this rank is not in `process_set`, or a session was given.
+        UsageError: The root or this rank is not in `process_set`, or a `tf.function` is being traced.
     """
     ranks = members(process_set, "broadcast_object")
     require_root(root_rank, ranks)
-    _require_eager(session)
+    return _eagerly(lambda: _broadcast_object(obj, root_rank, ranks, name or "object"))
+
+
+def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: str) -> Any:
     mine = context.current().topology.rank == root_rank
     data = np.frombuffer(pickle.dumps(obj), np.uint8) if mine else np.zeros(0, np.uint8)
-    called = name or "object"
     length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{called} (length)")[0]
     if not mine:
         data = np.zeros(int(length[0]), np.uint8)
@@ -105,8 +172,30 @@ def broadcast_object(
     return obj if mine else pickle.loads(received.numpy().tobytes())
 
 
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """Returns a function that gives every rank the root's Python object.
+
+    Example:
+        share = hvd.broadcast_object_fn(root_rank=0)
+        settings = share(settings)
+
+    Args:
+        root_rank: As for `broadcast_object`, like all that follow.
+        session: See there.
+        name: See there.
+        process_set: See there.
+
+    Returns:
+        A function of the object, see `broadcast_object`.
+    """
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: Any, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Gives every rank the Python objects of all ranks.
 
@@ -117,7 +206,7 @@ def allgather_object(
 
     Args:
         obj: This rank's object.
-        session: Horovod's parameter for TensorFlow 1; only None is supported.
+        session: Accepted for Horovod's sake: no session is needed.
         name: Identifies the collective across ranks.
         process_set: The ranks that take part.
 
@@ -126,20 +215,33 @@ def allgather_object(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: This rank is not in `process_set`, or a session was given.
+        UsageError: This rank is not in `process_set`, or a `tf.function` is being traced.
     """
     ranks = members(process_set, "allgather_object")
-    _require_eager(session)
+    return list(_eagerly(lambda: _allgather_object(obj, ranks, name or "object")))
+
+
+def _allgather_object(obj: Any, ranks: Sequence[int], called: str) -> list[Any]:
     data = np.frombuffer(pickle.dumps(obj), np.uint8)
-    called = name or "object"
     lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called} (length)").numpy()
     everything = allgather_raw(tf.constant(data), ranks, called).numpy()
     ends = np.cumsum(lengths)
     return [pickle.loads(everything[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
 
 
-def _require_eager(session: Any) -> None:
-    if session is not None:
-        raise UsageError(explain("Sessions belong to TensorFlow 1", "leave session out", session=session))
+def _eagerly(action: Callable[[], Any]) -> Any:
+    """Runs what needs eager mode, also where a graph for a session of TensorFlow 1 is under construction."""
+    if tf.executing_eagerly():
+        return action()
+    if graphs.of_functions():
+        raise UsageError(explain("Python objects are sent when Python runs, not when a graph does",
+                                 "call this outside tf.function"))
+    with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a thread of its own has no graph
+        return pool.submit(_in_eager_mode, action).result()
+
+
+def _in_eager_mode(action: Callable[[], Any]) -> Any:
     if not tf.executing_eagerly():
-        raise UsageError(explain("Python objects are sent in eager mode only", "call this outside tf.function"))
+        raise UnsupportedError(explain("Python objects are sent in eager mode",
+                                       "leave tf.compat.v1.disable_eager_execution() out"))
+    return action()

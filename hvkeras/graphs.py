@@ -13,8 +13,11 @@ from tensorflow.python.ops import control_flow_util, control_flow_util_v2
 from hvkeras.errors import UnsupportedError, explain
 
 
-def require_no_xla(backend: Any) -> None:
-    """Raises UnsupportedError when the graph under construction goes to XLA and the backend cannot."""
+def require_kernels(backend: Any) -> None:
+    """Raises UnsupportedError when the backend has no collectives for the graph under construction."""
+    if backend.objection_to_sessions and not tf.executing_eagerly() and not of_functions():
+        raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"
+                                       f" {backend.objection_to_sessions}", "HVKERAS_BACKEND=native or horovod"))
     if compiled_by_xla() and not backend.supports_xla:
         raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA:"
                                        f" {backend.objection_to_xla}",
@@ -24,6 +27,11 @@ def require_no_xla(backend: Any) -> None:
 def compiled_by_xla() -> bool:
     """Whether the graph under construction goes to XLA."""
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+
+
+def of_functions() -> bool:
+    """Whether the graph under construction is run by eager code, and not by a session of TensorFlow 1."""
+    return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
 def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:

@@ -147,3 +147,15 @@ def _installed(question: str) -> bool:
     from hvkeras.backends.horovod import installed
 
     return bool(installed.availability().ok and getattr(installed, question)())
+
+
+def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Horovod's parameters
+    """Returns whether TensorFlow sees a GPU.
+
+    Args:
+        *args: Accepted for Horovod's sake, which asks for the name of its extension.
+        **kwargs: Accepted likewise.
+    """
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))

@@ -13,7 +13,7 @@ from hvkeras import context, graphs
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
-from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.errors import UsageError, explain
 from hvkeras.process_sets import ProcessSet
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
@@ -27,12 +27,10 @@ def operation_of(op: Any) -> int:
 
     Raises:
         UsageError: It is none.
-        UnsupportedError: It is Adasum.
     """
     if isinstance(op, bool) or op not in range(len(NAMES)):
-        raise UsageError(explain("op must be one of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product", op=op))
-    if op == Adasum:
-        raise UnsupportedError(explain("op=hvd.Adasum is not available yet", "use hvd.Average", op="Adasum"))
+        raise UsageError(explain("op must be one of hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product",
+                                 op=op))
     return int(op)
 
 

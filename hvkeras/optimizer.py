@@ -43,7 +43,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         sparse_as_dense: Whether sparse gradients (of embeddings) are made dense instead of gathered.
         gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
             they are divided by size / this. Guards float16 against overflow.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum`.
         backward_passes_per_step: Passes whose gradients are summed locally before one reduction and
             update. `iterations` counts passes, as in Horovod.
         average_aggregated_gradients: Whether that sum is divided by the number of passes.
@@ -59,7 +59,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     Raises:
         NotInitializedError: `init()` was not called.
         UsageError: It is no optimizer, is wrapped already, or an argument is wrong.
-        UnsupportedError: `op` is Adasum, or Keras runs on another backend than TensorFlow.
+        UnsupportedError: Keras runs on another backend than TensorFlow.
     """
     context.current()
     if compat.family_of(optimizer) is None:
@@ -97,6 +97,14 @@ class Distributed:
         """
         self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
 
+    def keep_local(self, layers: Sequence[Any]) -> None:
+        """Keeps the gradients of layers on this rank; their weights need not be there yet.
+
+        Args:
+            layers: Layers of the model.
+        """
+        self.__dict__.setdefault("_hvkeras_local_layers", []).extend(layers)
+
     def _hvkeras_step(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
                       variables: Sequence[Any]) -> Any:
         """Reduces gradients, then has `optimizer` apply them.
@@ -112,6 +120,9 @@ class Distributed:
             _step_aside(strategy)
             return apply(list(gradients))
         variables = list(variables)
+        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
+            for weight in layer.trainable_weights:
+                self.register_local_var(weight)
         skips_together = compat.inner_optimizer(optimizer) is not None
 
         def update(local_gradients: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    graphs.require_no_xla(job.backend)
+    graphs.require_kernels(job.backend)
     plan = plan_of(f"{operation} {how or reduction.value}", tensors, ranks, name, label_of(operation, name))
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
@@ -44,7 +44,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     job = context.current()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    graphs.require_no_xla(job.backend)
+    graphs.require_kernels(job.backend)
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
     with job.entries.entering(plan):
@@ -60,7 +60,7 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
     job = context.current()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    graphs.require_no_xla(job.backend)
+    graphs.require_kernels(job.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
     with job.entries.entering(plan):
         return [shaped(job.backend.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)
@@ -72,7 +72,7 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     job = context.current()
     if len(ranks) == 1:
         return tf.identity(tensor), tf.identity(splits)
-    graphs.require_no_xla(job.backend)
+    graphs.require_kernels(job.backend)
     shape = tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     with job.entries.entering(plan):
@@ -89,7 +89,7 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     job = context.current()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    graphs.require_no_xla(job.backend)
+    graphs.require_kernels(job.backend)
     plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
     with job.entries.entering(plan):
         scattered = job.backend.reducescatter(tensor, plan.key, ranks, *(factors or ()))

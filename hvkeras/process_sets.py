@@ -106,6 +106,20 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _sets: dict[int | None, ProcessSet] = {}
 
 
+def process_set_of(number: int) -> ProcessSet:
+    """The process set of a number; 0 is the global one.
+
+    Raises:
+        UsageError: No set of that number is registered.
+    """
+    if number == 0:
+        return global_process_set
+    if number not in _sets:
+        raise UsageError(explain("process_set_id must be 0 or the number of a registered process set",
+                                 process_set_id=number, registered=sorted(filter(None, _sets))))
+    return _sets[number]
+
+
 def forget_process_sets() -> None:
     """Forgets every set but the global one, as their job ends."""
     for stale in _sets.values():
@@ -132,12 +146,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: A rank does not exist, or the same ranks are registered already.
+        UsageError: A rank does not exist, or the same ranks are registered already, as all ranks always are.
     """
     job = context.current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added is global_process_set or any(added.ranks == known.ranks for known in _sets.values()):
         raise UsageError(explain("The same ranks can be registered only once", "use the set that is there",
+                                 process_set=added))
+    if 1 < len(added.ranks) == job.topology.size and added.ranks == global_process_set.ranks:
+        raise UsageError(explain("The set of all ranks is there already", "use hvd.global_process_set",
                                  process_set=added))
     unknown = [rank for rank in added.ranks if not 0 <= rank < job.topology.size]
     if unknown:

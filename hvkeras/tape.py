@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ class _DistributedTape:
     def __init__(self, tape: Any, exchange: Exchange) -> None:
         self._tape, self._exchange = tape, exchange
         self._local: set[Any] = set()
+        self._local_layers: list[Any] = []
 
     def __enter__(self) -> _DistributedTape:  # noqa: PYI034 - Self came with Python 3.11
         self._tape.__enter__()
@@ -41,6 +43,14 @@ class _DistributedTape:
         """
         self._local.add(_key(source))
 
+    def keep_local(self, layers: Sequence[Any]) -> None:
+        """Keeps the gradients of layers on this rank; their weights need not be there yet.
+
+        Args:
+            layers: Layers of the model.
+        """
+        self._local_layers.extend(layers)
+
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
     ) -> Any:
@@ -61,7 +71,8 @@ class _DistributedTape:
             return gradients
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
         variables = [_Source(source, number) for number, source in enumerate(flat_sources)]
-        reduced = reduce_gradients(flat, variables, self._exchange, self._local)
+        local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+        reduced = reduce_gradients(flat, variables, self._exchange, local)
         return tf.nest.pack_sequence_as(gradients, reduced)
 
 
@@ -97,7 +108,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
         device_sparse: The device for sparse gradients.
         compression: What gradients travel as: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
         sparse_as_dense: Whether sparse gradients are made dense instead of gathered.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
             they are divided by size / this.
         num_groups: The older name of an integer `groups`.
@@ -112,7 +123,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
     Raises:
         NotInitializedError: `init()` was not called.
         UsageError: It is no tape, is distributed already, or an argument is wrong.
-        UnsupportedError: `op` is Adasum.
     """
     context.current()
     if isinstance(gradtape, _DistributedTape):

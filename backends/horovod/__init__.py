@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
@@ -29,6 +30,7 @@ class HorovodBackend(Backend):
 
     def __init__(self) -> None:
         self._horovod: Any = None
+        self._ops: Any = None  # Horovod's `mpi_ops`
         self._process_sets: dict[tuple[int, ...], Any] = {}
         self._functions: dict[str, Any] = {}
         self._anchor: Any = None
@@ -55,12 +57,14 @@ class HorovodBackend(Backend):
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
             # Nobody started a store for Gloo, or its keys were used up by an earlier session.
             self._gloo = GlooRendezvous(start, self._gloo)
-        import horovod.tensorflow as horovod
+        with horovod_itself(), horovod_variables(self._gloo.variables if self._gloo is not None and not uses_mpi
+                                                 else {}):
+            import horovod.tensorflow as horovod
+            from horovod.tensorflow import mpi_ops
 
-        with horovod_variables(self._gloo.variables if self._gloo is not None and not uses_mpi else {}):
             horovod.init()
-        self._horovod = horovod
-        self._size = horovod.size()
+        self._horovod, self._ops = horovod, mpi_ops
+        self._size = int(horovod.size())
         return self._size
 
     def stop(self) -> None:
@@ -102,28 +106,26 @@ class HorovodBackend(Backend):
         after: float = 1.0,
     ) -> list[Tensor]:
         import tensorflow as tf
-        from horovod.tensorflow import mpi_ops
 
-        operations = {Reduction.SUM: mpi_ops.Sum, Reduction.MIN: mpi_ops.Min, Reduction.MAX: mpi_ops.Max,
-                      Reduction.PRODUCT: mpi_ops.Product}
+        operations = {Reduction.SUM: self._ops.Sum, Reduction.MIN: self._ops.Min, Reduction.MAX: self._ops.Max,
+                      Reduction.PRODUCT: self._ops.Product}
         wide = [self._widen(tensor, _REDUCIBLE) for tensor in tensors]
         common = {"op": operations[reduction], "process_set": self._process_set(ranks), "ignore_name_scope": True,
                   "prescale_factor": before, "postscale_factor": after}
 
         def reduce(*values: Tensor) -> list[Tensor]:
             if len(values) == 1:
-                return [mpi_ops._allreduce(values[0], name=_legal(key), **common)]
-            return list(mpi_ops._grouped_allreduce(list(values), name=_legal(key), **common))
+                return [self._ops._allreduce(values[0], name=_legal(key), **common)]
+            return list(self._ops._grouped_allreduce(list(values), name=_legal(key), **common))
 
         reduced = self._named(key, reduce, *wide)
         return [tf.cast(result, tensor.dtype) for result, tensor in zip(reduced, tensors, strict=True)]
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
-        from horovod.tensorflow import mpi_ops
 
         def gather(value: Tensor) -> Tensor:
-            return mpi_ops.allgather(value, name=_legal(key), ignore_name_scope=True,
+            return self._ops.allgather(value, name=_legal(key), ignore_name_scope=True,
                                      process_set=self._process_set(ranks))
 
         gathered = self._named(key, gather, self._widen(tensor, _MOVABLE))
@@ -132,11 +134,10 @@ class HorovodBackend(Backend):
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
-        from horovod.tensorflow import mpi_ops
 
         def send(value: Tensor) -> Tensor:
             # Horovod counts the root among the members of the process set.
-            return mpi_ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
+            return self._ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
                                      process_set=self._process_set(ranks))
 
         sent = self._named(key, send, self._widen(tensor, _MOVABLE))
@@ -144,10 +145,9 @@ class HorovodBackend(Backend):
 
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
         import tensorflow as tf
-        from horovod.tensorflow import mpi_ops
 
         def exchange(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            received: tuple[Tensor, Tensor] = mpi_ops.alltoall(
+            received: tuple[Tensor, Tensor] = self._ops.alltoall(
                 value, rows, name=_legal(key), ignore_name_scope=True, process_set=self._process_set(ranks))
             return received
 
@@ -159,10 +159,9 @@ class HorovodBackend(Backend):
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
         import tensorflow as tf
-        from horovod.tensorflow import mpi_ops
 
         def reduce(value: Tensor) -> Tensor:
-            return mpi_ops._reducescatter(value, name=_legal(key), op=mpi_ops.Sum, ignore_name_scope=True,
+            return self._ops._reducescatter(value, name=_legal(key), op=self._ops.Sum, ignore_name_scope=True,
                                           process_set=self._process_set(ranks), prescale_factor=before,
                                           postscale_factor=after)
 
@@ -193,8 +192,10 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import lasting_variable
+        from hvkeras.graphs import lasting_variable, of_functions
 
+        if not of_functions():  # a session runs what is fetched, and nothing else
+            return results
         if self._anchor is None:
             self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])
         first = results[0] if isinstance(results, (list, tuple)) else results
@@ -232,9 +233,9 @@ class HorovodBackend(Backend):
         return bool(tf.config.list_physical_devices("GPU"))
 
     def _version(self) -> str:
-        import horovod
+        from importlib import metadata
 
-        return str(horovod.__version__)
+        return metadata.version("horovod")
 
 
 def _legal(key: str) -> str:

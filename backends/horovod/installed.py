@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Availability
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def has_gloo() -> bool:
 
 
 def _root() -> Path | None:
-    spec = importlib.util.find_spec("horovod")
+    with horovod_itself():
+        spec = importlib.util.find_spec("horovod")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 

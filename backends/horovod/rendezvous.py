@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Start
 from hvkeras.errors import MachineError, explain
 from hvkeras.network import LOOPBACK, interface_of
@@ -72,8 +73,9 @@ class GlooRendezvous:
         }
 
     def _serve(self, start: Start, address: str) -> Any:
-        from horovod.runner.common.util.hosts import SlotInfo
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+        with horovod_itself():
+            from horovod.runner.common.util.hosts import SlotInfo
+            from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
         server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
         server.daemon_threads = True

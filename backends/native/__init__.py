@@ -165,10 +165,10 @@ class NativeBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import compiled_by_xla, lasting_variable
+        from hvkeras.graphs import compiled_by_xla, lasting_variable, of_functions
 
         order = []
-        if not tf.executing_eagerly() and not compiled_by_xla():
+        if not tf.executing_eagerly() and of_functions() and not compiled_by_xla():
             if key not in self._tokens:
                 self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
             order = [self._tokens[key].handle]

@@ -71,6 +71,10 @@ class TfdistBackend(Backend):
     def engine(self) -> str:
         return self._cluster.description if self._cluster is not None else "TensorFlow collectives"
 
+    @property
+    def objection_to_sessions(self) -> str:
+        return "TensorFlow's collectives belong to the cluster of eager mode"
+
     def add_process_set(self, ranks: Sequence[int]) -> None:
         """Needs nothing: a group of ranks comes into being with its first collective."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras.compression import Compression
+from hvkeras.partial import PartialDistributedOptimizer
 from hvkeras.tensorflow import keras as _twin
 from hvkeras.tensorflow.keras import (
     Adasum,
@@ -15,6 +16,7 @@ from hvkeras.tensorflow.keras import (
     add_process_set,
     allgather,
     broadcast,
+    broadcast_global_variables,
     ccl_built,
     cross_rank,
     cross_size,
@@ -33,6 +35,7 @@ from hvkeras.tensorflow.keras import (
     mpi_threads_supported,
     nccl_built,
     rank,
+    reducescatter,
     remove_process_set,
     rocm_built,
     shutdown,
@@ -40,11 +43,12 @@ from hvkeras.tensorflow.keras import (
 )
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
-    "allreduce", "broadcast", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load_model", "local_rank",
-    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
-    "rocm_built", "shutdown", "size",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks",
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built",
+    "gloo_enabled", "init", "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
+    "size",
 ]
 
 

@@ -78,6 +78,8 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
                       " come up (HVKERAS_START_TIMEOUT).")
     made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
+    made.add_argument("--as-horovod", action="store_true", help="Lets `import horovod` find hvkeras, in the command and"
+                      " in all Python processes that it starts.")
     made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
                       " the job uses between hosts (HVKERAS_NETWORK_INTERFACES).")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hvkeras import __version__
+from hvkeras import __version__, as_horovod
 from hvkeras.errors import HvkerasError, UsageError, explain
 from hvkeras.launcher.arguments import parse
 from hvkeras.launcher.host_agents import Ssh
@@ -130,7 +130,8 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
         "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
     }
-    return {**os.environ, **{name: str(value) for name, value in chosen.items() if value is not None}}
+    environ = as_horovod.environment(os.environ) if flags.as_horovod else os.environ
+    return {**environ, **{name: str(value) for name, value in chosen.items() if value is not None}}
 
 
 def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:

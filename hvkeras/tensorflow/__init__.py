@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allreduce
+import tensorflow as tf
+
+from hvkeras.batch_norm import sync_batch_normalization
+from hvkeras.buckets import Exchange, checked_groups
+from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allgather, grouped_allreduce
 from hvkeras.compression import Compression
 from hvkeras.context import init, is_initialized, shutdown
-from hvkeras.functions import allgather_object, broadcast_object, broadcast_variables
+from hvkeras.functions import (
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from hvkeras.number_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from hvkeras.numbers import (
     ccl_built,
     cross_rank,
@@ -16,6 +28,7 @@ from hvkeras.numbers import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     is_homogeneous,
     local_rank,
     local_size,
@@ -29,19 +42,30 @@ from hvkeras.numbers import (
 )
 from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
 from hvkeras.optimizer import DistributedOptimizer as _KerasOptimizer
+from hvkeras.partial import PartialDistributedGradientTape
 from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
 from hvkeras.tape import DistributedGradientTape
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedGradientTape", "DistributedOptimizer", "Max", "Min", "ProcessSet",
-    "Product", "Sum", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier",
-    "broadcast", "broadcast_object", "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built",
-    "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allreduce", "grouped_reducescatter",
-    "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
-    "size",
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
+    "DistributedOptimizer", "Max", "Min", "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum",
+    "SyncBatchNormalization", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall",
+    "barrier", "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
+    "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "local_rank", "local_rank_op",
+    "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "process_set_included_op", "rank", "rank_op", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
+    "size", "size_op",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNormalization":  # it belongs to one Keras, which is chosen when it is first used
+        return sync_batch_normalization()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
@@ -58,9 +82,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
 
     Args:
-        optimizer: A Keras optimizer; optimizers of TensorFlow 1 are not supported.
+        optimizer: A Keras optimizer, or a `tf.compat.v1.train.Optimizer`.
         name: As for `hvkeras.DistributedOptimizer`, like all but `use_locking`.
-        use_locking: Accepted for Horovod's sake; it belongs to TensorFlow 1.
+        use_locking: Accepted for Horovod's sake; the optimizer has its own.
         device_dense: See there.
         device_sparse: See there.
         compression: See there.
@@ -82,6 +106,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         UsageError: As for `hvkeras.DistributedOptimizer`.
         UnsupportedError: As for `hvkeras.DistributedOptimizer`.
     """
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        exchange = Exchange(name or type(optimizer).__name__, op, compression, sparse_as_dense,
+                            gradient_predivide_factor, checked_groups(num_groups, groups), process_set,
+                            scale_local_gradients, device_dense, device_sparse)
+        return distribute_of_tensorflow_1(optimizer, exchange, backward_passes_per_step)
     return _KerasOptimizer(
         optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
         sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,

@@ -47,6 +47,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
         "OMPI_MCA_btl_vader_backing_directory": str(folder),  # else killed ranks leave segments in /dev/shm
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks of several tests share the cores
     }
 
 

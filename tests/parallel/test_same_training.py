@@ -15,6 +15,10 @@ TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another o
 LAUNCHER = {"tfdist": "tf_config", "horovod": "mpirun", "native": "hvkeras_run"}
 MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay")
 KERAS = {"keras3": "0", "tf_keras": "1"}
+# Every backend with both Keras, and with 2 and 4 ranks.
+RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size) for backend, keras, size in (
+    ("tfdist", "keras3", 2), ("tfdist", "keras3", 4), ("tfdist", "tf_keras", 2), ("horovod", "keras3", 4),
+    ("horovod", "tf_keras", 2), ("native", "keras3", 2), ("native", "keras3", 4), ("native", "tf_keras", 2))}
 
 
 def differences(launch_once: Callable[..., Outcome], backend: str, keras: str, size: int, *arguments: str) -> list[Any]:
@@ -33,12 +37,12 @@ def assert_same(found: list[Any], case: str) -> None:
 
 
 @pytest.mark.parametrize("case", MAIN_CASES)
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.oldest), 4])
-@pytest.mark.parametrize("keras", KERAS)
-@pytest.mark.parametrize("backend", LAUNCHER)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=pytest.mark.oldest if run.endswith("2") else ())
+                                 for run in RUNS])
 def test_fit_over_shards_gives_the_weights_of_one_process(
-    backend: str, keras: str, size: int, case: str, launch_once: Callable[..., Outcome]
+    run: str, case: str, launch_once: Callable[..., Outcome]
 ) -> None:
+    backend, keras, size = RUNS[run]
     assert_same(differences(launch_once, backend, keras, size, *MAIN_CASES), case)
 
 

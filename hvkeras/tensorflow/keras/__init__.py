@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras import collectives
+from hvkeras import collectives, scattering
 from hvkeras.compression import Compression
 from hvkeras.context import init, is_initialized, shutdown
+from hvkeras.functions import broadcast_global_variables
 from hvkeras.numbers import (
     ccl_built,
     cross_rank,
@@ -32,10 +33,10 @@ from hvkeras.saving import load_model
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
-    "allreduce", "broadcast", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load_model", "local_rank",
-    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set",
-    "rocm_built", "shutdown", "size",
+    "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size",
+    "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size",
 ]
 
 
@@ -106,6 +107,27 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
         UsageError: There is no such root.
     """
     return _value(collectives.broadcast(value, root_rank, name=name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """Combines a value of all ranks and gives each rank its part of the rows, as `hvkeras.reducescatter` does.
+
+    Example:
+        part = hvd.reducescatter(statistics)
+
+    Args:
+        value: An array or tensor.
+        name: Identifies the collective across ranks.
+        op: Average or Sum.
+
+    Returns:
+        This rank's rows as a NumPy array; a tensor inside `tf.function`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `hvkeras.reducescatter`.
+    """
+    return _value(scattering.reducescatter(value, op=op, name=name))
 
 
 def _value(tensor: Any) -> Any:

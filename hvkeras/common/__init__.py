@@ -1,0 +1,1 @@
+"""The twin of `horovod.common`: what scripts import from below its frameworks."""

@@ -1,0 +1,7 @@
+"""The twin of `horovod.common.exceptions`."""
+
+from __future__ import annotations
+
+from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]

@@ -1,0 +1,7 @@
+"""The twin of `horovod.common.process_sets`."""
+
+from __future__ import annotations
+
+from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

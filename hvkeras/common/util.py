@@ -1,0 +1,95 @@
+"""The twin of `horovod.common.util`: Horovod's small helpers that scripts and tests import."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from hvkeras.numbers import ccl_built, ddl_built, gloo_built, gpu_available, mpi_built, nccl_built
+
+__all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_available", "gloo_built", "gpu_available",
+           "is_iterable", "mpi_built", "nccl_built", "num_rank_is_power_2", "split_list"]
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameter
+    """Returns whether a framework is served.
+
+    Args:
+        ext_base_name: `tensorflow`, `torch`, ...
+        verbose: Accepted for Horovod's sake.
+    """
+    return ext_base_name in ("tensorflow", "keras")
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG001 - Horovod's parameters
+                    *args: str) -> None:  # noqa: ARG001
+    """Raises ImportError for a framework that is not served.
+
+    Args:
+        ext_name: `horovod.tensorflow`, ...
+        ext_env_var: Accepted for Horovod's sake, like all that follow.
+        pkg_path: See there.
+        *args: See there.
+    """
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(f"hvkeras serves TensorFlow and Keras, and not {ext_name}")
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Sets environment variables in the body.
+
+    Example:
+        with env(HVKERAS_LOG_LEVEL="DEBUG"):
+            hvd.init()
+
+    Args:
+        **kwargs: The variables; None takes one away.
+    """
+    before = {name: os.environ.get(name) for name in kwargs}
+    _set(kwargs)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Returns whether Adasum can combine so many ranks.
+
+    Args:
+        num_rank: The number.
+    """
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(l: Sequence[Any], n: int) -> list[list[Any]]:  # noqa: E741 - Horovod's parameter
+    """Splits a list into parts whose lengths differ by one at most.
+
+    Args:
+        l: The list.
+        n: How many parts.
+    """
+    each, more = divmod(len(l), n)
+    starts = [number * each + min(number, more) for number in range(n + 1)]
+    return [list(l[start:stop]) for start, stop in itertools.pairwise(starts)]
+
+
+def is_iterable(x: object) -> bool:
+    """Returns whether something can be iterated over.
+
+    Args:
+        x: The thing.
+    """
+    return isinstance(x, Iterable)

@@ -1,0 +1,113 @@
+"""Scripts written for Horovod, run as they are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+from harness.launchers import clean_environment
+from hvkeras import as_horovod
+from launch.hvkeras_run import run
+
+OLD = Path(__file__).parent / "workers" / "old_script.py"
+
+
+def require_same(found: list[dict[str, Any]], arguments: list[str]) -> None:
+    assert sorted(rank["rank"] for rank in found) == [0, 1]
+    for rank in found:
+        assert rank["size"] == 2
+        assert rank["weights"] == found[0]["weights"]
+        assert rank["child"] == "hvkeras.keras"
+        assert "has no horovod.torch: it serves TensorFlow and Keras" in rank["torch"]
+        assert rank["engine"] == []
+        assert (rank["argv"], rank["name"], rank["error"]) == (arguments, "__main__", "hvkeras.errors")
+
+
+def told(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in re.findall(r"OLD (\{.*?\})$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("backend", ["horovod", "native"])
+def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
+    done = run(["--as-horovod", "-np", "2", "--backend", backend, sys.executable, str(OLD), "--epochs", "3"],
+               tmp_path)
+    assert done.returncode == 0, done.stderr
+    require_same(told(done.stdout), ["--epochs", "3"])
+
+
+def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod")
+    require_same([found for rank in range(2) for found in told(outcome.stdout(rank))], ["--epochs"])
+
+
+def python(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env={**clean_environment(folder), **variables},
+                          capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_modules_run_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import horovod, sys\nprint(horovod.__name__, __name__, sys.argv[1:])\n")
+    done = python("-m", "hvkeras.as_horovod", "-m", "mine", "a", folder=tmp_path)
+    assert (done.stdout, done.stderr) == ("hvkeras __main__ ['a']\n", "")
+
+
+def test_a_script_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+    done = python("-m", "hvkeras.as_horovod", "none.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("hvkeras.as_horovod: The script must be a file. Received: script='none.py'.")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_environments_own_sitecustomize_runs_as_well(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    paths = as_horovod.environment({"PYTHONPATH": str(tmp_path)})
+    done = python("-c", "import horovod; print(horovod.__name__)", folder=tmp_path, **paths)
+    assert (done.stdout, done.stderr) == ("mine\nhvkeras\n", "")
+    assert as_horovod.environment(paths) == paths
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    as_horovod.install()
+    yield
+    as_horovod.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_has_two_names_and_is_one() -> None:
+    import horovod.tensorflow.keras as twin
+
+    import hvkeras.tensorflow.keras
+
+    assert twin is hvkeras.tensorflow.keras
+    assert twin.__spec__.name == "hvkeras.tensorflow.keras"
+    assert importlib.import_module("horovod.tensorflow.keras.callbacks") is hvkeras.tensorflow.keras.callbacks
+
+
+def of_horovod() -> set[str]:
+    return {name for name in sys.modules if name == "horovod" or name.startswith("horovod.")}
+
+
+def test_horovod_itself_is_there_for_the_engine_and_afterwards() -> None:
+    before, modules = importlib.util.find_spec("horovod"), of_horovod()
+    as_horovod.install()
+    try:
+        with as_horovod.horovod_itself():
+            inside = importlib.util.find_spec("horovod")
+        assert importlib.import_module("horovod").__name__ == "hvkeras"
+    finally:
+        as_horovod.uninstall()
+    assert before is not None
+    assert inside is not None
+    assert inside.origin == before.origin
+    assert of_horovod() == modules

@@ -1,0 +1,118 @@
+"""What Horovod's users find besides the plain collectives: Adasum, local layers, SyncBatchNormalization, and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "horovod_surface.py"
+RUNS = {
+    "2-horovod-tf_keras": ("mpirun", "horovod", 2, "1"),
+    "2-tfdist": ("tf_config", "tfdist", 2, "0"),
+    "4-native": ("hvkeras_run", "native", 4, "0"),
+}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if "tfdist" in run else ()) for run in RUNS])
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, size, legacy = RUNS[request.param]
+    return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
+
+
+def test_adasum_is_the_published_rule(outcome: Outcome) -> None:
+    for found in outcome.results("adasum_of_tensors"):
+        assert (found.pop("dtype"), found.pop("shape")) == ("float16", [4, 3])
+        assert found.pop("half") < 0.02
+        assert found.pop("double") < 1e-12
+        assert all(difference < 1e-5 for difference in found.values()), found
+
+
+def test_adasum_of_gradients(outcome: Outcome) -> None:
+    for found in outcome.results("adasum_of_gradients"):
+        assert max(found.values()) < 1e-5
+
+
+def test_adasum_refuses_what_it_cannot_combine(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("adasum_refusals")):
+        assert found["integers"][0] == "UnsupportedError"
+        assert "dtype='int32'" in found["integers"][1]
+        assert found["slices"][0] == "UnsupportedError"
+        if outcome.np == 4 and rank < 3:
+            assert found["three ranks"][0] == "UsageError"
+            assert "ranks=3" in found["three ranks"][1]
+
+
+def test_numbers_are_asked_when_the_graph_runs(outcome: Outcome) -> None:
+    size = outcome.np
+    some = size // 2
+    for rank, (in_graph, eager, included, *refusals) in enumerate(outcome.results("numbers_as_operations")):
+        assert in_graph == [rank, size, rank, size, some, int(rank < some), 1]
+        assert eager == [rank, size, some]
+        assert included == (rank < some)
+        assert "process_set_id=99" in refusals[0]
+        assert "use hvd.global_process_set" in refusals[1]
+
+
+def test_groups_are_gathered(outcome: Outcome) -> None:
+    size = outcome.np
+    rows = [rank for rank in range(size) for _ in range(rank + 1)]
+    assert outcome.results("groups_of_gathers") == [[rows, [[1.0, 2.0]] * size]] * size
+
+
+def test_variables_and_objects_come_from_the_root(outcome: Outcome) -> None:
+    assert outcome.results("variables_from_the_root") == [[[[1.0], [[1]]], [1.0], 1.0, {"rank": 1}]] * outcome.np
+
+
+def test_sessions_of_tensorflow_1(outcome: Outcome) -> None:
+    size = outcome.np
+    for rank, found in enumerate(outcome.results("session_of_tensorflow_1")):
+        total = [2.0 * size, 4.0 * size]
+        if isinstance(found, str):
+            assert "'tfdist' has no collectives for sessions of TensorFlow 1" in found
+        else:
+            assert found == [[2.0, 4.0], total, total, rank, {"rank": 1}]
+    assert all("broadcast_variables" in text for text in outcome.results("global_variables_in_eager_mode"))
+
+
+def test_optimizers_of_tensorflow_1(outcome: Outcome) -> None:
+    size = outcome.np
+    mean = (size + 1) / 2  # of the ranks' slopes
+    stepped = [1.0 - mean, 2.0 - mean]  # two steps of half the slope
+    table = [[1.0 - sum(rank % 3 == row for rank in range(size)) / size] * 2 for row in range(3)]
+    assert outcome.results("training_of_tensorflow_1_in_eager_mode") == [stepped] * size
+    for found in outcome.results("training_of_tensorflow_1_in_a_session"):
+        assert found == [stepped, table] or "'tfdist' has no collectives for sessions" in found
+
+
+def test_local_layers_differ_and_others_do_not(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("local_layers")):
+        for kind in ("optimizer", "late", "tape"):
+            mine, shared = found[kind]
+            assert shared == 0.0
+            assert (mine > 1e-4) == (rank > 0), (kind, mine)
+        assert found["none"] == [0.0, 0.0]
+
+
+def test_batch_normalization_is_that_of_the_whole_batch(outcome: Outcome) -> None:
+    for rank in outcome.results("batch_normalization_over_all_ranks"):
+        for found in rank.values():
+            assert max(found.values()) < 1e-9, found
+
+
+def test_batch_normalization_is_a_layer_like_others(outcome: Outcome) -> None:
+    losses: list[Any] = []
+    for found in outcome.results("batch_normalization_elsewhere"):
+        assert not found["inference changes"]
+        assert (found["class"], found["momentum"]) == ("SyncBatchNormalization", 0.5)
+        assert "fused=True" in found["refused"]
+        losses.append(found["loss"])
+    assert losses == [losses[0]] * outcome.np
+
+
+def test_gpus_are_told(outcome: Outcome) -> None:
+    assert all(found["gpu"] is False for found in outcome.results("others"))

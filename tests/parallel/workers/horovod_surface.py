@@ -1,0 +1,312 @@
+"""What Horovod's users find besides the plain collectives; each check returns what the test compares."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+import hvkeras.tensorflow as hvd_tf
+from harness.checks import check, run_checks
+
+keras: Any = tf.keras
+LENGTHS = (1, 5, 64)
+
+
+def vectors(rank: int, dtype: str = "float32") -> list[Any]:
+    """A rank's tensors for Adasum: some alike on all ranks, some not, one zero on rank 0."""
+    random = np.random.default_rng(17 + rank)
+    alike = np.random.default_rng(3).normal(size=(4, 3))
+    mixed = [random.normal(size=length) for length in LENGTHS]
+    return [each.astype(dtype) for each in [alike, *mixed, np.zeros(7) if rank == 0 else random.normal(size=7)]]
+
+
+def adasum(*each: Any) -> Any:
+    """The published rule, pairs first; in double precision."""
+    if len(each) == 1:
+        return each[0]
+    middle = len(each) // 2
+    one, other = adasum(*each[:middle]), adasum(*each[middle:])
+    dot = np.sum(one * other)
+
+    def weight(vector: Any) -> Any:
+        square = np.sum(vector * vector)
+        return 1.0 - dot / (2.0 * square) if square else 1.0
+
+    return weight(one) * one + weight(other) * other
+
+
+def furthest(found: Any, expected: Any) -> float:
+    return max(float(np.max(np.abs(np.asarray(one, np.float64) - other))) for one, other in
+               zip(found, expected, strict=True))
+
+
+@check
+def adasum_of_tensors() -> Any:
+    if hvd.size() & (hvd.size() - 1):
+        return {}
+    mine = vectors(hvd.rank())
+    expected = [adasum(*(part.astype("float64") for part in parts))
+                for parts in zip(*(vectors(rank) for rank in range(hvd.size())), strict=True)]
+    one_by_one = [hvd.allreduce(part, op=hvd.Adasum) for part in mine]
+    grouped = hvd.grouped_allreduce(mine, op=hvd.Adasum)
+    graph = tf.function(lambda: hvd.grouped_allreduce(mine, op=hvd.Adasum))()
+    double = [hvd.allreduce(part.astype("float64"), op=hvd.Adasum) for part in mine]
+    half = [hvd.allreduce(part.astype("float16"), op=hvd.Adasum) for part in mine]
+    return {"one by one": furthest(one_by_one, expected), "grouped": furthest(grouped, expected),
+            "in a graph": furthest(graph, expected), "double": furthest(double, expected),
+            "half": furthest(half, expected), "dtype": half[0].dtype.name, "shape": list(one_by_one[0].shape),
+            "postscaled": furthest([hvd.allreduce(mine[1], op=hvd.Adasum, postscale_factor=2.0)], [2 * expected[1]])}
+
+
+@check
+def adasum_of_gradients() -> Any:
+    if hvd.size() & (hvd.size() - 1):
+        return {}
+    variables = [tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([2, 2]))]
+    random = np.random.default_rng(5)
+    slopes = random.normal(size=(hvd.size(), 7)).astype("float32")
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = (tf.reduce_sum(variables[0] * slopes[hvd.rank(), :3])
+                    + tf.reduce_sum(tf.reshape(variables[1], [-1]) * slopes[hvd.rank(), 3:]))
+        return hvd.DistributedGradientTape(tape, op=hvd.Adasum).gradient(loss, variables)
+
+    expected = [adasum(*slopes[:, :3].astype("float64")), adasum(*slopes[:, 3:].astype("float64")).reshape(2, 2)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Adasum)
+    optimizer.apply_gradients(zip([slopes[hvd.rank(), :3], slopes[hvd.rank(), 3:].reshape(2, 2)], variables,
+                                  strict=True))
+    return {"tape": furthest(tf.function(gradients)(), expected),
+            "optimizer": furthest([-variable.numpy() for variable in variables], expected)}
+
+
+@check
+def adasum_refusals() -> Any:
+    def refusal(function: Any) -> Any:
+        try:
+            function()
+        except hvd.HvkerasError as error:
+            return [type(error).__name__, str(error)]
+        return None
+
+    sparse = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    set_of_three = hvd.add_process_set(range(3)) if hvd.size() > 3 else None
+    return {
+        "integers": refusal(lambda: hvd.allreduce(tf.constant([1]), op=hvd.Adasum)),
+        "slices": refusal(lambda: hvd.allreduce(sparse, op=hvd.Adasum)),
+        "three ranks": refusal(lambda: hvd.allreduce(1.0, op=hvd.Adasum, process_set=set_of_three))
+        if set_of_three is not None and set_of_three.included() else None,
+    }
+
+
+@check
+def numbers_as_operations() -> Any:
+    try:
+        hvd.add_process_set(range(hvd.size()))
+    except hvd.UsageError as error:
+        all_ranks = str(error)
+    pair = hvd.add_process_set([0, 1][: hvd.size() // 2])
+    number = pair.process_set_id
+
+    @tf.function
+    def asked() -> Any:
+        return [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.size_op(number),
+                hvd.process_set_included_op(number), hvd.process_set_included_op()]
+
+    in_graph = [int(each) for each in asked()]
+    eager = [int(each) for each in (hvd.rank_op(), hvd.size_op(), hvd.size_op(number, name="pair"))]
+    try:
+        hvd.size_op(99)
+    except hvd.UsageError as error:
+        return [in_graph, eager, pair.included(), str(error), all_ranks]
+    return None
+
+
+@check
+def groups_of_gathers() -> Any:
+    return [part.numpy().tolist() for part in
+            hvd_tf.grouped_allgather([tf.fill([hvd.rank() + 1], hvd.rank()), tf.constant([[1.0, 2.0]])], name="group")]
+
+
+@check
+def variables_from_the_root() -> Any:
+    variables = [tf.Variable([float(hvd.rank())]), tf.Variable([[hvd.rank()]])]
+    returned = hvd.broadcast_(variables, root_rank=1)
+    eager = [variable.numpy().tolist() for variable in returned]
+    other = tf.Variable(float(hvd.rank()))
+    graph = [value.numpy() for value in tf.function(lambda: hvd.broadcast_([other], 1, name="other"))()]
+    share = hvd.broadcast_object_fn(root_rank=1)
+    return [eager, graph, float(other), share({"rank": hvd.rank()})]
+
+
+@check
+def session_of_tensorflow_1() -> Any:
+    with tf.Graph().as_default():
+        weights = tf.compat.v1.get_variable("weights", initializer=tf.constant([1.0, 2.0]) * (hvd.rank() + 1))
+        try:
+            total = hvd.allreduce(weights.read_value(), op=hvd.Sum)
+        except hvd.UnsupportedError as error:
+            return str(error)
+        rank = hvd.rank_op()
+        shared = hvd.broadcast_object({"rank": hvd.rank()}, root_rank=1)
+        hooks = [hvd_tf.BroadcastGlobalVariablesHook(1)]
+        with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+            return [session.run(weights).tolist(), session.run(total).tolist(), session.run(total).tolist(),
+                    int(session.run(rank)), shared]
+
+
+def optimizer_of_tensorflow_1() -> Any:
+    return hvd_tf.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+
+
+@check
+def training_of_tensorflow_1_in_eager_mode() -> Any:
+    """The weights after two steps of SGD down this rank's slope."""
+    weights = tf.Variable([1.0, 2.0])
+    optimizer = optimizer_of_tensorflow_1()
+    for _ in range(2):
+        optimizer.minimize(lambda: tf.reduce_sum(weights) * (hvd.rank() + 1.0))
+    return weights
+
+
+@check
+def training_of_tensorflow_1_in_a_session() -> Any:
+    """The same, and a table of which each rank uses one row."""
+    with tf.Graph().as_default():
+        weights = tf.compat.v1.get_variable("weights", initializer=tf.constant([1.0, 2.0]))
+        table = tf.compat.v1.get_variable("table", initializer=tf.ones([3, 2]))
+        loss = tf.reduce_sum(weights) * (hvd.rank() + 1.0) + tf.reduce_sum(tf.gather(table, [hvd.rank() % 3]))
+        try:
+            train = optimizer_of_tensorflow_1().minimize(loss)
+        except hvd.UnsupportedError as error:
+            return str(error)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(train)
+            return [session.run(weights), session.run(table)]
+
+
+@check
+def global_variables_in_eager_mode() -> Any:
+    try:
+        hvd.broadcast_global_variables(0)
+    except hvd.UsageError as error:
+        return str(error)
+    return None
+
+
+def small_model() -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, name="mine"),
+                             keras.layers.Dense(1, name="shared")])
+
+
+@check
+def local_layers() -> Any:
+    """How far the weights of both layers are apart from rank 0's after a step on other data on every rank."""
+    samples = np.random.default_rng(hvd.rank()).normal(size=(8, 4)).astype("float32")
+
+    def spread(model: Any) -> list[float]:
+        flat = [tf.concat([tf.reshape(weight, [-1]) for weight in model.get_layer(name).weights], 0)
+                for name in ("mine", "shared")]
+        return [float(tf.reduce_max(tf.abs(part - hvd.broadcast(part, 0)))) for part in flat]
+
+    found = {}
+    for kind in ("optimizer", "late", "tape", "none"):
+        model = small_model()
+        layers = model.get_layer("mine")
+        if kind == "tape":
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(samples)))
+            tape = hvd_tf.PartialDistributedGradientTape(tape, local_layers=[layers])
+            gradients = tape.gradient(loss, model.trainable_variables)
+            keras.optimizers.SGD(0.1).apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        else:
+            unbuilt = [layers]
+            if kind == "late":
+                model = keras.Sequential([keras.layers.Dense(3, name="mine", kernel_initializer="ones"),
+                                          keras.layers.Dense(1, name="shared", kernel_initializer="ones")])
+                unbuilt = model.layers[:1]
+            optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1),
+                                                        local_layers=None if kind == "none" else unbuilt)
+            model.compile(optimizer, loss="mse")
+            model.train_on_batch(samples, np.zeros((8, 1), "float32"))
+        found[kind] = spread(model)
+    return found
+
+
+def normalized(model: Any, samples: Any) -> Any:
+    """What a model makes of samples in training, the gradients of its weights, and its moving statistics."""
+    with tf.GradientTape() as tape:
+        out = model(samples, training=True)
+        loss = tf.reduce_sum(tf.square(out) * tf.cast(tf.range(1, out.shape[-1] + 1), out.dtype))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    return out, gradients
+
+
+def relative(one: Any, other: Any) -> float:
+    return float(np.max(np.abs(one.numpy() - other.numpy())) / (1 + np.max(np.abs(other.numpy()))))
+
+
+def with_normalization(layer: Any, shape: Any) -> Any:
+    keras.utils.set_random_seed(2)
+    return keras.Sequential([keras.layers.Input(shape), keras.layers.Dense(3, dtype=layer.dtype), layer,
+                             keras.layers.Dense(2, dtype=layer.dtype)])
+
+
+@check
+def batch_normalization_over_all_ranks() -> Any:
+    """The largest differences to one process on the whole batch; ranks have unlike numbers of samples."""
+    found = {}
+    for name, shape in (("vectors", (5,)), ("images", (4, 4, 5))):
+        everything = np.random.default_rng(9).normal(loc=10.0, size=(2 * hvd.size() + 3, *shape))
+        first = 2 * hvd.rank()
+        mine = everything[first : first + 2] if hvd.rank() < hvd.size() - 1 else everything[first:]
+        model = with_normalization(hvd.SyncBatchNormalization(dtype="float64"), shape)
+        truth = with_normalization(keras.layers.BatchNormalization(dtype="float64"), shape)
+        truth.set_weights(model.get_weights())
+        for graph in (False, True):
+            run = tf.function(normalized, autograph=False) if graph else normalized
+            out, gradients = run(model, tf.constant(mine))
+            summed = [hvd.allreduce(gradient, op=hvd.Sum) for gradient in gradients]
+            whole, true_gradients = run(truth, tf.constant(everything))
+            found[f"{name} {'graph' if graph else 'eager'}"] = {
+                "outputs": float(np.max(np.abs(out.numpy() - whole.numpy()[first : first + len(mine)]))),
+                "gradients": max(relative(*pair) for pair in zip(summed, true_gradients, strict=True)),
+                "statistics": max(float(np.max(np.abs(one - other))) for one, other in
+                                  zip(model.get_weights(), truth.get_weights(), strict=True)),
+            }
+    return found
+
+
+@check
+def batch_normalization_elsewhere() -> Any:
+    layer = hvd.SyncBatchNormalization(momentum=0.5)
+    model = with_normalization(layer, (5,))
+    samples = np.ones((2, 5), "float32")
+    before = [weight.tolist() for weight in model.get_weights()]
+    model(samples, training=False)
+    again = keras.Sequential.from_config(model.get_config())
+    try:
+        hvd.SyncBatchNormalization(fused=True)
+    except hvd.UsageError as error:
+        refused = str(error)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    history = model.fit(np.random.default_rng(1).normal(size=(16, 5)), np.ones((16, 2)), batch_size=8, verbose=0)
+    return {"inference changes": before != [weight.tolist() for weight in again.get_weights()] and
+            len(before) != len(again.get_weights()), "class": type(again.layers[-2]).__name__,
+            "momentum": again.layers[-2].momentum, "refused": refused, "loss": history.history["loss"]}
+
+
+@check
+def others() -> Any:
+    return {"gpu": hvd.gpu_available("tensorflow"), "backend": os.environ["HVKERAS_BACKEND"]}
+
+
+if __name__ == "__main__":
+    run_checks(hvd.init, hvd.shutdown)
