@@ -52,6 +52,7 @@ _HOMES = {
     "hvkeras.saving": ("load_model",),
     "hvkeras.output": ("verbose", "rank0_callbacks"),
     "hvkeras.fit": ("alone",),
+    "hvkeras.launcher.functions": ("run",),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",
                        "MachineError", "PeerError"),
 }

@@ -14,13 +14,18 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
+
+from hvkeras.as_horovod.keras_2 import hint_for
 
 SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
+
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -30,6 +35,7 @@ class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.aside = False
         self.lock = threading.RLock()
         self.of_horovod: dict[str, ModuleType] = {}
+        self.hook: Hook = sys.excepthook
         self._specs: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
@@ -67,12 +73,14 @@ def install() -> None:
     if _twins not in sys.meta_path:
         _twins.of_horovod.update(_taken_out())
         sys.meta_path.insert(0, _twins)
+        _twins.hook, sys.excepthook = sys.excepthook, _hinting(sys.excepthook)
 
 
 def uninstall() -> None:
     """Takes back what `install` did."""
     if _twins in sys.meta_path:
         sys.meta_path.remove(_twins)
+        sys.excepthook = _twins.hook
         _taken_out()
         sys.modules.update(_twins.of_horovod)
         _twins.of_horovod.clear()
@@ -112,6 +120,17 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
     return {**environ, "PYTHONPATH": os.pathsep.join([str(SITE), *paths])}
+
+
+def _hinting(hook: Hook) -> Hook:
+    """Says, after what Python says of an exception, what to write instead of a way of Keras 2."""
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook(kind, error, trace)
+        hint = hint_for(error)
+        if hint:
+            print(hint, file=sys.stderr)
+
+    return shown
 
 
 def _is_horovod(name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import hvkeras.tensorflow.keras
 from harness import Outcome
 from harness.launchers import clean_environment
 from hvkeras import as_horovod
@@ -76,6 +77,20 @@ def test_the_environments_own_sitecustomize_runs_as_well(tmp_path: Path) -> None
     assert as_horovod.environment(paths) == paths
 
 
+@pytest.mark.parametrize(("code", "hint"), [
+    ("keras.optimizers.SGD(lr=0.1)", "write learning_rate= instead of lr="),
+    ("keras.optimizers.SGD(0.1).lr", "write optimizer.learning_rate"),
+    ("keras.optimizers.SGD(0.1).variables()", "if this is optimizer.variables(), write optimizer.variables"),
+    ("keras.Sequential().compile(experimental_run_tf_function=False)", "leave experimental_run_tf_function out"),
+])
+def test_ways_of_keras_2_are_told_those_of_keras_3(code: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(f"import horovod\nimport keras\n{code}\n")
+    done = python("-m", "hvkeras.as_horovod", "old.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"HINT: {hint}")
+    assert "TF_USE_LEGACY_KERAS=1" in done.stderr
+
+
 @pytest.fixture
 def installed() -> Iterator[None]:
     as_horovod.install()
@@ -86,8 +101,6 @@ def installed() -> Iterator[None]:
 @pytest.mark.usefixtures("installed")
 def test_a_module_has_two_names_and_is_one() -> None:
     import horovod.tensorflow.keras as twin
-
-    import hvkeras.tensorflow.keras
 
     assert twin is hvkeras.tensorflow.keras
     assert twin.__spec__.name == "hvkeras.tensorflow.keras"

@@ -1,0 +1,163 @@
+"""`hvkeras.run`: a Python function on several processes, from a script or a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+
+from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
+from hvkeras.launcher.placement import place
+
+CALL = "call.pickle"
+LAST_LINES = 30  # of the ranks' standard error that the exception repeats
+
+
+def run(
+    func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
+    min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
+    reset_limit: int | None = None, cooldown_range: Any = None, hosts: str | None = None, hostfile: str | None = None,
+    host_discovery_script: str | None = None, start_timeout: float | None = None, ssh_port: int | None = None,
+    ssh_identity_file: str | None = None, disable_cache: bool | None = None, output_filename: str | None = None,
+    verbose: Any = None, use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
+    network_interface: str | None = None, network_interfaces: Any = None, executable: str | None = None,
+    np: int | None = None, min_np: int | None = None, max_np: int | None = None,
+) -> list[Any]:
+    """Runs a function on several processes, and returns what it returned on each.
+
+    The processes are those of `hvkeras run`, which shows their output line by line. The function, its arguments and its
+    results travel by cloudpickle, so it may be one of a notebook. It calls `hvd.init()` itself.
+
+    Example:
+        def train(rate):
+            hvd.init()
+            ...
+            return history.history["loss"]
+
+        losses = hvd.run(train, args=(0.01,), np=2)
+
+    Args:
+        func: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        num_proc: How many processes.
+        min_num_proc: For elastic jobs, which are not there yet; like all such, only None is possible.
+        max_num_proc: See `min_num_proc`.
+        slots: See `min_num_proc`.
+        reset_limit: See `min_num_proc`.
+        cooldown_range: See `min_num_proc`.
+        hosts: As `hvkeras run -H`; the current folder must then be shared by all hosts.
+        hostfile: As `hvkeras run -hostfile`.
+        host_discovery_script: See `min_num_proc`.
+        start_timeout: Seconds that hosts and ranks have to come up.
+        ssh_port: Port of ssh on the other hosts.
+        ssh_identity_file: Key for ssh.
+        disable_cache: Accepted for Horovod's sake; nothing is cached.
+        output_filename: A folder for each rank's output.
+        verbose: Whether the launcher says each step.
+        use_gloo: Accepted for Horovod's sake: the backend is chosen by HVKERAS_BACKEND or `hvd.init`.
+        use_mpi: See `use_gloo`.
+        mpi_args: Only None is possible: start with mpirun to pass options to MPI.
+        network_interface: Network interfaces between hosts, separated by commas.
+        network_interfaces: The same, as a list or text.
+        executable: The Python that the processes run; this one by default.
+        np: The same as `num_proc`, which it overrides.
+        min_np: See `min_num_proc`.
+        max_np: See `min_num_proc`.
+
+    Returns:
+        The results, in rank order.
+
+    Raises:
+        UsageError: An argument is wrong, or the function cannot be pickled.
+        UnsupportedError: An elastic job was asked for, or options for MPI.
+        PeerError: The function failed on some rank; the message ends as that rank's output did.
+    """
+    elastic = {"min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots, "reset_limit": reset_limit,
+               "cooldown_range": cooldown_range, "host_discovery_script": host_discovery_script, "min_np": min_np,
+               "max_np": max_np}
+    asked = {name: value for name, value in elastic.items() if value is not None}
+    if asked:
+        raise UnsupportedError(explain("The number of processes must be fixed", "pass np alone", **asked))
+    if mpi_args:
+        raise UnsupportedError(explain("hvkeras.run passes no options to MPI", "write a script, and start it by mpirun",
+                                       mpi_args=mpi_args))
+    del disable_cache, use_gloo, use_mpi
+    size = num_proc if np is None else np
+    interfaces = network_interfaces or network_interface
+    flags = {
+        "-np": size, "-H": hosts, "-hostfile": hostfile, "--start-timeout": start_timeout, "-p": ssh_port,
+        "-i": ssh_identity_file, "--output-filename": output_filename,
+        "--network-interfaces": ",".join(interfaces) if isinstance(interfaces, (list, tuple)) else interfaces,
+    }
+    command = [sys.executable, "-m", "hvkeras", "run"]
+    for flag, value in flags.items():
+        command += [] if value is None else [flag, str(value)]
+    command += ["--verbose"] if verbose else []
+    remote = not all(host.local for host in place(size, hosts, hostfile))
+    with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
+        folder = Path(name).absolute()
+        (folder / CALL).write_bytes(_pickled(func, args, kwargs))
+        command += [executable or sys.executable, "-m", "hvkeras.launcher.task", str(folder)]
+        _run_to_its_end(command)
+        return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(size)]
+
+
+def result_file(folder: Path, rank: int) -> Path:
+    """Where a rank leaves its result."""
+    return folder / f"rank.{rank}.pickle"
+
+
+def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    if not callable(func):
+        raise UsageError(explain("run() takes a function", func=func))
+    try:
+        return bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
+    except Exception as error:  # whatever an object's own pickling raises
+        raise UsageError(explain(f"The function and its arguments must be picklable ({type(error).__name__}: {error})",
+                                 "make models and datasets inside of the function", func=func)) from error
+
+
+def _run_to_its_end(command: Sequence[str]) -> None:
+    """Runs `hvkeras run`, and shows its output where Python's goes: in a notebook that is the cell."""
+    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           errors="replace", bufsize=1)
+    assert job.stdout is not None
+    assert job.stderr is not None
+    last: list[str] = []
+    readers = [threading.Thread(target=_show, args=(job.stdout, sys.stdout, []), name="hvkeras-run-stdout"),
+               threading.Thread(target=_show, args=(job.stderr, sys.stderr, last), name="hvkeras-run-stderr")]
+    for reader in readers:
+        reader.start()
+    try:
+        code = job.wait()
+    except BaseException:
+        job.send_signal(signal.SIGINT)  # the launcher ends its ranks
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(30)
+        job.kill()
+        raise
+    finally:
+        for reader in readers:
+            reader.join()
+        job.stdout.close()
+        job.stderr.close()
+    if code:
+        raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + "".join(last))
+
+
+def _show(source: IO[str], target: Any, last: list[str]) -> None:
+    for line in source:
+        target.write(line)
+        target.flush()
+        last.append(line)
+        del last[:-LAST_LINES]

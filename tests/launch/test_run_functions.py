@@ -1,0 +1,72 @@
+"""`hvkeras.run`: functions on several processes, from Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hvkeras as hvd
+
+
+def rank_and(*values: Any, **named: Any) -> tuple[Any, ...]:
+    print(f"hello from {os.environ['HVKERAS_RUN_RANK']}")
+    return int(os.environ["HVKERAS_RUN_RANK"]), os.getpid(), values, named
+
+
+def test_every_rank_returns_its_result(capsys: pytest.CaptureFixture[str]) -> None:
+    offset = 10
+    found = hvd.run(lambda *values, **named: (rank_and(*values, **named), offset), args=(1, [2]), kwargs={"three": 3},
+                    np=3)
+    assert [(rank, values, named) for (rank, _, values, named), _ in found] == [
+        (rank, (1, [2]), {"three": 3}) for rank in range(3)]
+    assert len({pid for (_, pid, _, _), _ in found} - {os.getpid()}) == 3
+    assert [added for _, added in found] == [10] * 3
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(printed) == [f"[{rank}] hello from {rank}" for rank in range(3)]
+
+
+def test_ranks_reduce_together() -> None:
+    def total() -> float:
+        import hvkeras as hvd
+
+        hvd.init("native")
+        return float(hvd.allreduce(float(hvd.rank() + 1), op=hvd.Sum))
+
+    assert hvd.run(total, num_proc=2) == [3.0, 3.0]
+
+
+def test_a_failure_is_raised_with_the_ranks_last_lines() -> None:
+    def fail() -> None:
+        if os.environ["HVKERAS_RUN_RANK"] == "1":
+            raise ArithmeticError("of rank 1")
+
+    with pytest.raises(hvd.PeerError, match=r"(?s)must succeed on every rank.*exit_code=1.*ArithmeticError: of rank 1"):
+        hvd.run(fail, np=2)
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), [
+    ({"func": threading.get_ident, "args": (threading.Lock(),)}, hvd.UsageError, "must be picklable"),
+    ({"func": 3}, hvd.UsageError, "takes a function"),
+    ({"func": print, "np": 0}, hvd.UsageError, "at least 1"),
+    ({"func": print, "min_np": 1, "max_np": 4}, hvd.UnsupportedError, r"must be fixed.*min_np=1, max_np=4"),
+    ({"func": print, "mpi_args": "--x"}, hvd.UnsupportedError, "start it by mpirun"),
+])
+def test_misuse(call: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        hvd.run(**call)
+
+
+def test_what_cannot_be_pickled_is_no_result() -> None:
+    with pytest.raises(hvd.PeerError, match="What the function returns must be picklable"):
+        hvd.run(threading.Lock)
+
+
+def test_output_goes_to_files_too_and_any_python_may_run_it(tmp_path: Path) -> None:
+    assert len(hvd.run(rank_and, np=1, output_filename=str(tmp_path / "logs"), executable=sys.executable)) == 1
+    assert (tmp_path / "logs" / "rank.0" / "stdout").read_text() == "hello from 0\n"
+    assert os.listdir(tmp_path) == ["logs"]
