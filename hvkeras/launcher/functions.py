@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import signal
 import subprocess
@@ -19,6 +20,13 @@ from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.launcher.placement import place
 
 CALL = "call.pickle"
+BOOT = "boot.py"
+# Runs a module where it would be found in the process that called: with its path, without the current folder.
+BOOT_SOURCE = """\
+import runpy, sys
+sys.path[:1] = [entry for entry in {path!r} if entry not in sys.path]
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 LAST_LINES = 30  # of the ranks' standard error that the exception repeats
 
 
@@ -35,7 +43,8 @@ def run(
     """Runs a function on several processes, and returns what it returned on each.
 
     The processes are those of `hvkeras run`, which shows their output line by line. The function, its arguments and its
-    results travel by cloudpickle, so it may be one of a notebook. It calls `hvd.init()` itself.
+    results travel by cloudpickle, so it may be one of a notebook. Modules are found where this process finds them. It
+    calls `hvd.init()` itself.
 
     Example:
         def train(rate):
@@ -99,16 +108,16 @@ def run(
         "-i": ssh_identity_file, "--output-filename": output_filename,
         "--network-interfaces": ",".join(interfaces) if isinstance(interfaces, (list, tuple)) else interfaces,
     }
-    command = [sys.executable, "-m", "hvkeras", "run"]
-    for flag, value in flags.items():
-        command += [] if value is None else [flag, str(value)]
-    command += ["--verbose"] if verbose else []
+    options = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
+    options += ["--verbose"] if verbose else []
     remote = not all(host.local for host in place(size, hosts, hostfile))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
         folder = Path(name).absolute()
         (folder / CALL).write_bytes(_pickled(func, args, kwargs))
-        command += [executable or sys.executable, "-m", "hvkeras.launcher.task", str(folder)]
-        _run_to_its_end(command)
+        boot = str(folder / BOOT)
+        Path(boot).write_text(BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path]))
+        _run_to_its_end([sys.executable, boot, "hvkeras", "run", *options,
+                         executable or sys.executable, boot, "hvkeras.launcher.task", str(folder)])
         return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(size)]
 
 

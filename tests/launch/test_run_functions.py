@@ -30,6 +30,18 @@ def test_every_rank_returns_its_result(capsys: pytest.CaptureFixture[str]) -> No
     assert sorted(printed) == [f"[{rank}] hello from {rank}" for rank in range(3)]
 
 
+def test_modules_are_found_where_the_caller_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "of_the_user.py").write_text("def word():\n    return 'found'\n")
+    (tmp_path / "hvkeras").mkdir()
+    (tmp_path / "hvkeras" / "__init__.py").write_text("raise RuntimeError('the current folder was searched')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    import of_the_user  # type: ignore[import-not-found]  # written above
+
+    assert hvd.run(of_the_user.word, np=2) == ["found", "found"]
+
+
 def test_ranks_reduce_together() -> None:
     def total() -> float:
         import hvkeras as hvd
