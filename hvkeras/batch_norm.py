@@ -24,7 +24,7 @@ def sync_batch_normalization() -> Any:
 def _class_for(keras: Any) -> Any:
     synchronized = _KerasMoments if compat.is_keras_3(keras) else _TfKerasMoments
 
-    class SyncBatchNormalization(synchronized, keras.layers.BatchNormalization):  # type: ignore[misc,valid-type]
+    class SyncBatchNormalization(synchronized, keras.layers.BatchNormalization):  # type: ignore[misc,valid-type]  # known at run time
         """Batch normalization whose mean and variance, while training, are those of all ranks' batches together.
 
         Ranks count by how many samples they have, so that the result is that of one process on the whole batch.
@@ -64,7 +64,7 @@ class _TfKerasMoments:
         super().__init__(fused=False, **kwargs)  # type: ignore[call-arg]  # the layer's
 
     def _moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]
+        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]  # as above
         return _over_ranks(inputs, mask, mean, variance)
 
 

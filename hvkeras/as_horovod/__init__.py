@@ -24,7 +24,6 @@ from hvkeras.as_horovod.keras_2 import hint_for
 SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
-
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
@@ -39,7 +38,7 @@ class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._specs: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
-                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - too
         if not _is_horovod(name) or self.aside:
             return None
         twin = _twin(name)

@@ -148,7 +148,7 @@ def _run_to_its_end(command: Sequence[str]) -> None:
     for reader in readers:
         reader.start()
     try:
-        code = job.wait()
+        code = job.wait()  # training may take days; the launcher ends ranks that fail or do not come up
     except BaseException:
         job.send_signal(signal.SIGINT)  # the launcher ends its ranks
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -105,14 +104,13 @@ def test_batch_normalization_is_that_of_the_whole_batch(outcome: Outcome) -> Non
 
 
 def test_batch_normalization_is_a_layer_like_others(outcome: Outcome) -> None:
-    losses: list[Any] = []
     for found in outcome.results("batch_normalization_elsewhere"):
-        assert not found["inference changes"]
+        assert not any(found["inference changes"])
+        assert all(found["training changes"])
+        assert max(found["apart"]) == 0.0  # the moving statistics included, though every rank has samples of its own
         assert (found["class"], found["momentum"]) == ("SyncBatchNormalization", 0.5)
         assert "fused=True" in found["refused"]
-        losses.append(found["loss"])
-    assert losses == [losses[0]] * outcome.np
 
 
 def test_gpus_are_told(outcome: Outcome) -> None:
-    assert all(found["gpu"] is False for found in outcome.results("others"))
+    assert all(told == there for told, there in outcome.results("gpus"))
