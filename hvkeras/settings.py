@@ -125,6 +125,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("secret", str, "", "The job's secret, the same on every rank; needed by TF_CONFIG jobs on several hosts."),
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where TF_CONFIG and Slurm jobs leave the"
             " job's secret."),
+    Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that"
+            " is started again; `hvkeras run --reset-limit` makes one."),
     Setting("run_rank", int, None, "Rank, set by `hvkeras run`.", internal=True),
     Setting("run_size", int, None, "Number of ranks, set by `hvkeras run`.", internal=True),
     Setting("run_local_rank", int, None, "Local rank, set by `hvkeras run`.", internal=True),

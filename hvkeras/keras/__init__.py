@@ -45,7 +45,7 @@ from hvkeras.tensorflow.keras import (
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
     "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks",
-    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built",
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built",
     "gloo_enabled", "init", "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
     "size",
@@ -81,4 +81,4 @@ def allreduce(
                            compression)
 
 
-from hvkeras.keras import callbacks  # noqa: E402 - a submodule, as Horovod's users expect it
+from hvkeras.keras import callbacks, elastic  # noqa: E402 - submodules, as Horovod's users expect them

@@ -11,12 +11,12 @@ from hvkeras import __version__
 from hvkeras.errors import UsageError, explain
 
 # Flags of horovodrun that are not taken, with what to do instead.
-_NO_ELASTIC = "hvkeras trains with a fixed number of ranks: -np"
+_NO_ELASTIC = "the number of ranks is fixed, -np; with --reset-limit N all are started again when one is lost"
 _NO_TUNING = "leave it out; it tunes Horovod's own engine, which listens to its HOROVOD_* variable"
 _ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
 _NOT_TAKEN = {
     **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script",
-                     "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"), _NO_ELASTIC),
+                     "--elastic-timeout", "--blacklist-cooldown-range"), _NO_ELASTIC),
     **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp"), _ENGINE),
     **dict.fromkeys(("--mpi-args", "--binding-args", "--mpi-threads-disable", "--thread-affinity"),
                     "start with mpirun to pass options to MPI"),
@@ -64,6 +64,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def limit(text: str) -> int:
+    """Reads how often something may happen."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a limit is 0 or more, not {text}")
+    return value
+
+
 def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     """Builds the parser."""
     made = Parser(prog=prog, description="Starts a training script on several processes and hosts.", epilog=_EPILOG,
@@ -82,6 +90,8 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " in all Python processes that it starts.")
     made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
                       " the job uses between hosts (HVKERAS_NETWORK_INTERFACES).")
+    made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Starts all ranks again when one fails,"
+                      " up to N times; hvd.elastic goes on from the last commit.")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
                       " and stderr.")
     made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",

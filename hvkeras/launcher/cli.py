@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hvkeras import __version__, as_horovod
 from hvkeras.errors import HvkerasError, UsageError, explain
 from hvkeras.launcher.arguments import parse
 from hvkeras.launcher.host_agents import Ssh
-from hvkeras.launcher.placement import place
+from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Job
 from hvkeras.launcher.run import run as run_job
@@ -101,26 +103,52 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         from hvkeras.launcher.check_build import check_build
 
         return check_build()
-    environment = _environment(flags)
+    hosts = place(flags.np, flags.hosts, flags.hostfile)
+    with _commits_folder(flags.reset_limit, hosts) as commits:
+        return _run_with(flags, hosts, {**_environment(flags), **commits})
+
+
+def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str]) -> int:
     settings = Settings(environment)
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     job = Job(
         command=flags.command,
-        hosts=place(flags.np, flags.hosts, flags.hostfile),
+        hosts=hosts,
         folder=os.getcwd(),
         environment=environment,
         ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout),
         verbose=flags.verbose,
         terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
+        reset_limit=flags.reset_limit,
     )
-    try:
-        printer = Printer(job.size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
-                          quiet=not prints_at(settings, "INFO"), folder=folder)
-    except OSError as error:
-        raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
-                                 "choose another one", output_filename=flags.output_filename)) from None
+
+    def printer(append: bool) -> Printer:
+        try:
+            return Printer(job.size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
+                           quiet=not prints_at(settings, "INFO"), folder=folder, append=append)
+        except OSError as error:
+            raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
+                                     "choose another one", output_filename=flags.output_filename)) from None
+
     return run_job(job, printer)
+
+
+@contextlib.contextmanager
+def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[dict[str, str]]:
+    """Has a folder for the commits of a job that may be started again, unless the user has chosen one.
+
+    Raises:
+        UsageError: Rank 0 is on another host, where nobody would remove the folder.
+    """
+    if not reset_limit or os.environ.get("HVKERAS_ELASTIC_DIR"):
+        yield {}
+        return
+    if not hosts[0].local:
+        raise UsageError(explain("Jobs whose rank 0 is on another host need a folder there for commits",
+                                 "set HVKERAS_ELASTIC_DIR", host=hosts[0].name, reset_limit=reset_limit))
+    with tempfile.TemporaryDirectory(prefix="hvkeras-commits-") as folder:
+        yield {"HVKERAS_ELASTIC_DIR": folder}
 
 
 def _environment(flags: argparse.Namespace) -> dict[str, str]:

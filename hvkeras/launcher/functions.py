@@ -62,7 +62,7 @@ def run(
         min_num_proc: For elastic jobs, which are not there yet; like all such, only None is possible.
         max_num_proc: See `min_num_proc`.
         slots: See `min_num_proc`.
-        reset_limit: See `min_num_proc`.
+        reset_limit: How often all processes are started again after one has failed; never by default.
         cooldown_range: See `min_num_proc`.
         hosts: As `hvkeras run -H`; the current folder must then be shared by all hosts.
         hostfile: As `hvkeras run -hostfile`.
@@ -91,7 +91,7 @@ def run(
         UnsupportedError: An elastic job was asked for, or options for MPI.
         PeerError: The function failed on some rank; the message ends as that rank's output did.
     """
-    elastic = {"min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots, "reset_limit": reset_limit,
+    elastic = {"min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots,
                "cooldown_range": cooldown_range, "host_discovery_script": host_discovery_script, "min_np": min_np,
                "max_np": max_np}
     asked = {name: value for name, value in elastic.items() if value is not None}
@@ -106,6 +106,7 @@ def run(
     flags = {
         "-np": size, "-H": hosts, "-hostfile": hostfile, "--start-timeout": start_timeout, "-p": ssh_port,
         "-i": ssh_identity_file, "--output-filename": output_filename,
+        "--reset-limit": reset_limit,
         "--network-interfaces": ",".join(interfaces) if isinstance(interfaces, (list, tuple)) else interfaces,
     }
     options = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]

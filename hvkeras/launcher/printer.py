@@ -32,11 +32,13 @@ class Printer:
         timestamps: Whether lines begin with the time.
         quiet: Whether TensorFlow's lines about itself are left out; the files have them all the same.
         folder: Where `rank.<n>/stdout` and `rank.<n>/stderr` go, or None.
+        append: Whether they go on with what is in those files.
         clock: Tells the time in seconds since the epoch.
     """
 
     def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
-                 quiet: bool = False, folder: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+                 quiet: bool = False, folder: Path | None = None, append: bool = False,
+                 clock: Callable[[], float] = time.time) -> None:
         self._screens = {"stdout": stdout, "stderr": stderr}
         self._live = live
         self._timestamps = timestamps
@@ -53,7 +55,7 @@ class Printer:
                 place = folder / f"rank.{rank:0{width}}"
                 place.mkdir(parents=True, exist_ok=True)
                 for stream in self._screens:
-                    self._files[rank, stream] = (place / stream).open("wb", buffering=0)
+                    self._files[rank, stream] = (place / stream).open("ab" if append else "wb", buffering=0)
 
     def show(self, rank: int, stream: str, data: bytes) -> None:
         """Takes what a rank has printed.

@@ -43,6 +43,7 @@ class Job:
         ssh: How other hosts are reached.
         verbose: Whether each step is said.
         terminal: Columns and rows for rank 0's standard output, or None for a pipe.
+        reset_limit: How often all ranks are started again after one has failed.
     """
 
     command: Sequence[str]
@@ -52,6 +53,7 @@ class Job:
     ssh: Ssh = field(default_factory=Ssh)
     verbose: bool = False
     terminal: tuple[int, int] | None = None
+    reset_limit: int = 0
 
     @property
     def size(self) -> int:
@@ -103,6 +105,11 @@ class Launcher:
             tail = self._printer.tail(self._cause.rank) if self._cause.rank is not None else ""
             self._say(last_words(self._cause, by_itself, tail))
         return 128 + self._interrupted if self._interrupted else exit_code(self._cause, by_itself)
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether the job has failed as a rank may now and then: after the ranks had met, and not by an interrupt."""
+        return self._cause is not None and self._cause.kind != "setup" and not self._interrupted
 
     def _serve(self, secret: str) -> None:
         remote = [host.name for host in self._job.hosts if not host.local]
@@ -304,12 +311,12 @@ class Launcher:
             self._printer.say(text)
 
 
-def run(job: Job, printer: Printer) -> int:
-    """Runs a job to its end.
+def run(job: Job, printer: Callable[[bool], Printer]) -> int:
+    """Runs a job to its end, with as many starts as it may have.
 
     Args:
         job: What to run.
-        printer: Where the ranks' output goes.
+        printer: Makes what shows the ranks' output; called for each start, with whether it is another one.
 
     Returns:
         The exit code: 0, or that of the rank that failed first, or 128 and the signal that ended the launcher.
@@ -318,7 +325,15 @@ def run(job: Job, printer: Printer) -> int:
         HvkerasError: The job could not be started.
     """
 
-    async def go() -> int:
-        return await Launcher(job, printer).run()
+    async def go(shown: Printer) -> tuple[int, bool]:
+        launcher = Launcher(job, shown)
+        return await launcher.run(), launcher.may_start_again
 
-    return asyncio.run(go())
+    for start in range(job.reset_limit + 1):
+        shown = printer(start > 0)
+        code, again = asyncio.run(go(shown))
+        if not again:
+            break
+        if start < job.reset_limit:
+            shown.say(f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
+    return code

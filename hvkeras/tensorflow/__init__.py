@@ -53,8 +53,8 @@ __all__ = [
     "DistributedOptimizer", "Max", "Min", "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum",
     "SyncBatchNormalization", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall",
     "barrier", "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
-    "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
-    "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
+    "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
+    "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "local_rank", "local_rank_op",
     "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "process_set_included_op", "rank", "rank_op", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
@@ -117,3 +117,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         backward_passes_per_step=backward_passes_per_step, average_aggregated_gradients=average_aggregated_gradients,
         num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
     )
+
+
+from hvkeras.tensorflow import elastic  # noqa: E402 - a submodule, as Horovod's users expect it

@@ -61,6 +61,16 @@ def test_a_failure_is_raised_with_the_ranks_last_lines() -> None:
         hvd.run(fail, np=2)
 
 
+def test_all_are_started_again_where_that_is_allowed(tmp_path: Path) -> None:
+    def stumble() -> str:
+        if not (tmp_path / "marker").exists():
+            (tmp_path / "marker").touch()
+            raise ArithmeticError("once")
+        return "done"
+
+    assert hvd.run(stumble, reset_limit=1) == ["done"]
+
+
 @pytest.mark.parametrize(("call", "kind", "words"), [
     ({"func": threading.get_ident, "args": (threading.Lock(),)}, hvd.UsageError, "must be picklable"),
     ({"func": 3}, hvd.UsageError, "takes a function"),

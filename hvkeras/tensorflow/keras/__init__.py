@@ -34,7 +34,7 @@ from hvkeras.saving import load_model
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
     "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size",
-    "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
     "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size",
 ]
@@ -134,4 +134,4 @@ def _value(tensor: Any) -> Any:
     return tensor.numpy() if hasattr(tensor, "numpy") else tensor
 
 
-from hvkeras.tensorflow.keras import callbacks  # noqa: E402 - a submodule, as Horovod's users expect it
+from hvkeras.tensorflow.keras import callbacks, elastic  # noqa: E402 - submodules, as Horovod's users expect them

@@ -1,0 +1,26 @@
+"""Training that goes on from its last commit after a rank was lost.
+
+A state says what training goes on with; `run` gives every rank the state of the last commit and calls the function.
+`hvkeras run --reset-limit N` starts all ranks again when one is lost: docs/decisions/elastic-starts-all-ranks-again.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras.elastic.running import run, run_fn
+from hvkeras.elastic.state import ObjectState, State
+from hvkeras.elastic.tensorflow_state import KerasState, TensorFlowKerasState, TensorFlowState
+from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["CommitStateCallback", "HorovodInternalError", "HostsUpdatedInterrupt", "KerasState", "ObjectState", "State",
+           "TensorFlowKerasState", "TensorFlowState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run",
+           "run_fn"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # the callbacks belong to one Keras, which is loaded when they are first used
+        from hvkeras.elastic import callbacks
+
+        return getattr(callbacks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,185 @@
+"""What training goes on with after a rank was lost."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvkeras.elastic.commits import CommitFile
+from hvkeras.errors import UsageError, explain
+
+
+class State:
+    """Base of all states: what `hvd.elastic.run` saves, restores and shares.
+
+    A subclass says how in `save`, `restore` and `sync`. To outlive its process, it also says in `saved` what it has
+    saved, and takes that back in `take`.
+
+    Example:
+        class Position(hvd.elastic.State):
+            def __init__(self):
+                super().__init__(hvd.broadcast_object, hvd.rank)
+                self.step = self.step_saved = 0
+
+            def save(self):
+                self.step_saved = self.step
+
+            def restore(self):
+                self.step = self.step_saved
+
+            def sync(self):
+                self.step = hvd.broadcast_object(self.step)
+                self.save()
+
+    Args:
+        bcast_object: Gives every rank rank 0's object, like `hvd.broadcast_object`.
+        get_rank: Tells this process's rank, like `hvd.rank`.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object, self._rank = bcast_object, get_rank
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._commits: CommitFile | None = None
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Has functions called after the job has been built anew, and before training goes on.
+
+        Args:
+            callbacks: Functions without parameters, such as one that adapts the learning rate to the number of ranks.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Runs the functions of `register_reset_callbacks`, after `reset`."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Saves the state, as what training goes on with should a rank be lost from now on.
+
+        Rank 0's is also written to a file where the job can be started again (HVKERAS_ELASTIC_DIR).
+        """
+        self.save()
+        if self._commits is not None:
+            self._commits.write(self.saved())
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Does nothing: the hosts of a job are fixed. Horovod asks here whether some came or went."""
+
+    def save(self) -> None:
+        """Keeps a copy of the state in memory.
+
+        Raises:
+            NotImplementedError: A subclass must say how.
+        """
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to what was saved last.
+
+        Raises:
+            NotImplementedError: A subclass must say how.
+        """
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives every rank the state of rank 0.
+
+        Raises:
+            NotImplementedError: A subclass must say how.
+        """
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapts the state to a job that was built anew; nothing by default."""
+
+    def saved(self) -> Any:
+        """Returns what was saved last, for a file: anything that can be pickled."""
+        return None
+
+    def take(self, saved: Any) -> None:
+        """Takes over what another process had saved, without restoring it.
+
+        Args:
+            saved: What `saved` returned there.
+        """
+
+    def keep_commits_in(self, commits: CommitFile | None) -> None:
+        """Has commits written to a file as well, from now on.
+
+        Args:
+            commits: The file, or None for none.
+        """
+        self._commits = commits
+
+
+class ObjectState(State):
+    """Python objects, as attributes.
+
+    Example:
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, best=None)
+        state.epoch += 1
+        state.commit()
+
+    Args:
+        bcast_object: As for `State`.
+        get_rank: As for `State`.
+        **kwargs: The attributes with their first values, which must be picklable.
+
+    Raises:
+        UsageError: An attribute cannot be copied, or has the name of a method.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        taken = [name for name in kwargs if hasattr(self, name)]
+        if taken:
+            raise UsageError(explain("A state's attributes must have names of their own", "rename it",
+                                     attribute=taken[0]))
+        self._names = tuple(kwargs)
+        self._saved_state: dict[str, Any] = kwargs
+        self.__dict__.update(kwargs)
+        ObjectState.save(self)
+
+    def save(self) -> None:
+        """Copies the attributes."""
+        self._saved_state = {name: _copied(name, getattr(self, name)) for name in self._names}
+
+    def restore(self) -> None:
+        """Sets the attributes to what was saved last."""
+        self.__dict__.update(copy.deepcopy(self._saved_state))
+
+    def sync(self) -> None:
+        """Sets the attributes to what rank 0 saved last."""
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            ObjectState.restore(self)
+
+    def saved(self) -> Any:
+        """Returns the attributes as they were saved last."""
+        return self._saved_state
+
+    def take(self, saved: Any) -> None:
+        """Takes over what another process had saved.
+
+        Args:
+            saved: What `saved` returned there.
+
+        Raises:
+            UsageError: It has other attributes.
+        """
+        if set(saved) != set(self._names):
+            raise UsageError(explain("A commit must have the state's attributes", "remove HVKERAS_ELASTIC_DIR, or give"
+                                     " each job one of its own", commit=sorted(saved), state=sorted(self._names)))
+        self._saved_state = saved
+
+
+def _copied(name: str, value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:  # whatever an object's own copying raises
+        raise UsageError(explain(f"A state's attributes must be copyable ({type(error).__name__}: {error})",
+                                 "give models and optimizers to TensorFlowKerasState", **{name: value})) from error

@@ -1,0 +1,145 @@
+"""States of TensorFlow variables and of Keras models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.elastic.state import ObjectState
+from hvkeras.errors import UsageError, explain
+from hvkeras.functions import broadcast_object, broadcast_variables
+from hvkeras.numbers import rank
+
+
+class TensorFlowState(ObjectState):
+    """TensorFlow variables, and Python objects as attributes.
+
+    Example:
+        state = hvd.elastic.TensorFlowState([weights, steps], epoch=0)
+
+    Args:
+        variables: The variables; all global ones of a TensorFlow 1 graph by default.
+        session: The session that they live in, for graphs of TensorFlow 1.
+        **kwargs: As for `ObjectState`.
+
+    Raises:
+        UsageError: There are no variables, or an attribute cannot be copied.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self._variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self._session = session
+        self._from_root: Any = None
+        self._values: list[Any] = []
+        super().__init__(broadcast_object, rank, **kwargs)
+        if not self._tracked():
+            raise UsageError(explain("A TensorFlowState needs variables", "pass model.variables, or use ObjectState",
+                                     variables=variables))
+        self._save_values()
+
+    def save(self) -> None:
+        """Copies the variables' values and the attributes."""
+        self._save_values()
+        super().save()
+
+    def _save_values(self) -> None:
+        variables = self._tracked()
+        self._values = (self._session.run(variables) if self._session is not None
+                        else [compat.native(variable).numpy() for variable in variables])
+
+    def restore(self) -> None:
+        """Sets variables and attributes to what was saved last."""
+        for variable, value in zip(self._tracked(), self._values, strict=True):
+            if self._session is not None:
+                variable.load(value, self._session)
+            else:
+                compat.native(variable).assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's variables as they are, and its attributes as it saved them last."""
+        if self._session is None:
+            broadcast_variables(self._tracked(), 0)
+        else:
+            if self._from_root is None:
+                with self._session.graph.as_default():
+                    self._from_root = broadcast_variables(self._tracked(), 0)
+            self._session.run(self._from_root)
+        self._save_values()
+        super().sync()
+
+    def saved(self) -> Any:
+        """Returns values and attributes as they were saved last."""
+        return self._values, super().saved()
+
+    def take(self, saved: Any) -> None:
+        """Takes over what another process had saved.
+
+        Args:
+            saved: What `saved` returned there.
+
+        Raises:
+            UsageError: It has other attributes, or variables of other shapes.
+        """
+        values, attributes = saved
+        shapes, own = [list(value.shape) for value in values], [list(value.shape) for value in self._tracked()]
+        if shapes != own:
+            raise UsageError(explain("A commit must have the state's variables", "remove HVKERAS_ELASTIC_DIR, or give"
+                                     " each job one of its own", commit=shapes, state=own))
+        super().take(attributes)
+        self._values = values
+
+    def _tracked(self) -> list[Any]:
+        return self._variables
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """A Keras model and its optimizer, and Python objects as attributes.
+
+    Weights, moving statistics and the optimizer's variables belong to it; metrics and random seeds do not.
+
+    Example:
+        state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0)
+
+    Args:
+        model: The model, which must have its weights.
+        optimizer: The optimizer; the one that the model is compiled with by default.
+        backend: Accepted for Horovod's sake.
+        **kwargs: As for `ObjectState`.
+
+    Raises:
+        UsageError: The model has no weights yet, or an attribute cannot be copied.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None,  # noqa: ARG002 - Horovod's parameter
+                 **kwargs: Any) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        if not compat.model_weights(model):
+            raise UsageError(explain("A state needs a model with its weights", "build the model or call it on a batch"
+                                     " first", model=getattr(model, "name", model)))
+        super().__init__([], **kwargs)
+
+    def _tracked(self) -> list[Any]:
+        optimizer = self.optimizer if self.optimizer is not None else getattr(self.model, "optimizer", None)
+        weights = compat.model_weights(self.model)
+        if optimizer is None:
+            return weights
+        compat.build_optimizer(optimizer, self.model.trainable_variables)
+        return weights + compat.optimizer_variables(optimizer)
+
+
+class KerasState(TensorFlowKerasState):
+    """`TensorFlowKerasState` by its name in `horovod.keras.elastic`.
+
+    Args:
+        model: As for `TensorFlowKerasState`.
+        optimizer: See there.
+        **kwargs: See there.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)

@@ -1,0 +1,71 @@
+"""`hvd.elastic` and `hvkeras run --reset-limit`: training goes on from the last commit after a rank was lost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.hvkeras_run import Started, python, run
+
+WORKER = Path(__file__).parent / "workers" / "elastic.py"
+
+
+@pytest.mark.parametrize(("backend", "victim", "legacy"), [
+    ("native", 1, "0"), pytest.param("tfdist", 0, "0", marks=pytest.mark.oldest), ("horovod", 1, "1"),
+])
+def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, legacy: str, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    done = run(["-np", "2", "--reset-limit", "2", "--backend", backend, "--output-filename", str(tmp_path / "logs"),
+                sys.executable, str(WORKER), str(tmp_path / "marker"), str(victim)], tmp_path,
+               {"TF_USE_LEGACY_KERAS": legacy, "TMPDIR": str(tmp_path / "tmp")}, deadline=240)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert (tmp_path / "logs" / f"rank.{rank}" / "stdout").read_text().splitlines() == [
+            "begins with epoch 0 at step 0", "built anew", "begins with epoch 1 at step 5",  # all ranks stumble
+            "begins with epoch 2 at step 10", "trained 4 epochs", "right: True"]  # all are started again
+    assert "trains again from the last commit after HorovodInternalError: all ranks stumble" in done.stderr
+    assert f"rank {victim} on " in done.stderr
+    assert done.stderr.count("starts all ranks again, reset 1 of at most 2") == 1
+    assert not list((tmp_path / "tmp").glob("hvkeras-*"))
+
+
+def test_starts_are_limited_and_the_failure_comes_last(tmp_path: Path) -> None:
+    done = run(["-np", "2", "--reset-limit", "2", *python("print('up'); time.sleep(0.5)\nif rank: 1 / 0")], tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.count("[1] up") == 3
+    assert [line for line in done.stderr.splitlines() if "starts all" in line] == [
+        f"hvkeras run: starts all ranks again, reset {number} of at most 2" for number in (1, 2)]
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("code", ["sys.exit(0)", "time.sleep(1000)"], ids=["success", "Ctrl-C"])
+def test_what_is_no_failure_starts_nothing_again(code: str, tmp_path: Path) -> None:
+    started = Started(["-np", "1", "--reset-limit", "3", *python(f"print('up'); {code}")], tmp_path)
+    started.wait_for("up")
+    if "sleep" in code:
+        started.process.send_signal(signal.SIGINT)
+    done = started.finish()
+    assert done.returncode == (130 if "sleep" in code else 0)
+    assert "starts all ranks again" not in done.stderr
+    assert started.orphans == []
+
+
+def test_a_command_that_cannot_start_is_started_once(tmp_path: Path) -> None:
+    done = run(["-np", "1", "--reset-limit", "3", "no-such-command"], tmp_path)
+    assert done.returncode == 127
+    assert "starts all ranks again" not in done.stderr
+
+
+def test_rank_0_elsewhere_needs_a_folder_there(tmp_path: Path) -> None:
+    done = run(["-np", "1", "-H", "far.example:1", "--reset-limit", "3", "true"], tmp_path)
+    assert done.returncode == 2
+    assert "set HVKERAS_ELASTIC_DIR" in done.stderr
+
+
+def test_limits_are_numbers(tmp_path: Path) -> None:
+    done = run(["-np", "1", "--reset-limit", "-1", "true"], tmp_path)
+    assert done.returncode == 2
+    assert "a limit is 0 or more, not -1" in done.stderr
