@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs, recording
+from hvkeras import compat, context, graphs, recording, timeline
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
@@ -192,6 +192,7 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     dense = [place for place in sent if place not in sparse]
     buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
     plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks)
+    engine = timeline.watched(job.backend, plan)
     with job.entries.entering(plan):
         with on_device(exchange.device_dense):
             for number, bucket in enumerate(buckets):
@@ -199,15 +200,15 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 if exchange.op == Adasum:
                     back = adasum_raw(fused, ranks, f"{exchange.name}, bucket {number}")
                 else:
-                    back = job.backend.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks,
-                                                 *(sent[bucket[0]].factors or ()))
+                    back = engine.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks,
+                                            *(sent[bucket[0]].factors or ()))
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
             for place in sparse:
                 slices, travelling = gradients[place], sent[place]
-                values = job.backend.allgather(travelling.tensor, f"{plan.key}.{place}.values", ranks)
-                indices = job.backend.allgather(slices.indices, f"{plan.key}.{place}.indices", ranks)
+                values = engine.allgather(travelling.tensor, f"{plan.key}.{place}.values", ranks)
+                indices = engine.allgather(slices.indices, f"{plan.key}.{place}.indices", ranks)
                 results[place] = tf.IndexedSlices(scaling.received(values, travelling, len(ranks)), indices,
                                                   slices.dense_shape)
     return results

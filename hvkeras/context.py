@@ -121,14 +121,23 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
         backend_class(requested)
     launch = detect_launch()
     _job = _join(launch, settings, requested) if launch.size > 1 else _alone(launch, settings, requested)
-    if settings.record:
+    _start_companions(_job, process_sets)
+
+
+def _start_companions(job: Job, process_sets: Any) -> None:
+    """Starts what stands around a job: the record, what `fit` does on several ranks, the timeline, and process sets."""
+    if job.settings.record:
         from hvkeras import recording
 
-        recording.start(_job)
-    if launch.size > 1 or settings.record:
+        recording.start(job)
+    if job.launch.size > 1 or job.settings.record:
         from hvkeras import fit
 
         fit.install()
+    if job.settings.timeline:
+        from hvkeras.timeline import start_timeline
+
+        start_timeline(job.settings.timeline)
     if process_sets and not isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
         from hvkeras.process_sets import add_process_set
 
@@ -141,10 +150,11 @@ def shutdown() -> None:
     global _job
     if _job is None:
         return
-    from hvkeras import compat, recording
+    from hvkeras import compat, recording, timeline
     from hvkeras.process_sets import forget_process_sets
 
     recording.finish()
+    timeline.stop_timeline()
     compat.unhook_all()
     forget_process_sets()
     job, _job = _job, None

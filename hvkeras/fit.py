@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvkeras import compat, context, graphs, metrics, optimizer, recording
+from hvkeras import compat, context, graphs, metrics, optimizer, recording, timeline
 from hvkeras.fit_run import FitRun
 from hvkeras.functions import allgather_object
 from hvkeras.optimizer import distributed_part
@@ -80,12 +80,17 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
         bound.arguments["callbacks"] = run.callbacks(bound.arguments["callbacks"])
         args, kwargs = bound.args[1:], bound.kwargs
     _Calls.stack.append(("fit", run))
+    timed = timeline.is_on()
+    if timed:
+        compat.forget_train_function(model)
     try:
         history = original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
         if run is not None:
             run.end()
+        if timed:
+            compat.forget_train_function(model)
     if not _Calls.alone:
         recording.note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
     return history

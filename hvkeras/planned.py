@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import context, graphs
+from hvkeras import context, graphs, timeline
 from hvkeras.backends.interface import Reduction
 from hvkeras.operations import plan_of, shaped
 
@@ -29,10 +29,11 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     plan = plan_of(f"{operation} {how or reduction.value}", tensors, ranks, name, label_of(operation, name))
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
+    engine = timeline.watched(job.backend, plan)
     with job.entries.entering(plan):
         for number, kind in enumerate(dict.fromkeys(kinds)):
             places = [place for place, found in enumerate(kinds) if found == kind]
-            reduced = job.backend.allreduce([tensors[place] for place in places], f"{plan.key}.{number}", reduction,
+            reduced = engine.allreduce([tensors[place] for place in places], f"{plan.key}.{number}", reduction,
                                             ranks, *(kind[1] or ()))
             for place, tensor in zip(places, reduced, strict=True):
                 results[place] = shaped(tensor, tensors[place])
@@ -47,8 +48,9 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     graphs.require_kernels(job.backend)
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
+    engine = timeline.watched(job.backend, plan)
     with job.entries.entering(plan):
-        gathered = job.backend.allgather(tensor, plan.key, ranks)
+        gathered = engine.allgather(tensor, plan.key, ranks)
     if not tf.executing_eagerly():
         gathered.set_shape(shape)
     return gathered
@@ -62,8 +64,9 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
         return [tf.identity(tensor) for tensor in tensors]
     graphs.require_kernels(job.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
+    engine = timeline.watched(job.backend, plan)
     with job.entries.entering(plan):
-        return [shaped(job.backend.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)
+        return [shaped(engine.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)
                 for number, tensor in enumerate(tensors)]
 
 
@@ -75,8 +78,9 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     graphs.require_kernels(job.backend)
     shape = tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
+    engine = timeline.watched(job.backend, plan)
     with job.entries.entering(plan):
-        received, rows = job.backend.alltoall(tensor, splits, plan.key, ranks)
+        received, rows = engine.alltoall(tensor, splits, plan.key, ranks)
     if not tf.executing_eagerly():
         received.set_shape(shape)
         rows.set_shape([len(ranks)])
@@ -91,8 +95,9 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
         return tf.identity(tensor)
     graphs.require_kernels(job.backend)
     plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
+    engine = timeline.watched(job.backend, plan)
     with job.entries.entering(plan):
-        scattered = job.backend.reducescatter(tensor, plan.key, ranks, *(factors or ()))
+        scattered = engine.reducescatter(tensor, plan.key, ranks, *(factors or ()))
     if not tf.executing_eagerly():
         scattered.set_shape([None, *tensor.shape[1:]])
     return scattered

@@ -13,6 +13,7 @@ from typing import Any
 
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Start
+from hvkeras.common.util import env
 from hvkeras.errors import MachineError, explain
 from hvkeras.network import LOOPBACK, interface_of
 from hvkeras.topology import topology_from_hosts
@@ -23,18 +24,10 @@ _ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_STALL_CHECK_DISABLE": "
 
 @contextlib.contextmanager
 def horovod_variables(more: Mapping[str, str]) -> Iterator[None]:
-    """Sets what Horovod's core reads when it starts, for the time of the body."""
+    """Sets what Horovod's core reads when it starts, for the time of the body; hvkeras writes the timeline."""
     wanted = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with env(**wanted, HOROVOD_TIMELINE=None):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class GlooRendezvous:

@@ -40,6 +40,8 @@ from hvkeras.tensorflow.keras import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 
 __all__ = [
@@ -48,7 +50,7 @@ __all__ = [
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built",
     "gloo_enabled", "init", "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
-    "size",
+    "size", "start_timeline", "stop_timeline",
 ]
 
 

@@ -25,13 +25,14 @@ _NOT_TAKEN = {
                      "--cache-capacity", "--cycle-time-ms", "--disable-cache", "--gloo-timeout-seconds",
                      "--hierarchical-allgather", "--hierarchical-allreduce", "--no-hierarchical-allgather",
                      "--no-hierarchical-allreduce", "--no-torus-allreduce", "--torus-allreduce",
-                     "--num-nccl-streams", "--timeline-filename", "--timeline-mark-cycles",
+                     "--num-nccl-streams",
                      "--log-without-timestamp"), _NO_TUNING),
     "--fusion-threshold-mb": "set HVKERAS_BUCKET_SIZE=64MiB",
     "--log-level": "set HVKERAS_LOG_LEVEL",
     "--no-stall-check": "set HVKERAS_STALL_SHUTDOWN=0",
     "--stall-check-warning-time-seconds": "set HVKERAS_STALL_WARNING",
     "--stall-check-shutdown-time-seconds": "set HVKERAS_STALL_SHUTDOWN",
+    "--timeline-mark-cycles": "leave it out; there are no cycles of negotiation",
     "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
     "--config-file": "give the flags on the command line",
 }
@@ -94,6 +95,8 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " up to N times; hvd.elastic goes on from the last commit.")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
                       " and stderr.")
+    made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
+                      " {rank} in the name, of each rank's (HVKERAS_TIMELINE).")
     made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                       help="Begins each line of output with the time.")
     made.add_argument("--verbose", action="store_true", help="Says each step of the launcher.")

@@ -157,6 +157,7 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_BACKEND": flags.backend,
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
         "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
+        "HVKERAS_TIMELINE": flags.timeline_filename,
     }
     environ = as_horovod.environment(os.environ) if flags.as_horovod else os.environ
     return {**environ, **{name: str(value) for name, value in chosen.items() if value is not None}}

@@ -47,6 +47,7 @@ from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set
 from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
 from hvkeras.tape import DistributedGradientTape
+from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
@@ -58,7 +59,7 @@ __all__ = [
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "local_rank", "local_rank_op",
     "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "process_set_included_op", "rank", "rank_op", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
-    "size", "size_op",
+    "size", "size_op", "start_timeline", "stop_timeline",
 ]
 
 

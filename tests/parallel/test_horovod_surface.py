@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +111,22 @@ def test_batch_normalization_is_a_layer_like_others(outcome: Outcome) -> None:
         assert max(found["apart"]) == 0.0  # the moving statistics included, though every rank has samples of its own
         assert (found["class"], found["momentum"]) == ("SyncBatchNormalization", 0.5)
         assert "fused=True" in found["refused"]
+
+
+def test_timelines_are_chrome_traces_of_what_ran(outcome: Outcome) -> None:
+    for rank, (amid, after, alone) in enumerate(outcome.results("timeline")):
+        assert amid == after
+        assert all(event["pid"] == rank for event in after)
+        rows = {event["tid"]: event["args"]["name"] for event in after if event["name"] == "thread_name"}
+        ran = [event for event in after if event["ph"] == "X"]
+        assert all(rows[event["tid"]] == event["args"]["collective"] for event in ran)
+        assert all(event["dur"] > 0 for event in ran)
+        steps = [event for event in ran if event["args"]["collective"] == "the gradients of SGD, part 0"]
+        assert [(event["name"], event["args"]["bytes"]) for event in steps] == [("allreduce", 4 * (15 + 4))] * 3
+        assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in itertools.pairwise(steps))
+        mine = {event["name"]: event["args"]["bytes"] for event in ran if "mine" in event["args"]["collective"]}
+        assert mine == {"allgather": 24, "alltoall": 4 * outcome.np}
+        assert [event["name"] for event in alone if event["ph"] == "X"] == (["broadcast"] if rank == 0 else [])
 
 
 def test_gpus_are_told(outcome: Outcome) -> None:

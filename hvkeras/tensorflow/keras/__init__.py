@@ -30,6 +30,7 @@ from hvkeras.operations import Adasum, Average, Sum
 from hvkeras.optimizer import DistributedOptimizer
 from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvkeras.saving import load_model
+from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
@@ -37,6 +38,7 @@ __all__ = [
     "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
     "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size",
+    "start_timeline", "stop_timeline",
 ]
 
 

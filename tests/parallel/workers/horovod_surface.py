@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -302,6 +306,30 @@ def batch_normalization_elsewhere() -> Any:
     apart = [float(np.max(np.abs(weight - np.asarray(hvd.broadcast(weight, 0))))) for weight in model.get_weights()]
     return {"inference changes": changes, "training changes": trained, "apart": apart,
             "class": type(again.layers[-2]).__name__, "momentum": again.layers[-2].momentum, "refused": refused}
+
+
+@check
+def timeline() -> Any:
+    """What the files of both kinds hold: the ranks' own, and rank 0's alone."""
+    model = small_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    folder = Path(os.environ["HARNESS_RESULTS"])
+    samples = np.ones((12, 4), "float32")
+    model.fit(samples, samples[:, :1], batch_size=4, verbose=0)  # traced before: fit has to trace anew
+    hvd.start_timeline(str(folder / "timeline.{rank}.json"))
+    model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
+    hvd.allgather(tf.ones([2, 3]), name="mine")
+    hvd.alltoall(tf.range(hvd.size()), name="mine")
+    time.sleep(1.5)  # the file is whole while the timeline is running
+    amid = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())
+    hvd.stop_timeline()
+    model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
+    after = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())
+    hvd_tf.start_timeline(str(folder / "timeline.json"), mark_cycles=True)
+    hvd.broadcast(1.0, 0, name="mine")
+    hvd_tf.stop_timeline()
+    alone = json.loads((folder / "timeline.json").read_text()) if hvd.rank() == 0 else []
+    return [amid, after, alone]
 
 
 @check

@@ -1,0 +1,217 @@
+"""The timeline: when each collective of a rank began and ended, as a trace for Chrome and Perfetto.
+
+While it is on, collectives that run in eager mode are timed, and so are those in functions that are traced meanwhile;
+with HVKERAS_TIMELINE it is on from `init()`, and so for all. Otherwise nothing is added to any graph. Nothing is timed
+inside XLA, which cannot ask for the time.
+
+The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import context, graphs
+from hvkeras.errors import MachineError, UsageError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.agreement import Plan
+    from hvkeras.backends.interface import Backend
+
+CAPACITY = 200_000  # collectives that a timeline holds, about 40 MB; it says so where there were more
+FLUSH_EVERY = 1.0  # seconds between two looks for what is to be written
+_END = b"\n]\n"
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter
+    """Begins a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
+
+    Rank 0 writes its own; with `{rank}` in the path each rank does, on one clock where the hosts' clocks agree. The
+    file can be read at any time. Functions that were traced before, such as those of a running `fit`, are not timed;
+    `fit` traces anew when it is called.
+
+    Example:
+        hvd.start_timeline("timeline.{rank}.json")
+        model.fit(x, y, steps_per_epoch=20)
+        hvd.stop_timeline()
+
+    Args:
+        file_path: The file; one that exists is replaced.
+        mark_cycles: Accepted for Horovod's sake: there are no cycles of negotiation.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: A timeline is running.
+        MachineError: The file cannot be written.
+    """
+    global _running  # noqa: PLW0603 - a process has one timeline
+    job = context.current()
+    if _running is not None:
+        raise UsageError(explain("One timeline can run at a time", "call hvd.stop_timeline() first",
+                                 running=_running.path, file_path=file_path))
+    rank = job.topology.rank
+    if rank and "{rank}" not in file_path:
+        return
+    path = file_path.replace("{rank}", str(rank))
+    try:
+        _running = Timeline(path, rank, job.topology.hosts[rank])
+    except OSError as error:
+        raise MachineError(explain(f"The timeline's file must be writable ({error.strerror})", "choose another folder",
+                                   file_path=path)) from None
+
+
+def stop_timeline() -> None:
+    """Ends the timeline, if one is running, and writes what is left of it."""
+    global _running
+    timeline, _running = _running, None
+    if timeline is not None:
+        timeline.close()
+
+
+def is_on() -> bool:
+    """Whether this rank's collectives are timed now."""
+    return _running is not None
+
+
+def watched(backend: Backend, plan: Plan) -> Any:
+    """The backend, whose collectives are timed if a timeline is running.
+
+    Args:
+        backend: The engine.
+        plan: What the collectives belong to.
+    """
+    return backend if _running is None or graphs.compiled_by_xla() else _Watched(backend, plan)
+
+
+class Timeline:
+    """A running timeline, and the thread that writes it.
+
+    Args:
+        path: The file.
+        rank: This rank.
+        host: Its host.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+
+    def __init__(self, path: str, rank: int, host: str) -> None:
+        self.path = path
+        self._rank = rank
+        self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+        self._rows: dict[str, int] = {}
+        self._count = 0
+        self._is_empty = True
+        self._over = threading.Event()
+        self._file.write(b"[" + _END)
+        self._note({"name": "process_name", "ph": "M", "args": {"name": f"rank {rank} on {host}, pid {os.getpid()}"}})
+        self._write()
+        self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-timeline", daemon=True)
+        self._writer.start()
+        atexit.register(self.close)
+
+    def add(self, label: str, operation: str, began: int, ended: int, size: int) -> None:
+        """Adds a collective.
+
+        Args:
+            label: How messages call it; each label has a row of its own.
+            operation: `allreduce`, ...
+            began: Nanoseconds since the epoch when its tensors were there.
+            ended: The same when its results were.
+            size: Bytes of this rank's tensors.
+        """
+        with self._lock:
+            self._count += 1
+            if self._count > CAPACITY:
+                return
+            if label not in self._rows:
+                self._rows[label] = len(self._rows) + 1
+                self._note({"name": "thread_name", "ph": "M", "tid": self._rows[label], "args": {"name": label}})
+            self._note({"name": operation, "cat": "collective", "ph": "X", "tid": self._rows[label],
+                        "ts": began / 1000, "dur": (ended - began) / 1000, "args": {"collective": label,
+                                                                                  "bytes": size}})
+
+    def close(self) -> None:
+        """Writes what is left, and ends the thread."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._writer.join()
+        if self._count > CAPACITY:
+            self._note({"name": f"{self._count - CAPACITY} later collectives are left out", "ph": "i", "s": "g",
+                        "tid": 0, "ts": time.time_ns() / 1000})
+        self._write()
+        self._file.close()
+        atexit.unregister(self.close)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self._events.append({"pid": self._rank, **event})
+
+    def _write_now_and_then(self) -> None:
+        while not self._over.wait(FLUSH_EVERY):
+            self._write()
+
+    def _write(self) -> None:
+        """Appends in front of the bracket that ends the file, so that it is whole after every write."""
+        with self._lock:
+            events, self._events = self._events, []
+        if not events:
+            return
+        text = ",\n".join(json.dumps(event) for event in events).encode()
+        self._file.seek(-len(_END), os.SEEK_END)
+        self._file.write((b"\n" if self._is_empty else b",\n") + text + _END)
+        self._is_empty = False
+
+
+_running: Timeline | None = None
+
+
+class _Watched:
+    """A backend whose collectives are timed: those of eager mode now, those in a graph whenever it runs."""
+
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend, self._plan = backend, plan
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        run = getattr(self._backend, operation)
+
+        def timed(data: Any, *others: Any) -> Any:
+            key = next(other for other in others if isinstance(other, str))
+            part = key.removeprefix(self._plan.key).lstrip(".")
+            label = self._plan.label + (f", part {part}" if part else "")
+            inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
+            with tf.control_dependencies(inputs):
+                size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
+                began = _asked(lambda _: time.time_ns(), size)
+            with tf.control_dependencies([began]):
+                results = run(data, *others)
+            flat = tf.nest.flatten(results)
+            with tf.control_dependencies(flat):
+                ended = _asked(lambda then, many: _add(label, operation, then, many), began, size)
+            with tf.control_dependencies([ended]):
+                return tf.nest.pack_sequence_as(results, [tf.identity(result) for result in flat])
+
+        return timed
+
+
+def _asked(function: Callable[..., int], *arguments: Any) -> Any:
+    return tf.numpy_function(lambda *values: np.int64(function(*map(int, values))), arguments, tf.int64)
+
+
+def _add(label: str, operation: str, began: int, size: int) -> int:
+    now = time.time_ns()
+    if _running is not None:
+        _running.add(label, operation, began, now, size)
+    return now
