@@ -18,7 +18,7 @@ from hvkeras.mpi import finalize_mpi
 from hvkeras.network import host_identity
 from hvkeras.output import prints_at, quiet_engines, say
 from hvkeras.rendezvous import REPORT_EVERY, Meeting, forget_note, meet, task_name
-from hvkeras.settings import Settings
+from hvkeras.settings import Settings, ignored_variables
 from hvkeras.threads import fair_share, limit_threads, usable_cores
 from hvkeras.topology import Topology, topology_from_hosts
 
@@ -126,6 +126,9 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
 
 def _start_companions(job: Job, process_sets: Any) -> None:
     """Starts what stands around a job: the record, what `fit` does on several ranks, the timeline, and process sets."""
+    ignored = ignored_variables(job.backend.name)
+    if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+        say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
     if job.settings.record:
         from hvkeras import recording
 

@@ -138,6 +138,39 @@ TABLE: tuple[Setting, ...] = (
 )
 
 
+_CYCLES = "there are no cycles of negotiation to tune"
+_TUNED_BY_ITSELF = "the engine finds its way by itself"
+# Variables that Horovod's own engine reads, and why the other engines do not. What its launchers set is not among them.
+IGNORED = {
+    **dict.fromkeys(("HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY", "HOROVOD_TIMELINE_MARK_CYCLES"), _CYCLES),
+    **dict.fromkeys(("HOROVOD_AUTOTUNE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+                     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+                     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"), "there is nothing to tune"),
+    **dict.fromkeys(("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_TORUS_ALLREDUCE",
+                     "HOROVOD_BATCH_D2D_MEMCOPIES", "HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_ENABLE_ASYNC_COMPLETION",
+                     "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_ADASUM_MPI_CHUNK_SIZE"), _TUNED_BY_ITSELF),
+    "HOROVOD_ENABLE_XLA_OPS": "jit_compile=True is all that it takes",
+    "HOROVOD_THREAD_AFFINITY": "no thread is bound to a core",
+    "HOROVOD_MPI_THREADS_DISABLE": "MPI is used by one thread at a time",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "HVKERAS_START_TIMEOUT says how long ranks wait for each other",
+    "HOROVOD_LOG_HIDE_TIME": "no line has a time",
+}
+
+
+def ignored_variables(backend: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Finds variables of Horovod that are set, and mean nothing to an engine.
+
+    Args:
+        backend: The engine's name; Horovod's own reads them all.
+        environ: The environment to look at; this process's by default.
+
+    Returns:
+        Why it is ignored, by variable.
+    """
+    environ = os.environ if environ is None else environ
+    return {} if backend == "horovod" else {name: why for name, why in IGNORED.items() if environ.get(name)}
+
+
 class Settings:
     """The settings in force, one attribute a row of `TABLE`; read-only.
 
@@ -163,6 +196,10 @@ class Settings:
                                          variable=variable))
         for row in TABLE:
             self.__dict__[row.name] = _value(row, environ)
+        if _switch(environ.get("HOROVOD_STALL_CHECK_DISABLE", "").strip() or "off"):
+            for name in ("stall_warning", "stall_shutdown"):
+                if not environ.get(PREFIX + name.upper()):
+                    self.__dict__[name] = 0.0
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no setting is called {name!r}")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from hvkeras import __version__
 from hvkeras.errors import UsageError, explain
+from hvkeras.settings import LOG_LEVELS
 
 # Flags of horovodrun that are not taken, with what to do instead.
 _NO_ELASTIC = "the number of ranks is fixed, -np; with --reset-limit N all are started again when one is lost"
@@ -27,11 +28,6 @@ _NOT_TAKEN = {
                      "--no-hierarchical-allreduce", "--no-torus-allreduce", "--torus-allreduce",
                      "--num-nccl-streams",
                      "--log-without-timestamp"), _NO_TUNING),
-    "--fusion-threshold-mb": "set HVKERAS_BUCKET_SIZE=64MiB",
-    "--log-level": "set HVKERAS_LOG_LEVEL",
-    "--no-stall-check": "set HVKERAS_STALL_SHUTDOWN=0",
-    "--stall-check-warning-time-seconds": "set HVKERAS_STALL_WARNING",
-    "--stall-check-shutdown-time-seconds": "set HVKERAS_STALL_SHUTDOWN",
     "--timeline-mark-cycles": "leave it out; there are no cycles of negotiation",
     "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
     "--config-file": "give the flags on the command line",
@@ -91,6 +87,16 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " in all Python processes that it starts.")
     made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
                       " the job uses between hosts (HVKERAS_NETWORK_INTERFACES).")
+    made.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"
+                      " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
+    made.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
+                      " (HVKERAS_LOG_LEVEL).")
+    made.add_argument("--no-stall-check", action="store_true", help="Neither warns of ranks that wait in a collective"
+                      " nor ends the job for it.")
+    made.add_argument("--stall-check-warning-time-seconds", type=seconds, metavar="SECONDS", help="When a warning names"
+                      " whom a rank waits for (HVKERAS_STALL_WARNING).")
+    made.add_argument("--stall-check-shutdown-time-seconds", type=seconds, metavar="SECONDS", help="When the job ends"
+                      " because a rank waits (HVKERAS_STALL_SHUTDOWN).")
     made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Starts all ranks again when one fails,"
                       " up to N times; hvd.elastic goes on from the last commit.")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"

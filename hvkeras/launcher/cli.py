@@ -158,6 +158,10 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
         "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
         "HVKERAS_TIMELINE": flags.timeline_filename,
+        "HVKERAS_BUCKET_SIZE": None if flags.fusion_threshold_mb is None else f"{flags.fusion_threshold_mb}MiB",
+        "HVKERAS_LOG_LEVEL": flags.log_level,
+        "HVKERAS_STALL_WARNING": 0 if flags.no_stall_check else flags.stall_check_warning_time_seconds,
+        "HVKERAS_STALL_SHUTDOWN": 0 if flags.no_stall_check else flags.stall_check_shutdown_time_seconds,
     }
     environ = as_horovod.environment(os.environ) if flags.as_horovod else os.environ
     return {**environ, **{name: str(value) for name, value in chosen.items() if value is not None}}

@@ -41,9 +41,10 @@ def told(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("backend", ["horovod", "native"])
 def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
     done = run(["--as-horovod", "-np", "2", "--backend", backend, sys.executable, str(OLD), "--epochs", "3"],
-               tmp_path)
+               tmp_path, {"HOROVOD_CYCLE_TIME": "2"})
     assert done.returncode == 0, done.stderr
     require_same(told(done.stdout), ["--epochs", "3"])
+    assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend == "native")
 
 
 def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:

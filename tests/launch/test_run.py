@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -113,8 +114,9 @@ def test_ranks_get_an_empty_standard_input(tmp_path: Path) -> None:
     (["-np", "2", "--start-timeout", "0", "true"], "positive"),
     (["-np", "2", "--verbos", "true"], "Received: flag='--verbos'. HINT: did you mean --verbose"),
     (["-np", "2", "--gloo", "true"], "does not take horovodrun's --gloo. HINT: leave it out"),
-    (["-np", "2", "--min-np", "1", "true"], "horovodrun's --min-np. HINT: hvkeras trains with a fixed number"),
-    (["-np", "2", "--fusion-threshold-mb", "64", "true"], "HVKERAS_BUCKET_SIZE"),
+    (["-np", "2", "--min-np", "1", "true"], "horovodrun's --min-np. HINT: the number of ranks is fixed"),
+    (["-np", "2", "--fusion-threshold-mb", "-1", "true"], "HVKERAS_BUCKET_SIZE must be readable"),
+    (["-np", "2", "--log-level", "loud", "true"], "invalid choice: 'loud'"),
     (["-np", "3", "-H", "localhost:2", "true"], "1 host has 2. Received: np=3"),
     (["-np", "2", "-H", "a:x", "true"], "name:slots"),
     (["-H", "localhost", "-hostfile", "hosts", "true"], "leave out either -H or -hostfile"),
@@ -129,6 +131,20 @@ def test_a_wrong_command_line_is_one_line_and_code_2(arguments: list[str], compl
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("flags", "variables"), [
+    (["--fusion-threshold-mb", "64", "--log-level", "ERROR", "--timeline-filename", "t.json"],
+     {"BUCKET_SIZE": "64MiB", "LOG_LEVEL": "ERROR", "TIMELINE": "t.json"}),
+    (["--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "9.5"],
+     {"STALL_WARNING": "5.0", "STALL_SHUTDOWN": "9.5"}),
+    (["--no-stall-check", "--start-timeout", "7"],
+     {"STALL_WARNING": "0", "STALL_SHUTDOWN": "0", "START_TIMEOUT": "7.0"}),
+])
+def test_flags_are_settings_of_the_ranks(flags: list[str], variables: dict[str, str], tmp_path: Path) -> None:
+    shown = "print({name[8:]: text for name, text in os.environ.items() if name.startswith('HVKERAS_')"
+    done = run(["-np", "1", *flags, *python(f"{shown} and name[8:] in {list(variables)}}})")], tmp_path)
+    assert ast.literal_eval(done.stdout.removeprefix("[0] ")) == variables
 
 
 def test_a_wrong_setting_is_found_before_anything_starts(tmp_path: Path) -> None:

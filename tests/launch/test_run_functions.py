@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ import pytest
 import hvkeras as hvd
 
 
-def rank_and(*values: Any, **named: Any) -> tuple[Any, ...]:
-    print(f"hello from {os.environ['HVKERAS_RUN_RANK']}")
-    return int(os.environ["HVKERAS_RUN_RANK"]), os.getpid(), values, named
+def rank_and() -> Callable[..., tuple[Any, ...]]:
+    """A function that travels by value, as those of scripts and notebooks do: the ranks cannot import this module."""
+
+    def answer(*values: Any, **named: Any) -> tuple[Any, ...]:
+        print(f"hello from {os.environ['HVKERAS_RUN_RANK']}")
+        return int(os.environ["HVKERAS_RUN_RANK"]), os.getpid(), values, named
+
+    return answer
 
 
 def test_every_rank_returns_its_result(capsys: pytest.CaptureFixture[str]) -> None:
-    offset = 10
-    found = hvd.run(lambda *values, **named: (rank_and(*values, **named), offset), args=(1, [2]), kwargs={"three": 3},
+    offset, answer = 10, rank_and()
+    found = hvd.run(lambda *values, **named: (answer(*values, **named), offset), args=(1, [2]), kwargs={"three": 3},
                     np=3)
     assert [(rank, values, named) for (rank, _, values, named), _ in found] == [
         (rank, (1, [2]), {"three": 3}) for rank in range(3)]
@@ -89,6 +95,6 @@ def test_what_cannot_be_pickled_is_no_result() -> None:
 
 
 def test_output_goes_to_files_too_and_any_python_may_run_it(tmp_path: Path) -> None:
-    assert len(hvd.run(rank_and, np=1, output_filename=str(tmp_path / "logs"), executable=sys.executable)) == 1
+    assert len(hvd.run(rank_and(), np=1, output_filename=str(tmp_path / "logs"), executable=sys.executable)) == 1
     assert (tmp_path / "logs" / "rank.0" / "stdout").read_text() == "hello from 0\n"
     assert os.listdir(tmp_path) == ["logs"]

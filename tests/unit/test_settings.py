@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvkeras.errors import UsageError
-from hvkeras.settings import TABLE, Setting, Settings
+from hvkeras.settings import IGNORED, TABLE, Setting, Settings, ignored_variables
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 PUBLIC = [row for row in TABLE if not row.internal]
@@ -97,6 +97,21 @@ def _shown(row: Setting) -> str:
     if row.name == "bucket_size":
         return f"{row.default // 1024**2}MiB"
     return str(row.default) if row.default else ""
+
+
+def test_horovods_switch_for_stalls_counts_where_ours_are_not_set() -> None:
+    settings = Settings({"HOROVOD_STALL_CHECK_DISABLE": "1", "HVKERAS_STALL_SHUTDOWN": "30"})
+    assert (settings.stall_warning, settings.stall_shutdown) == (0, 30)
+    assert Settings({"HOROVOD_STALL_CHECK_DISABLE": "0"}).stall_warning == 60
+
+
+def test_variables_that_mean_nothing_are_found() -> None:
+    environ = {"HOROVOD_THREAD_AFFINITY": "5", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TORUS_ALLREDUCE": "",
+               "HOROVOD_RANK": "0", "HOROVOD_FUSION_THRESHOLD": "1"}
+    assert ignored_variables("native", environ) == {
+        "HOROVOD_AUTOTUNE": "there is nothing to tune", "HOROVOD_THREAD_AFFINITY": "no thread is bound to a core"}
+    assert ignored_variables("horovod", environ) == {}
+    assert not IGNORED.keys() & {row.horovod for row in TABLE}
 
 
 def test_the_readme_has_the_table() -> None:

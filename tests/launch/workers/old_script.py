@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.util import env
+from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 
 hvd.init()
@@ -22,7 +23,17 @@ callbacks = [
     hvd.callbacks.MetricAverageCallback(),
     hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.01 * hvd.size(), warmup_epochs=1, verbose=0),
 ]
-model.fit(x, y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+state = hvd.elastic.KerasState(model, epoch=0)
+callbacks += [hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, None)]
+
+
+@hvd.elastic.run
+def train(state):
+    model.fit(x, y, batch_size=8, epochs=2 - state.epoch, callbacks=callbacks, verbose=0)
+
+
+train(state)
+assert (state.epoch, mpi_ops.size()) == (2, hvd.size())
 
 with env(OLD_SCRIPT="1"):
     child = subprocess.run([sys.executable, "-c", "import horovod.keras as hvd; print(hvd.__name__)"],

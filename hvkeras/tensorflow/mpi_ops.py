@@ -1,0 +1,41 @@
+"""The twin of `horovod.tensorflow.mpi_ops`: what scripts and tests import from it."""
+
+from __future__ import annotations
+
+from hvkeras.collectives import allgather, barrier, broadcast, grouped_allgather
+from hvkeras.common.util import num_rank_is_power_2
+from hvkeras.context import init, is_initialized, shutdown
+from hvkeras.functions import broadcast_
+from hvkeras.number_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from hvkeras.numbers import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    size,
+)
+from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
+from hvkeras.process_sets import ProcessSet, global_process_set
+from hvkeras.scattering import alltoall
+from hvkeras.timeline import start_timeline, stop_timeline
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "ProcessSet", "Product", "Sum", "allgather", "alltoall", "barrier", "broadcast",
+    "broadcast_", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "gloo_built", "gloo_enabled", "grouped_allgather", "init", "is_homogeneous", "is_initialized", "local_rank",
+    "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "num_rank_is_power_2", "process_set_included_op", "rank", "rank_op", "rocm_built", "shutdown", "size", "size_op",
+    "start_timeline", "stop_timeline",
+]
