@@ -53,6 +53,7 @@ _HOMES = {
     "hvkeras.output": ("verbose", "rank0_callbacks"),
     "hvkeras.fit": ("alone",),
     "hvkeras.launcher.functions": ("run",),
+    "hvkeras.company": ("join",),
     "hvkeras.timeline": ("start_timeline", "stop_timeline"),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",
                        "MachineError", "PeerError"),

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvkeras import context, graphs
+from hvkeras.backends.interface import Reduction
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
@@ -87,7 +88,55 @@ class Plan:
         kinds = [f"{dtype}{'[?]' if shape is None else list(shape)}"
                  for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         return {"operation": self.operation, "label": self.label, "ranks": list(self.ranks), "names": list(self.names),
-                "kinds": kinds}
+                "kinds": kinds, "dtypes": list(self.dtypes), "identity": self.identity,
+                "shapes": [None if shape is None else list(shape) for shape in self.shapes]}
+
+    @classmethod
+    def described(cls, text: Mapping[str, Any]) -> Plan:
+        """Makes the plan that another rank has described.
+
+        Args:
+            text: What `describe` returned there.
+        """
+        return cls(text["operation"], tuple(text["names"]), tuple(text["dtypes"]),
+                   tuple(None if shape is None else tuple(shape) for shape in text["shapes"]), tuple(text["ranks"]),
+                   text["label"], text["identity"])
+
+
+class Call:
+    """One of the calls of a backend that a plan consists of, which can be described to another rank.
+
+    Args:
+        operation: The method of `hvkeras.backends.interface.Backend`.
+        data: Its first argument: a tensor, or a list of them.
+        *arguments: Its other arguments.
+    """
+
+    def __init__(self, operation: str, data: Any, *arguments: Any) -> None:
+        self.operation, self.data, self.arguments = operation, data, arguments
+
+    def run(self, engine: Any) -> Any:
+        """Makes the call.
+
+        Args:
+            engine: The backend.
+        """
+        return getattr(engine, self.operation)(self.data, *self.arguments)
+
+    def describe(self) -> dict[str, Any]:
+        """The call as plain data; a tensor is its dtype and static shape."""
+        return {"operation": self.operation, "eager": tf.executing_eagerly(),
+                "arguments": [_plain(argument) for argument in self.arguments],
+                "data": [_plain(tensor) for tensor in self.data] if isinstance(self.data, list) else _plain(self.data)}
+
+
+def _plain(argument: Any) -> Any:
+    if isinstance(argument, Reduction):
+        return {"reduction": argument.value}
+    if hasattr(argument, "dtype"):
+        shape = None if argument.shape.rank is None else argument.shape.as_list()
+        return {"dtype": argument.dtype.name, "shape": shape}
+    return list(argument) if isinstance(argument, tuple) else argument
 
 
 class EntryCounts:
@@ -103,17 +152,28 @@ class EntryCounts:
         self._eager: dict[str, int] = {}
         self._graph: dict[str, Any] = {}
         self._compiled: dict[str, Backend] = {}
+        self._calls: dict[str, list[dict[str, Any]]] = {}
 
     @contextlib.contextmanager
-    def entering(self, plan: Plan) -> Iterator[None]:
+    def entering(self, plan: Plan, calls: Sequence[Call] | None = None) -> Iterator[None]:
         """Counts one entry of `plan`, now or whenever the graph under construction runs, before the body's ops.
 
         Example:
-            with context.current().entries.entering(plan):
-                reduced = backend.allreduce(tensors, plan.key, Reduction.SUM, plan.ranks)
+            call = Call("allgather", tensor, plan.key, plan.ranks)
+            with context.current().entries.entering(plan, [call]):
+                gathered = call.run(backend)
+
+        Args:
+            plan: What the collectives belong to.
+            calls: All that the body makes, which a rank that has joined makes as well; an empty list where they have
+                plans of their own. None keeps this rank from describing them.
         """
-        with self._lock:
-            self._plans.setdefault(plan.key, plan)
+        if plan.key not in self._plans:
+            described = None if calls is None else [call.describe() for call in calls]
+            with self._lock:
+                self._plans.setdefault(plan.key, plan)
+                if described is not None:
+                    self._calls.setdefault(plan.key, described)
         if tf.executing_eagerly():
             self._count(plan.key)
             yield
@@ -139,6 +199,11 @@ class EntryCounts:
             if plan.key not in self._graph:
                 self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
             return self._graph[plan.key]
+
+    def calls(self) -> dict[str, list[dict[str, Any]]]:
+        """What this rank's plans consist of, by key; see `Call.describe`."""
+        with self._lock:
+            return dict(self._calls)
 
     def snapshot(self) -> dict[str, tuple[int, Plan]]:
         """Reads every count; called from the heartbeat thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from hvkeras import compat, context, graphs, recording, timeline
 from hvkeras.adasum import adasum_raw
-from hvkeras.agreement import Plan
+from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
@@ -193,24 +194,22 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
     plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks)
     engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan):
+    calls = [Call("allreduce", [sent[place].tensor for place in bucket], f"{plan.key}.{number}", Reduction.SUM, ranks,
+                  *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
+    gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
+                Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
+    # Adasum's collectives have plans of their own.
+    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
         with on_device(exchange.device_dense):
-            for number, bucket in enumerate(buckets):
-                fused = [sent[place].tensor for place in bucket]
-                if exchange.op == Adasum:
-                    back = adasum_raw(fused, ranks, f"{exchange.name}, bucket {number}")
-                else:
-                    back = engine.allreduce(fused, f"{plan.key}.{number}", Reduction.SUM, ranks,
-                                            *(sent[bucket[0]].factors or ()))
+            for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
+                back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum
+                        else call.run(engine))
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
-            for place in sparse:
-                slices, travelling = gradients[place], sent[place]
-                values = engine.allgather(travelling.tensor, f"{plan.key}.{place}.values", ranks)
-                indices = engine.allgather(slices.indices, f"{plan.key}.{place}.indices", ranks)
-                results[place] = tf.IndexedSlices(scaling.received(values, travelling, len(ranks)), indices,
-                                                  slices.dense_shape)
+            for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
+                values = scaling.received(of_values.run(engine), sent[place], len(ranks))
+                results[place] = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
     return results
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import context, graphs, timeline
+from hvkeras.agreement import Call
 from hvkeras.backends.interface import Reduction
 from hvkeras.operations import plan_of, shaped
 
@@ -29,13 +30,13 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     plan = plan_of(f"{operation} {how or reduction.value}", tensors, ranks, name, label_of(operation, name))
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
+    groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
+    calls = [Call("allreduce", [tensors[place] for place in places], f"{plan.key}.{number}", reduction, tuple(ranks),
+                  *(kind[1] or ())) for number, (kind, places) in enumerate(groups.items())]
     engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan):
-        for number, kind in enumerate(dict.fromkeys(kinds)):
-            places = [place for place, found in enumerate(kinds) if found == kind]
-            reduced = engine.allreduce([tensors[place] for place in places], f"{plan.key}.{number}", reduction,
-                                            ranks, *(kind[1] or ()))
-            for place, tensor in zip(places, reduced, strict=True):
+    with job.entries.entering(plan, calls):
+        for call, places in zip(calls, groups.values(), strict=True):
+            for place, tensor in zip(places, call.run(engine), strict=True):
                 results[place] = shaped(tensor, tensors[place])
     return results
 
@@ -48,9 +49,9 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     graphs.require_kernels(job.backend)
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
-    engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan):
-        gathered = engine.allgather(tensor, plan.key, ranks)
+    call = Call("allgather", tensor, plan.key, tuple(ranks))
+    with job.entries.entering(plan, [call]):
+        gathered = call.run(timeline.watched(job.backend, plan))
     if not tf.executing_eagerly():
         gathered.set_shape(shape)
     return gathered
@@ -65,9 +66,10 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
     graphs.require_kernels(job.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
     engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan):
-        return [shaped(engine.broadcast(tensor, root_rank, f"{plan.key}.{number}", ranks), tensor)
-                for number, tensor in enumerate(tensors)]
+    calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
+             for number, tensor in enumerate(tensors)]
+    with job.entries.entering(plan, calls):
+        return [shaped(call.run(engine), call.data) for call in calls]
 
 
 def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
@@ -78,9 +80,9 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     graphs.require_kernels(job.backend)
     shape = tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
-    engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan):
-        received, rows = engine.alltoall(tensor, splits, plan.key, ranks)
+    call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
+    with job.entries.entering(plan, [call]):
+        received, rows = call.run(timeline.watched(job.backend, plan))
     if not tf.executing_eagerly():
         received.set_shape(shape)
         rows.set_shape([len(ranks)])
@@ -95,9 +97,9 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
         return tf.identity(tensor)
     graphs.require_kernels(job.backend)
     plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
-    engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan):
-        scattered = engine.reducescatter(tensor, plan.key, ranks, *(factors or ()))
+    call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
+    with job.entries.entering(plan, [call]):
+        scattered = call.run(timeline.watched(job.backend, plan))
     if not tf.executing_eagerly():
         scattered.set_shape([None, *tensor.shape[1:]])
     return scattered

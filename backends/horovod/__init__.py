@@ -34,6 +34,7 @@ class HorovodBackend(Backend):
         self._process_sets: dict[tuple[int, ...], Any] = {}
         self._functions: dict[str, Any] = {}
         self._anchor: Any = None
+        self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
         self._size = 1
 
@@ -176,13 +177,28 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            # TensorFlow folds ops of constants while it optimises a graph, one after the other and once for all
-            # steps, collectives as well, whose order would then matter. It leaves placeholders alone.
-            return self._kept(function(*(tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
-                                         for tensor in tensors)))
+            return self._kept(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
         if key not in self._functions:
             self._functions[key] = tf.function(function, autograph=False, reduce_retracing=True)
         return self._functions[key](*tensors)
+
+    def _no_constant(self, tensor: Tensor) -> Tensor:
+        """Keeps TensorFlow from computing with a constant while it optimises a graph.
+
+        It would fold a collective of constants, which claims to have no side effects, into its first result for all
+        steps; the other ranks, whose tensors may be no constants, would wait for it in the second.
+        """
+        import tensorflow as tf
+
+        from hvkeras.graphs import lasting_variable, of_functions
+
+        if not of_functions():
+            return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+        if self._zero is None:
+            self._zero = lasting_variable(0, tf.int32, "hvkeras_zero")
+        # A slice from where only the run knows: of all, and without a copy.
+        flat = tf.slice(tf.reshape(tensor, [-1]), [self._zero.read_value()], [-1])
+        return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
     def _kept(self, results: Any) -> Any:
         """Has a side effect depend on a collective's result, since Horovod's ops claim to have none.

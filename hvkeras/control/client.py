@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hvkeras.agreement import EntryCounts
 
 BEAT = 0.5  # seconds between two signs of life
+BEAT_IN_COMPANY = 0.01  # the same while some rank has joined, and waits to hear what the others do
 FROZEN = 2.0  # a beat later than this means that this very process was stopped
 
 
@@ -65,10 +66,14 @@ class ControlClient:
         self._on_end = on_end
         self._changed = threading.Condition()
         self._sending = threading.Lock()
+        self._beating = threading.Lock()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
         self._told: dict[str, int] = {}
         self._go = threading.Event()
+        self._in_company = False
+        self._called: set[str] = set()  # plans whose calls the server knows
+        self._on_company: Callable[[wire.Message], None] | None = None
         self._closed = threading.Event()
         self._heard = time.monotonic()
         self._seal = self._prove(secret)
@@ -131,6 +136,21 @@ class ControlClient:
         self.entries = entries
         self._send({"type": "join"})
 
+    def start_join(self, on_company: Callable[[wire.Message], None]) -> None:
+        """Says that this rank has no more data, and asks to be told what the others do.
+
+        Args:
+            on_company: Called, from the client's thread, with plans that this rank is waited for in (`key`, `plan`,
+                `calls`, `times`), and with `last`, the rank that joined last, once all have.
+        """
+        self._on_company = on_company
+        self._send_beat()
+        self._send({"type": "joined"})
+
+    def raise_if_ended(self) -> None:
+        """Raises PeerError if the job has ended."""
+        self._raise_if_ended()
+
     def fail(self, cause: Cause, secondary: bool = False) -> None:
         """Tells all ranks that this one failed.
 
@@ -159,7 +179,7 @@ class ControlClient:
 
     def leave(self) -> None:
         """Says goodbye in good order: the job goes on without this rank, of which no newer counts will come."""
-        self._send(self._beat())
+        self._send_beat()
         self._send({"type": "leave"})
 
     def close(self) -> None:
@@ -213,6 +233,10 @@ class ControlClient:
         self._heard = time.monotonic()
         if message["type"] == "end":
             self._end(Cause.from_message(message["cause"]))
+        if message["type"] == "in company":
+            self._in_company = message["any"]
+        if message["type"] in ("company", "all joined") and self._on_company is not None:
+            self._on_company(message)
         with self._changed:
             if message["type"] == "all":
                 self._gathered[message["key"]] = message["values"]
@@ -239,16 +263,20 @@ class ControlClient:
 
     def _live(self) -> None:
         last = time.monotonic()
-        while not self._closed.wait(BEAT):
+        while not self._closed.wait(BEAT_IN_COMPANY if self._in_company else BEAT):
             now = time.monotonic()
             if now - last > FROZEN:
                 self._heard = now
             last = now
-            self._send(self._beat())
+            self._send_beat()
             if now - self._heard > self._liveness and not self.detached:
                 self._server_lost(f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)",
                                   "silent")
                 return
+
+    def _send_beat(self) -> None:
+        with self._beating:  # counts go out in the order in which they were read
+            self._send(self._beat())
 
     def _beat(self) -> wire.Message:
         message: wire.Message = {"type": "beat"}
@@ -258,6 +286,9 @@ class ControlClient:
             message["plans"] = {key: seen[1].describe() for key, seen in changed.items() if key not in self._told}
             message["counts"] = {key: seen[0] for key, seen in changed.items()}
             self._told.update(message["counts"])
+            if self._in_company:
+                message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
+                self._called.update(message["calls"])
         return message
 
     def _raise_if_ended(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
+from hvkeras.control.company import Company
 from hvkeras.control.waits import Waits
 from hvkeras.errors import MachineError, explain
 
@@ -88,6 +89,7 @@ class ControlServer:
         self._members: dict[int, Member] = {}
         self._lost: dict[int, Member] = {}
         self._gathers: dict[str, float] = {}
+        self._company = Company()
         self._waits = Waits(MISMATCH_AFTER, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -213,9 +215,7 @@ class ControlServer:
         member.seen = time.monotonic()
         kind = message["type"]
         if kind == "beat":
-            for key, plan in message.get("plans", {}).items():
-                self._waits.describe(key, plan)
-            self._waits.update(member.rank, message.get("counts", {}))
+            self._count(member, message)
         elif kind == "put":
             self._gather(member, message["key"], message["value"])
         elif kind == "failed":
@@ -227,8 +227,36 @@ class ControlServer:
         elif kind == "ended":
             member.ended = True
         elif kind in ("join", "leave"):
-            member.left = kind == "leave"
-            self._waits.set_left(member.rank, member.left)
+            self._come_or_go(member, kind == "leave")
+        elif kind == "joined":
+            self._join(member)
+
+    def _count(self, member: Member, message: wire.Message) -> None:
+        for key, plan in message.get("plans", {}).items():
+            self._waits.describe(key, plan)
+        self._waits.update(member.rank, message.get("counts", {}))
+        self._company.learn(message.get("calls", {}))
+        for rank, request in self._company.requests(self._waits):
+            self._members[rank].send(request)
+
+    def _come_or_go(self, member: Member, left: bool) -> None:
+        member.left = left
+        self._waits.set_left(member.rank, left)
+        if left and self._company.joined:
+            self._end(Cause("left", member.rank, member.host, member.pid, "left the job in good order while rank"
+                            f" {self._company.joined[0]} waits for it in join()"))
+
+    def _join(self, member: Member) -> None:
+        left = next((other for other in [*self._members.values(), *self._lost.values()] if other.left), None)
+        if left is not None:
+            self._end(Cause("left", left.rank, left.host, left.pid, "left the job in good order before rank"
+                            f" {member.rank} called join(), which all ranks must call"))
+            return
+        self._company.joined.append(member.rank)
+        if len(self._company.joined) == self.size:
+            self._company.joined.clear()
+            self._broadcast({"type": "all joined", "last": member.rank})
+        self._broadcast({"type": "in company", "any": bool(self._company.joined)})
 
     def _gather(self, member: Member, key: str, value: Any) -> None:
         member.values[key] = value

@@ -63,6 +63,24 @@ class Waits:
         """Learns that a rank has left the job in good order, or taken part again."""
         (self._left.add if left else self._left.discard)(rank)
 
+    def behind(self, rank: int) -> list[tuple[str, Describe, int, int]]:
+        """Finds the plans that others have entered more often than a rank.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            Key, description, the highest count, and the rank's own.
+        """
+        found = []
+        for key, plan in self._plans.items():
+            if rank in plan["ranks"]:
+                count, own = (max(self._counts.get(other, {}).get(key, 0) for other in ranks)
+                              for ranks in (plan["ranks"], [rank]))
+                if count > own:
+                    found.append((key, plan, count, own))
+        return found
+
     def check(self, now: float) -> list[Finding]:
         """Finds what is wrong at the time `now`, the worst first."""
         waits = self._current()

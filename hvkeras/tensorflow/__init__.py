@@ -9,6 +9,7 @@ import tensorflow as tf
 from hvkeras.batch_norm import sync_batch_normalization
 from hvkeras.buckets import Exchange, checked_groups
 from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allgather, grouped_allreduce
+from hvkeras.company import join
 from hvkeras.compression import Compression
 from hvkeras.context import init, is_initialized, shutdown
 from hvkeras.functions import (
@@ -56,7 +57,7 @@ __all__ = [
     "barrier", "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
     "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
     "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
-    "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "local_rank", "local_rank_op",
+    "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_rank_op",
     "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "process_set_included_op", "rank", "rank_op", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
     "size", "size_op", "start_timeline", "stop_timeline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hvkeras.collectives import allgather, barrier, broadcast, grouped_allgather
 from hvkeras.common.util import num_rank_is_power_2
+from hvkeras.company import join
 from hvkeras.context import init, is_initialized, shutdown
 from hvkeras.functions import broadcast_
 from hvkeras.number_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
@@ -34,7 +35,7 @@ from hvkeras.timeline import start_timeline, stop_timeline
 __all__ = [
     "Adasum", "Average", "Max", "Min", "ProcessSet", "Product", "Sum", "allgather", "alltoall", "barrier", "broadcast",
     "broadcast_", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
-    "gloo_built", "gloo_enabled", "grouped_allgather", "init", "is_homogeneous", "is_initialized", "local_rank",
+    "gloo_built", "gloo_enabled", "grouped_allgather", "init", "is_homogeneous", "is_initialized", "join", "local_rank",
     "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "num_rank_is_power_2", "process_set_included_op", "rank", "rank_op", "rocm_built", "shutdown", "size", "size_op",
     "start_timeline", "stop_timeline",

@@ -1,0 +1,170 @@
+"""`join()`: a rank that has no more data keeps the others company until all have none.
+
+The rank tells the control server that it has joined. As long as some rank has, the counts of entered plans
+(`hvkeras.agreement`) travel every few milliseconds, and the server tells the ranks that have joined which plans they
+are waited for in, and what calls these consist of. They make the same calls, with what changes nothing: zeros in a sum,
+no rows in a gather.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import context
+from hvkeras.agreement import Plan
+from hvkeras.backends.interface import Reduction
+from hvkeras.control.client import ControlClient
+from hvkeras.errors import UnsupportedError, explain
+
+TICK = 0.5  # seconds between two looks at whether the job has ended
+
+
+def join() -> int:
+    """Says that this rank has no more data, and keeps the others company until all ranks have said so.
+
+    Until then the others' collectives go on: this rank adds zeros to their sums (averages still divide by the number of
+    all ranks), nothing to their gathers, and never decides a minimum or maximum. Each of their collectives takes some
+    20 ms meanwhile.
+
+    Example:
+        for batch in batches:        # not as many on every rank
+            train_step(batch)
+        last = hvd.join()
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UnsupportedError: The others make a collective that needs this rank: a broadcast from it, or one whose
+            tensors have shapes that are not known when it is traced.
+        PeerError: A rank failed, or left the job instead of joining.
+    """
+    job = context.current()
+    if job.control is None:
+        return 0
+    company = _Company(job.control)
+    job.control.start_join(company.asked.put)
+    return company.keep()
+
+
+class _Company:
+    """The collectives that this rank is asked to take part in, each plan in a thread of its own."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self.asked: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._control = control
+        self._plans: dict[str, queue.Queue[dict[str, Any] | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
+
+    def keep(self) -> int:
+        last: int | None = None
+        while last is None:
+            try:
+                message = self.asked.get(timeout=TICK)
+            except queue.Empty:
+                self._control.raise_if_ended()
+                message = {}
+            if self._failures:
+                raise self._failures[0]
+            if "last" in message:
+                last = int(message["last"])
+            elif message:
+                self._pass_on(message)
+        for plan in self._plans.values():
+            plan.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(TICK)
+                self._control.raise_if_ended()
+        if self._failures:
+            raise self._failures[0]
+        return last
+
+    def _pass_on(self, message: dict[str, Any]) -> None:
+        if message["key"] not in self._plans:
+            self._plans[message["key"]] = queue.Queue()
+            thread = threading.Thread(target=self._take_part, args=(self._plans[message["key"]],),
+                                      name="hvkeras-company", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._plans[message["key"]].put(message)
+
+    def _take_part(self, asked: queue.Queue[dict[str, Any] | None]) -> None:
+        try:
+            made: tuple[Plan, Any, list[Any]] | None = None
+            while (message := asked.get()) is not None:
+                if made is None:
+                    plan = Plan.described(message["plan"])
+                    made = plan, *_collectives(plan, message["calls"])
+                plan, function, neutral = made
+                for _ in range(message["times"]):
+                    with context.current().entries.entering(plan):
+                        function(*neutral)
+        except Exception as error:  # noqa: BLE001 - raised in the thread that called join()
+            self._failures.append(error)
+
+
+def _collectives(plan: Plan, calls: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
+    """A function that makes a plan's calls, and what it takes.
+
+    It is a graph where the others have one: its calls are in flight together, as theirs are, and `tfdist` tells
+    collectives of graphs from eager ones.
+    """
+    job = context.current()
+    steps: list[tuple[str, list[Any], int, bool]] = []
+    neutral: list[Any] = []
+    for call in calls:
+        arguments = [_argument(argument) for argument in call["arguments"]]
+        if call["operation"] == "broadcast" and arguments[0] == job.topology.rank:
+            raise UnsupportedError(explain("A rank that has joined has nothing to broadcast",
+                                           "broadcast from another rank, or before join()", collective=plan.label))
+        reduction = next((each for each in arguments if isinstance(each, Reduction)), Reduction.SUM)
+        several = isinstance(call["data"], list)
+        own = [_neutral(tensor, reduction, call["operation"] in ("allgather", "alltoall"), plan)
+               for tensor in (call["data"] if several else [call["data"]])]
+        steps.append((call["operation"], arguments, len(own), several))
+        neutral += own
+
+    def make(*tensors: Any) -> list[Any]:
+        results, rest = [], list(tensors)
+        for operation, arguments, count, several in steps:
+            own, rest = rest[:count], rest[count:]
+            results.append(getattr(job.backend, operation)(own if several else own[0], *arguments))
+        return results
+
+    if all(call["eager"] for call in calls):
+        return make, neutral
+    specs = [tf.TensorSpec.from_tensor(tensor) for tensor in neutral]
+    return tf.function(make, autograph=False).get_concrete_function(*specs), neutral
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, dict) and "reduction" in argument:
+        return Reduction(argument["reduction"])
+    if isinstance(argument, dict):  # the splits of an alltoall
+        return tf.zeros(argument["shape"], argument["dtype"])
+    return tuple(argument) if isinstance(argument, list) else argument
+
+
+def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: Plan) -> Any:
+    """What changes nothing in a collective."""
+    dtype, shape = tf.as_dtype(tensor["dtype"]), tensor["shape"]
+    if shape is not None and no_rows:
+        shape = [0, *shape[1:]]
+    if shape is None or None in shape:
+        raise UnsupportedError(explain("A rank that has joined must know the shapes of the others' tensors",
+                                       "give tensors shapes that are known when the function is traced",
+                                       collective=plan.label, shape=shape))
+    if reduction is Reduction.PRODUCT:
+        return tf.ones(shape, dtype)
+    if reduction in (Reduction.MIN, Reduction.MAX):
+        highest, lowest = (np.inf, -np.inf) if dtype.is_floating else (dtype.max, dtype.min)
+        return tf.fill(shape, tf.constant(highest if reduction is Reduction.MIN else lowest, dtype))
+    return tf.zeros(shape, dtype)

@@ -1,0 +1,76 @@
+"""Ranks without data keep the others company until all have joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+from launch.hvkeras_run import python, run
+
+WORKER = Path(__file__).parent / "workers" / "joined.py"
+SIZE = 3
+RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "horovodrun_gloo"}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if run == "tfdist" else ()) for run in RUNS])
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    return launch_once(RUNS[request.param], WORKER, np=SIZE, backend=request.param)
+
+
+def of_all_kinds(first: int) -> list[Any]:
+    """What a rank gets while the ranks from `first` on have work."""
+    there = range(first + 1, SIZE + 1)
+    low, high = there[0], there[-1]
+    total = float(sum(there))
+    return [[[total] * 2, [int(total)], total], pytest.approx(total / SIZE, rel=1e-6), [low, high, -high, -low],
+            float(math.prod(there)), [one for one in there for _ in range(one)], float(SIZE), [float(len(there))],
+            list(there), list(there)]
+
+
+def test_every_kind_of_collective_goes_on(outcome: Outcome) -> None:
+    for rank, (found, last) in enumerate(outcome.results("eager")):
+        assert found == [of_all_kinds(step) for step in range(rank + 1)]
+        assert last == SIZE - 1
+
+
+def test_the_last_rank_is_told(outcome: Outcome) -> None:
+    assert outcome.results("at_once") == [[0, True]] * SIZE
+
+
+def test_steps_of_a_loop_go_on(outcome: Outcome) -> None:
+    for rank, (found, last) in enumerate(outcome.results("graphs")):
+        for step, (dense, values, indices) in enumerate(found):
+            there = [one for one in range(SIZE) if step < 2 + one]
+            slope = 2.0 * sum(one + 1 for one in there)
+            assert dense == [slope, 2 * slope]
+            assert (values, indices) == ([[2.0, 2.0]] * len(there), there)
+        assert (len(found), last) == (2 + rank, SIZE - 1)
+
+
+def test_what_a_rank_never_did_itself_goes_on(outcome: Outcome) -> None:
+    *others, (found, last) = outcome.results("never_seen")
+    assert others == [[None, SIZE - 1]] * (SIZE - 1)
+    assert (found, last) == ([[[1.0] * 3] * 2, 5.0], SIZE - 1)
+
+
+def test_a_constant_of_one_rank_is_none_of_the_job(outcome: Outcome) -> None:
+    assert outcome.results("constants_in_a_function") == [[5.0, 15.0, 25.0]] * SIZE
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    ("hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')",
+     "A rank that has joined has nothing to broadcast. Received: collective='broadcast \"b\"'"),
+    ("hvd.join() if rank == 0 else time.sleep(2)", "left the job in good order while rank 0 waits for it in join()"),
+    ("time.sleep(2) or hvd.join() if rank == 0 else None",
+     "left the job in good order before rank 0 called join(), which all ranks must call"),
+    ("hvd.join() if rank == 0 else 1 / 0", "ZeroDivisionError"),
+], ids=["broadcast", "leave", "early", "raise"])
+def test_what_cannot_go_on_ends_the_job(code: str, words: str, tmp_path: Path) -> None:
+    done = run(["-np", "2", *python(f"import hvkeras as hvd; hvd.init('native')\n{code}")], tmp_path)
+    assert done.returncode == 1
+    assert words in done.stderr
