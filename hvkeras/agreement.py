@@ -152,6 +152,7 @@ class EntryCounts:
         self._eager: dict[str, int] = {}
         self._graph: dict[str, Any] = {}
         self._compiled: dict[str, Backend] = {}
+        self._in_sessions: set[str] = set()
         self._calls: dict[str, list[dict[str, Any]]] = {}
 
     @contextlib.contextmanager
@@ -185,8 +186,11 @@ class EntryCounts:
             backend.enter(plan.key)
             yield
             return
-        counted = self._counter(plan).assign_add(1) if graphs.of_functions() else tf.numpy_function(
-            functools.partial(self._count, plan.key), [], [])
+        if graphs.of_functions():
+            counted = self._counter(plan).assign_add(1)
+        else:
+            self._in_sessions.add(plan.key)
+            counted = tf.numpy_function(functools.partial(self._count, plan.key), [], [])
         with tf.control_dependencies([counted]):
             yield
 
@@ -199,6 +203,11 @@ class EntryCounts:
             if plan.key not in self._graph:
                 self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
             return self._graph[plan.key]
+
+    def is_eager(self, key: str) -> bool:
+        """Whether this rank enters a plan in eager mode alone, where it can raise."""
+        with self._lock:
+            return not any(key in entered for entered in (self._graph, self._compiled, self._in_sessions))
 
     def calls(self) -> dict[str, list[dict[str, Any]]]:
         """What this rank's plans consist of, by key; see `Call.describe`."""

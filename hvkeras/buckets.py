@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs, recording, timeline
+from hvkeras import compat, context, graphs, recording
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
@@ -29,6 +29,7 @@ from hvkeras.operations import (
     scale,
     shaped,
 )
+from hvkeras.planned import entered
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 # The first bucket is small, so that its collective starts while backward is still at work.
@@ -193,13 +194,12 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     dense = [place for place in sent if place not in sparse]
     buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
     plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks)
-    engine = timeline.watched(job.backend, plan)
     calls = [Call("allreduce", [sent[place].tensor for place in bucket], f"{plan.key}.{number}", Reduction.SUM, ranks,
                   *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
     # Adasum's collectives have plans of their own.
-    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
+    with entered(job, plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]) as engine:
         with on_device(exchange.device_dense):
             for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
                 back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum

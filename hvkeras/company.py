@@ -1,13 +1,17 @@
-"""`join()`: a rank that has no more data keeps the others company until all have none.
+"""What this rank takes part in because other ranks do, though its own script does not.
 
-The rank tells the control server that it has joined. As long as some rank has, the counts of entered plans
-(`hvkeras.agreement`) travel every few milliseconds, and the server tells the ranks that have joined which plans they
-are waited for in, and what calls these consist of. They make the same calls, with what changes nothing: zeros in a sum,
-no rows in a gather.
+Two things make a rank do so. It has called `join()`: it has no more data, and keeps the others company until all have
+none. Or ranks make collectives that do not fit together (`hvkeras.mismatch`): each takes part in the other's, so that
+both end, and then raises.
+
+The control server knows from the counts of entered plans (`hvkeras.agreement`) who is waited for in what. It tells a
+rank which plans to enter, and what calls these consist of. The rank makes the same calls, with what changes nothing:
+zeros in a sum, no rows in a gather.
 """
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
 from typing import Any
@@ -18,7 +22,6 @@ import tensorflow as tf
 from hvkeras import context
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
-from hvkeras.control.client import ControlClient
 from hvkeras.errors import UnsupportedError, explain
 
 TICK = 0.5  # seconds between two looks at whether the job has ended
@@ -48,62 +51,64 @@ def join() -> int:
     job = context.current()
     if job.control is None:
         return 0
-    company = _Company(job.control)
-    job.control.start_join(company.asked.put)
-    return company.keep()
+    job.control.start_join()
+    last: int | None = None
+    while last is None:
+        job.control.raise_if_ended()
+        _company.raise_failure()
+        try:
+            last = _company.last.get(timeout=TICK)
+        except queue.Empty:
+            continue
+    _company.finish(job.control.raise_if_ended)
+    return last
+
+
+def hear(message: dict[str, Any]) -> None:
+    """Takes what the control server says; called from the channel's thread.
+
+    Args:
+        message: A plan to enter (`key`, `plan`, `calls`, `times`), or `last`, the rank that joined last.
+    """
+    if "last" in message:
+        _company.last.put(int(message["last"]))
+    else:
+        _company.start(message)
 
 
 class _Company:
-    """The collectives that this rank is asked to take part in, each plan in a thread of its own."""
+    """The collectives that this rank takes part in, each in a thread, since nobody knows their order."""
 
-    def __init__(self, control: ControlClient) -> None:
-        self.asked: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._control = control
-        self._plans: dict[str, queue.Queue[dict[str, Any] | None]] = {}
-        self._threads: list[threading.Thread] = []
+    def __init__(self) -> None:
+        self.last: queue.Queue[int] = queue.Queue()
+        self._functions: dict[str, tuple[Plan, Any, list[Any]]] = {}
+        self._locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
+        self._threads: set[threading.Thread] = set()
         self._failures: list[BaseException] = []
 
-    def keep(self) -> int:
-        last: int | None = None
-        while last is None:
-            try:
-                message = self.asked.get(timeout=TICK)
-            except queue.Empty:
-                self._control.raise_if_ended()
-                message = {}
-            if self._failures:
-                raise self._failures[0]
-            if "last" in message:
-                last = int(message["last"])
-            elif message:
-                self._pass_on(message)
-        for plan in self._plans.values():
-            plan.put(None)
+    def start(self, message: dict[str, Any]) -> None:
+        thread = threading.Thread(target=self._take_part, args=(message,), name="hvkeras-company", daemon=True)
+        self._threads = {one for one in self._threads if one.is_alive()} | {thread}
+        thread.start()
+
+    def finish(self, check: Any) -> None:
         for thread in self._threads:
             while thread.is_alive():
                 thread.join(TICK)
-                self._control.raise_if_ended()
+                check()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
         if self._failures:
-            raise self._failures[0]
-        return last
+            raise self._failures.pop()
 
-    def _pass_on(self, message: dict[str, Any]) -> None:
-        if message["key"] not in self._plans:
-            self._plans[message["key"]] = queue.Queue()
-            thread = threading.Thread(target=self._take_part, args=(self._plans[message["key"]],),
-                                      name="hvkeras-company", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._plans[message["key"]].put(message)
-
-    def _take_part(self, asked: queue.Queue[dict[str, Any] | None]) -> None:
+    def _take_part(self, message: dict[str, Any]) -> None:
         try:
-            made: tuple[Plan, Any, list[Any]] | None = None
-            while (message := asked.get()) is not None:
-                if made is None:
+            with self._locks[message["key"]]:
+                if message["key"] not in self._functions:
                     plan = Plan.described(message["plan"])
-                    made = plan, *_collectives(plan, message["calls"])
-                plan, function, neutral = made
+                    self._functions[message["key"]] = plan, *_collectives(plan, message["calls"], message["refused"])
+                plan, function, neutral = self._functions[message["key"]]
                 for _ in range(message["times"]):
                     with context.current().entries.entering(plan):
                         function(*neutral)
@@ -111,7 +116,10 @@ class _Company:
             self._failures.append(error)
 
 
-def _collectives(plan: Plan, calls: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
+_company = _Company()
+
+
+def _collectives(plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
     """A function that makes a plan's calls, and what it takes.
 
     It is a graph where the others have one: its calls are in flight together, as theirs are, and `tfdist` tells
@@ -122,7 +130,7 @@ def _collectives(plan: Plan, calls: list[dict[str, Any]]) -> tuple[Any, list[Any
     neutral: list[Any] = []
     for call in calls:
         arguments = [_argument(argument) for argument in call["arguments"]]
-        if call["operation"] == "broadcast" and arguments[0] == job.topology.rank:
+        if call["operation"] == "broadcast" and arguments[0] == job.topology.rank and not refused:
             raise UnsupportedError(explain("A rank that has joined has nothing to broadcast",
                                            "broadcast from another rank, or before join()", collective=plan.label))
         reduction = next((each for each in arguments if isinstance(each, Reduction)), Reduction.SUM)

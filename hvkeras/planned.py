@@ -5,15 +5,30 @@ Each describes itself in a `hvkeras.agreement.Plan`, so that ranks that do diffe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvkeras import context, graphs, timeline
-from hvkeras.agreement import Call
+from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
+from hvkeras.mismatch import MismatchError
 from hvkeras.operations import plan_of, shaped
+
+
+@contextlib.contextmanager
+def entered(job: context.Job, plan: Plan, calls: Sequence[Call]) -> Iterator[Any]:
+    """Enters a plan for the body, which makes its calls on the engine that this gives.
+
+    Raises:
+        MismatchError: Other ranks do something else instead; in eager mode, where this rank can go on.
+    """
+    with job.entries.entering(plan, calls):
+        yield timeline.watched(job.backend, plan)
+    if job.control is not None and tf.executing_eagerly() and plan.key in job.control.refused:
+        raise MismatchError(job.control.refused.pop(plan.key))
 
 
 def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
@@ -33,8 +48,7 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
     calls = [Call("allreduce", [tensors[place] for place in places], f"{plan.key}.{number}", reduction, tuple(ranks),
                   *(kind[1] or ())) for number, (kind, places) in enumerate(groups.items())]
-    engine = timeline.watched(job.backend, plan)
-    with job.entries.entering(plan, calls):
+    with entered(job, plan, calls) as engine:
         for call, places in zip(calls, groups.values(), strict=True):
             for place, tensor in zip(places, call.run(engine), strict=True):
                 results[place] = shaped(tensor, tensors[place])
@@ -50,8 +64,8 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
     call = Call("allgather", tensor, plan.key, tuple(ranks))
-    with job.entries.entering(plan, [call]):
-        gathered = call.run(timeline.watched(job.backend, plan))
+    with entered(job, plan, [call]) as engine:
+        gathered = call.run(engine)
     if not tf.executing_eagerly():
         gathered.set_shape(shape)
     return gathered
@@ -65,10 +79,9 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
         return [tf.identity(tensor) for tensor in tensors]
     graphs.require_kernels(job.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
-    engine = timeline.watched(job.backend, plan)
     calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
              for number, tensor in enumerate(tensors)]
-    with job.entries.entering(plan, calls):
+    with entered(job, plan, calls) as engine:
         return [shaped(call.run(engine), call.data) for call in calls]
 
 
@@ -81,8 +94,8 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     shape = tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
-    with job.entries.entering(plan, [call]):
-        received, rows = call.run(timeline.watched(job.backend, plan))
+    with entered(job, plan, [call]) as engine:
+        received, rows = call.run(engine)
     if not tf.executing_eagerly():
         received.set_shape(shape)
         rows.set_shape([len(ranks)])
@@ -98,8 +111,8 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     graphs.require_kernels(job.backend)
     plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
-    with job.entries.entering(plan, [call]):
-        scattered = call.run(timeline.watched(job.backend, plan))
+    with entered(job, plan, [call]) as engine:
+        scattered = call.run(engine)
     if not tf.executing_eagerly():
         scattered.set_shape([None, *tensor.shape[1:]])
     return scattered

@@ -37,8 +37,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
     """Begins a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
 
     Rank 0 writes its own; with `{rank}` in the path each rank does, on one clock where the hosts' clocks agree. The
-    file can be read at any time. Functions that were traced before, such as those of a running `fit`, are not timed;
-    `fit` traces anew when it is called.
+    file is written about once a second, and whole after each write. Functions that were traced before, such as those
+    of a running `fit`, are not timed; `fit` traces anew when it is called.
 
     Example:
         hvd.start_timeline("timeline.{rank}.json")

@@ -73,7 +73,8 @@ class ControlClient:
         self._go = threading.Event()
         self._in_company = False
         self._called: set[str] = set()  # plans whose calls the server knows
-        self._on_company: Callable[[wire.Message], None] | None = None
+        self.on_company: Callable[[wire.Message], None] | None = None  # see `hvkeras.company.hear`
+        self.refused: dict[str, str] = {}  # why plans that this rank waits in cannot be, by key
         self._closed = threading.Event()
         self._heard = time.monotonic()
         self._seal = self._prove(secret)
@@ -136,14 +137,8 @@ class ControlClient:
         self.entries = entries
         self._send({"type": "join"})
 
-    def start_join(self, on_company: Callable[[wire.Message], None]) -> None:
-        """Says that this rank has no more data, and asks to be told what the others do.
-
-        Args:
-            on_company: Called, from the client's thread, with plans that this rank is waited for in (`key`, `plan`,
-                `calls`, `times`), and with `last`, the rank that joined last, once all have.
-        """
-        self._on_company = on_company
+    def start_join(self) -> None:
+        """Says that this rank has no more data, and asks to be told what the others do."""
         self._send_beat()
         self._send({"type": "joined"})
 
@@ -235,8 +230,10 @@ class ControlClient:
             self._end(Cause.from_message(message["cause"]))
         if message["type"] == "in company":
             self._in_company = message["any"]
-        if message["type"] in ("company", "all joined") and self._on_company is not None:
-            self._on_company(message)
+        if message["type"] == "refused":
+            self._refuse(message["key"], message["text"])
+        if message["type"] in ("company", "all joined") and self.on_company is not None:
+            self.on_company(message)
         with self._changed:
             if message["type"] == "all":
                 self._gathered[message["key"]] = message["values"]
@@ -247,6 +244,13 @@ class ControlClient:
             elif message["type"] == "closing":
                 self.detached = True
             self._changed.notify_all()
+
+    def _refuse(self, key: str, text: str) -> None:
+        """Has this rank raise in a plan that it waits in, and says whether it can: graphs cannot."""
+        can_raise = self.entries is not None and self.entries.is_eager(key)
+        if can_raise:
+            self.refused[key] = text
+        self._send({"type": "noted", "key": key, "raises": can_raise})
 
     def _end(self, cause: Cause) -> None:
         with self._changed:

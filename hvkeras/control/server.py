@@ -90,6 +90,7 @@ class ControlServer:
         self._lost: dict[int, Member] = {}
         self._gathers: dict[str, float] = {}
         self._company = Company()
+        self._told_busy = False
         self._waits = Waits(MISMATCH_AFTER, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -230,14 +231,26 @@ class ControlServer:
             self._come_or_go(member, kind == "leave")
         elif kind == "joined":
             self._join(member)
+        elif kind == "noted":
+            text = self._company.confirm(member.rank, message["key"])
+            if not message["raises"]:
+                self._end(Cause("mismatch", None, "", None, text))
+            self._keep_company()
 
     def _count(self, member: Member, message: wire.Message) -> None:
         for key, plan in message.get("plans", {}).items():
             self._waits.describe(key, plan)
         self._waits.update(member.rank, message.get("counts", {}))
         self._company.learn(message.get("calls", {}))
+        self._keep_company()
+
+    def _keep_company(self) -> None:
         for rank, request in self._company.requests(self._waits):
-            self._members[rank].send(request)
+            if rank in self._members:
+                self._members[rank].send(request)
+        if self._company.is_busy != self._told_busy:
+            self._told_busy = self._company.is_busy
+            self._broadcast({"type": "in company", "any": self._told_busy})
 
     def _come_or_go(self, member: Member, left: bool) -> None:
         member.left = left
@@ -256,7 +269,7 @@ class ControlServer:
         if len(self._company.joined) == self.size:
             self._company.joined.clear()
             self._broadcast({"type": "all joined", "last": member.rank})
-        self._broadcast({"type": "in company", "any": bool(self._company.joined)})
+        self._keep_company()
 
     def _gather(self, member: Member, key: str, value: Any) -> None:
         member.values[key] = value
@@ -334,6 +347,9 @@ class ControlServer:
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
         for finding in self._waits.check(now):
+            if finding.keys and self._company.refuse(finding, now):
+                self._keep_company()
+                continue
             if finding.kind == "warning":
                 if self._on_warning is not None:
                     self._on_warning(finding.text)

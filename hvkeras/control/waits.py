@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Describe = dict[str, Any]
+PATIENCE = 3  # times as long, a mismatch waits for ranks that are not there yet
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: `mismatch`, `left`, `stalled` or `warning`, in words; `rank` is the one at fault, if one is."""
+    """What is wrong: `mismatch`, `left`, `stalled` or `warning`, in words; `rank` is the one at fault, if one is.
+
+    `keys` are the plans of a mismatch that all their ranks wait in, so that all can raise.
+    """
 
     kind: str
     rank: int | None
     text: str
+    keys: tuple[str, ...] = ()
 
 
 class Waits:
@@ -63,23 +68,17 @@ class Waits:
         """Learns that a rank has left the job in good order, or taken part again."""
         (self._left.add if left else self._left.discard)(rank)
 
-    def behind(self, rank: int) -> list[tuple[str, Describe, int, int]]:
-        """Finds the plans that others have entered more often than a rank.
+    def plan(self, key: str) -> Describe:
+        """What a plan consists of."""
+        return self._plans[key]
 
-        Args:
-            rank: The rank.
+    def counts(self, key: str) -> dict[int, int]:
+        """How often each rank of a plan has entered it."""
+        return {rank: self._counts.get(rank, {}).get(key, 0) for rank in self._plans[key]["ranks"]}
 
-        Returns:
-            Key, description, the highest count, and the rank's own.
-        """
-        found = []
-        for key, plan in self._plans.items():
-            if rank in plan["ranks"]:
-                count, own = (max(self._counts.get(other, {}).get(key, 0) for other in ranks)
-                              for ranks in (plan["ranks"], [rank]))
-                if count > own:
-                    found.append((key, plan, count, own))
-        return found
+    def plans_of(self, rank: int) -> list[str]:
+        """The keys of the plans that a rank is in."""
+        return [key for key, plan in self._plans.items() if rank in plan["ranks"]]
 
     def check(self, now: float) -> list[Finding]:
         """Finds what is wrong at the time `now`, the worst first."""
@@ -95,8 +94,8 @@ class Waits:
 
     def _current(self) -> list[Wait]:
         waits = []
-        for key, plan in self._plans.items():
-            counts = {rank: self._counts.get(rank, {}).get(key, 0) for rank in plan["ranks"]}
+        for key in self._plans:
+            counts = self.counts(key)
             low = min(counts.values(), default=0)
             behind = [rank for rank, count in counts.items() if count == low]
             waits += [Wait(rank, missing, key, count) for rank, count in counts.items() if count > low
@@ -107,9 +106,21 @@ class Waits:
         old = [wait for wait, since in self._since.items() if now - since >= self._limits[0]]
         for one in old:
             for other in old:
-                if one.waiter < one.missing and (one.waiter, one.missing) == (other.missing, other.waiter):
-                    return [Finding("mismatch", None, self._difference(one, other))]
+                if one.waiter < one.missing and _deadlocked(one, other):
+                    keys = self._entangled({one.key, other.key})
+                    waiting = {wait.waiter for wait in self._since if wait.key in keys}
+                    if all(rank in waiting for key in keys for rank in self._plans[key]["ranks"]):
+                        return [Finding("mismatch", None, self._difference(one, other), tuple(sorted(keys)))]
+                    # Some rank is late: it would come to a collective that the others have given up.
+                    if now - max(self._since[one], self._since[other]) >= PATIENCE * self._limits[0]:
+                        return [Finding("mismatch", None, self._difference(one, other))]
         return []
+
+    def _entangled(self, keys: set[str]) -> set[str]:
+        """Adds the plans in which ranks wait for each other and for those that wait in some plans."""
+        more = {one.key for one in self._since for other in self._since
+                if other.key in keys and one.key not in keys and _deadlocked(one, other)}
+        return self._entangled(keys | more) if more else keys
 
     def _lefts(self, now: float) -> list[Finding]:
         return [
@@ -159,6 +170,10 @@ class Waits:
             return start + (f"{where}, rank {one.waiter} has {counts[0]} tensors and rank {other.waiter} {counts[1]};"
                             f" the first that only one has is {_tensor(longer, min(counts))}")
         return start + whole
+
+
+def _deadlocked(one: Wait, other: Wait) -> bool:
+    return (one.waiter, one.missing) == (other.missing, other.waiter)
 
 
 def _tensor(plan: Describe, index: int) -> str:

@@ -27,3 +27,33 @@ def test_every_rank_names_the_first_difference(
         last = outcome.stderr(rank).strip().splitlines()[-1]
         for text in named:
             assert text in last
+
+
+OUTLIVED = Path(__file__).parent / "workers" / "outlived.py"
+WORDS = {  # of the difference, for two ranks
+    "shape": "an unnamed allreduce float32[17, 17] on rank 0 and an unnamed allreduce float32[18, 18] on rank 1",
+    "dtype": 'allgather "x" float32[None] on rank 0 and allgather "x" int32[None] on rank 1',
+    "operation": 'in allreduce "x" (allreduce average, ranks [0, 1]), rank 1 in allreduce "x" (allreduce sum, ',
+    "root": 'in broadcast "x" (broadcast from 0, ranks [0, 1]), rank 1 in broadcast "x" (broadcast from 1, ',
+    "kind": "in an unnamed allreduce (allreduce average, ranks [0, 1]), rank 1 in an unnamed allgather (allgather, ",
+    "of_a_group": 'tensor 2 is grouped allreduce "x" float32[2] on rank 0 and grouped allreduce "x" float32[3] on ',
+    "rows": 'alltoall "x" float32[None, 1] on rank 0 and alltoall "x" float32[None, 2] on rank 1',
+    "operation_again": '(allreduce average, ranks [0, 1]), rank 1 in allreduce "x" (allreduce sum, ranks [0, 1])',
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+@pytest.mark.parametrize(("launcher", "backend", "np"), [
+    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.oldest), ("mpirun", "horovod", 2),
+    ("hvkeras_run", "native", 2), ("hvkeras_run", "native", 3),
+])
+def test_in_eager_mode_every_rank_raises_and_the_job_goes_on(
+    case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
+) -> None:
+    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend)
+    for raised, total in outcome.results(case):
+        assert raised.startswith("MismatchError: ranks ")
+        assert "communicate different things and wait for each other" in raised
+        if np == 2:
+            assert WORDS[case] in raised
+        assert total == np

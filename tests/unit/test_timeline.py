@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,14 +32,16 @@ def test_many_threads_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def add(row: int) -> None:
         for number in range(500):
             made.add(f"row {row}", "allreduce", number * 1000, number * 1000 + 500, row)
-            if number % 100 == 0:
-                json.loads((tmp_path / "file").read_text())
 
     threads = [threading.Thread(target=add, args=(row,)) for row in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    deadline = time.monotonic() + 30
+    while (tmp_path / "file").read_text().count('"X"') < 2000:
+        assert time.monotonic() < deadline
+    json.loads((tmp_path / "file").read_text())  # whole while it is open
     made.close()
     made.close()
     events = json.loads((tmp_path / "file").read_text())

@@ -67,6 +67,28 @@ def test_a_mismatch_of_operations_names_both():
     assert 'allreduce "x"' in finding.text and 'broadcast "x"' in finding.text
 
 
+def test_all_ranks_that_wait_for_each_other_are_entangled():
+    waits = make(**{key: plan(label=key, ranks=(0, 1, 2)) for key in "abcd"})
+    waits.update(0, {"a": 1, "d": 1})
+    waits.update(1, {"b": 1, "d": 1})
+    waits.update(2, {"d": 1})
+    waits.check(0.0)
+    waits.check(2.0)
+    waits.update(2, {"c": 1})  # the last one has waited for a second only
+    (finding,) = waits.check(3.0)
+    assert finding.keys == ("a", "b", "c")
+
+
+def test_a_mismatch_waits_for_late_ranks_before_it_ends_the_job():
+    waits = make(**{key: plan(label=key, ranks=(0, 1, 2)) for key in "ab"})
+    waits.update(0, {"a": 1})
+    waits.update(1, {"b": 1})
+    waits.check(0.0)
+    assert waits.check(8.9) == []
+    (finding,) = waits.check(9.0)
+    assert (finding.kind, finding.keys) == ("mismatch", ())
+
+
 def test_progress_makes_a_wait_start_anew():
     waits = make(a=plan(), b=plan(label="other"))
     waits.update(0, {"a": 1})
