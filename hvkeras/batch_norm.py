@@ -64,7 +64,7 @@ class _TfKerasMoments:
         super().__init__(fused=False, **kwargs)  # type: ignore[call-arg]  # the layer's
 
     def _moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]  # as above
+        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]  # the layer's
         return _over_ranks(inputs, mask, mean, variance)
 
 

@@ -81,7 +81,7 @@ class _Company:
 
     def __init__(self) -> None:
         self.last: queue.Queue[int] = queue.Queue()
-        self._functions: dict[str, tuple[Plan, Any, list[Any]]] = {}
+        self._functions: dict[tuple[str, bool, str], tuple[Plan, Any, list[Any]]] = {}
         self._locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._threads: set[threading.Thread] = set()
         self._failures: list[BaseException] = []
@@ -105,14 +105,18 @@ class _Company:
     def _take_part(self, message: dict[str, Any]) -> None:
         try:
             with self._locks[message["key"]]:
-                if message["key"] not in self._functions:
+                # A rank may broadcast what is refused, but not what it has joined without.
+                kept = message["key"], message["refused"], context.current().backend.name
+                if kept not in self._functions:
                     plan = Plan.described(message["plan"])
-                    self._functions[message["key"]] = plan, *_collectives(plan, message["calls"], message["refused"])
-                plan, function, neutral = self._functions[message["key"]]
+                    self._functions[kept] = plan, *_collectives(plan, message["calls"], message["refused"])
+                plan, function, neutral = self._functions[kept]
                 for _ in range(message["times"]):
                     with context.current().entries.entering(plan):
                         function(*neutral)
-        except Exception as error:  # noqa: BLE001 - raised in the thread that called join()
+        except Exception as error:
+            if message["refused"]:
+                raise  # nobody called join(); the job ends when the refusal does not
             self._failures.append(error)
 
 

@@ -38,7 +38,7 @@ class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._specs: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
-                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - too
+                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - Python's parameter
         if not _is_horovod(name) or self.aside:
             return None
         twin = _twin(name)

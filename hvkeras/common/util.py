@@ -25,7 +25,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # n
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG001 - Horovod's parameters
-                    *args: str) -> None:  # noqa: ARG001 - too
+                    *args: str) -> None:  # noqa: ARG001 - Horovod's parameters
     """Raises ImportError for a framework that is not served.
 
     Args:

@@ -115,7 +115,7 @@ class ControlClient:
         self._send({"type": "put", "key": key, "value": value})
         with self._changed:
             while key not in self._gathered:
-                self._raise_if_ended()
+                self.raise_if_ended()
                 waited = time.monotonic() - start
                 missing = self._missing.get(key, [])
                 if waited >= timeout:
@@ -141,10 +141,6 @@ class ControlClient:
         """Says that this rank has no more data, and asks to be told what the others do."""
         self._send_beat()
         self._send({"type": "joined"})
-
-    def raise_if_ended(self) -> None:
-        """Raises PeerError if the job has ended."""
-        self._raise_if_ended()
 
     def fail(self, cause: Cause, secondary: bool = False) -> None:
         """Tells all ranks that this one failed.
@@ -295,7 +291,8 @@ class ControlClient:
                 self._called.update(message["calls"])
         return message
 
-    def _raise_if_ended(self) -> None:
+    def raise_if_ended(self) -> None:
+        """Raises PeerError if the job has ended."""
         if self.cause is not None:
             raise PeerError(f"The job ended: {self.cause.sentence()}")
 
