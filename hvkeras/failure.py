@@ -9,6 +9,7 @@ other ranks as soon as one exits), and nobody outlives the grace period.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the col
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
 LOG_GRACE = 0.2  # seconds in which the engine's own words about an aborted collective come out
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
+_GRAPH_ERROR = "Graph execution error:"  # how TensorFlow begins, with where the node was made, before it says why
 
 
 class FailureHooks:
@@ -167,9 +169,9 @@ class FailureHooks:
     def _cause_of(self, error: BaseException) -> Cause:
         if isinstance(error, KeyboardInterrupt):
             return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
-        summary = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return Cause("exception", self._rank, self._host, os.getpid(), f"failed with {summary[0]}", text[-60_000:])
+        return Cause("exception", self._rank, self._host, os.getpid(), f"failed with {_summary(error)}",
+                     text[-60_000:])
 
     def _is_echo(self, error: BaseException) -> bool:
         return isinstance(error, PeerError) or (self.backend is not None and self.backend.is_peer_failure(error))
@@ -205,6 +207,14 @@ class FailureHooks:
             self._last_line(cause)
             self._client.ended(CAUSE_GRACE)
             os._exit(128 + number)
+
+
+def _summary(error: BaseException) -> str:
+    """An exception in one line; of TensorFlow's errors in graphs, the line that says what happened."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    first = text.splitlines()[0]
+    what = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return f"{first.removesuffix(_GRAPH_ERROR)}{what[1]}" if what and first.endswith(_GRAPH_ERROR) else first
 
 
 class SignalWatch:
