@@ -16,17 +16,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import compat
+from hvkeras import as_horovod, compat, context
 from hvkeras.collectives import allreduce
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.functions import allgather_object
 from hvkeras.operations import Max
 from hvkeras.optimizer import distributed_part
+from hvkeras.output import prints_at, say
 from hvkeras.process_sets import ProcessSet
 
 SKETCHES = 4  # sums a variable
 WIDTH = 4096  # elements that share a row of signs
 _NOT_FINITE = 3e38  # stands for infinity and NaN, so that a rank alone in having them differs
+
+_UNEQUAL_START = "that the ranks did not start from the same weights"
 
 _signs = np.random.default_rng(0)
 _COLUMNS = _signs.choice([-1.0, 1.0], (WIDTH, SKETCHES)).astype(np.float32)
@@ -87,6 +90,7 @@ class Guard:
     def __init__(self, model: Any, process_set: ProcessSet, local: Collection[Any], broadcasts: bool) -> None:
         self._model, self._process_set, self._local, self._broadcasts = model, process_set, local, broadcasts
         self._started_equal: bool | None = None
+        self._tolerates = False  # that the ranks' weights differ
 
     def start(self) -> None:
         """Looks at the weights before the first step; what it finds serves to tell the cause later.
@@ -125,7 +129,7 @@ class Guard:
                             process_set=self._process_set).numpy()
         high, low = largest[1 : 1 + len(flat)], -largest[1 + len(flat) :]
         place = _first_apart(high.reshape(mine.shape), low.reshape(mine.shape), steps)
-        if place is not None:
+        if place is not None and not self._tolerates:
             self._explain(steps, variables[place], mine[place].numpy())
         return bool(largest[0])
 
@@ -167,11 +171,22 @@ class Guard:
         apart = np.abs(everyone[other] - everyone[0])[:-1]
         distance = float(np.sqrt(np.mean(apart**2)) / max(everyone[0][-1], everyone[other][-1], 1e-30))
         cause, hint = self._cause()
+        if cause == _UNEQUAL_START and as_horovod.is_installed():
+            self._tolerate()
+            return
         raise DivergenceError(explain(
             f"All ranks must hold the same weights, but after {steps} step{'s' * (steps != 1)} of fit"
             f" {compat.variable_name(variable)} differs between ranks {ranks[0]} and {ranks[other]}; the likely cause"
             f" is {cause}", hint, variable=compat.variable_name(variable),
             relative_difference=float(f"{distance:.2g}")))
+
+    def _tolerate(self) -> None:
+        """Lets this `fit` go on, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
+        self._tolerates = True
+        job = context.current()
+        if job.topology.rank == self._process_set.ranks[0] and prints_at(job.settings, "WARNING"):
+            say("the ranks did not start this fit from the same weights, and train models of their own until weights"
+                " are broadcast (an error without --as-horovod)")
 
     def _cause(self) -> tuple[str, str]:
         """The likely cause, and what mends it."""
@@ -184,7 +199,7 @@ class Guard:
                         " use hvd.DistributedGradientTape")
             return "an optimizer that is not distributed", hint + ("" if self._broadcasts else f", and {broadcast}")
         if self._started_equal is False or (self._started_equal is None and not self._broadcasts):
-            return "that the ranks did not start from the same weights", broadcast
+            return _UNEQUAL_START, broadcast
         return ("a layer or an assignment that depends on the rank",
                 ("update weights through the optimizer alone and alike on every rank, or register those that are meant"
                  " to differ by optimizer.register_local_var(variable)"))

@@ -48,6 +48,10 @@ from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set
 from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
 from hvkeras.tape import DistributedGradientTape
+from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod, where scripts find it
+from hvkeras.tensorflow.mpi_ops import _grouped_allreduce as _grouped_allreduce
+from hvkeras.tensorflow.mpi_ops import _grouped_reducescatter as _grouped_reducescatter
+from hvkeras.tensorflow.mpi_ops import _reducescatter as _reducescatter
 from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [

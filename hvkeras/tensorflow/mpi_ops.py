@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hvkeras.collectives import allgather, barrier, broadcast, grouped_allgather
+from collections.abc import Sequence
+from typing import Any
+
+from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allgather, grouped_allreduce
 from hvkeras.common.util import num_rank_is_power_2
 from hvkeras.company import join
 from hvkeras.context import init, is_initialized, shutdown
@@ -29,7 +32,7 @@ from hvkeras.numbers import (
 )
 from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
 from hvkeras.process_sets import ProcessSet, global_process_set
-from hvkeras.scattering import alltoall
+from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [
@@ -40,3 +43,36 @@ __all__ = [
     "num_rank_is_power_2", "process_set_included_op", "rank", "rank_op", "rocm_built", "shutdown", "size", "size_op",
     "start_timeline", "stop_timeline",
 ]
+
+
+# The names below are private to Horovod, but scripts and libraries use them; their default is a sum.
+def _allreduce(tensor: Any, name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
+               postscale_factor: float = 1.0, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+               process_set: ProcessSet = global_process_set) -> Any:
+    return allreduce(tensor, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, name=name,
+                     process_set=process_set)
+
+
+def _grouped_allreduce(tensors: Sequence[Any], name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
+                       postscale_factor: float = 1.0,
+                       ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+                       process_set: ProcessSet = global_process_set) -> list[Any]:
+    return grouped_allreduce(tensors, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+                             process_set=process_set, name=name)
+
+
+def _reducescatter(tensor: Any, name: str | None = None, op: int = Sum,
+                   ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                   postscale_factor: float = 1.0) -> Any:
+    return reducescatter(tensor, op=op, name=name, process_set=process_set, prescale_factor=prescale_factor,
+                         postscale_factor=postscale_factor)
+
+
+def _grouped_reducescatter(tensors: Sequence[Any],
+                           name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+                           op: int = Sum, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                           postscale_factor: float = 1.0) -> list[Any]:
+    return grouped_reducescatter(tensors, op=op, process_set=process_set, prescale_factor=prescale_factor,
+                                 postscale_factor=postscale_factor)

@@ -23,6 +23,7 @@ callbacks = [
     hvd.callbacks.MetricAverageCallback(),
     hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.01 * hvd.size(), warmup_epochs=1, verbose=0),
 ]
+model.fit(x, y, batch_size=8, steps_per_epoch=1, verbose=0)  # before any broadcast, as Horovod's elastic examples do
 state = hvd.elastic.KerasState(model, epoch=0)
 callbacks += [hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, None)]
 

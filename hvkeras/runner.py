@@ -1,0 +1,7 @@
+"""The twin of `horovod.runner`: functions on several processes."""
+
+from __future__ import annotations
+
+from hvkeras.launcher.functions import run
+
+__all__ = ["run"]
