@@ -64,10 +64,12 @@ class Backend(abc.ABC):
         name: The name that users give to `init(backend=...)`.
         scales: The dtypes' names of which reductions multiply by `before` and `after` themselves; of all others
             these are 1.0, and it is done above the interface.
+        outlives_errors_in_graphs: Whether collectives still work after a graph has ended in an error.
     """
 
     name: ClassVar[str]
     scales: ClassVar[frozenset[str]] = frozenset()
+    outlives_errors_in_graphs: ClassVar[bool] = True
 
     @classmethod
     @abc.abstractmethod

@@ -55,7 +55,7 @@ _HOMES = {
     "hvkeras.launcher.functions": ("run",),
     "hvkeras.company": ("join",),
     "hvkeras.timeline": ("start_timeline", "stop_timeline"),
-    "hvkeras.mismatch": ("MismatchError",),
+    "hvkeras.mismatch": ("DuplicateNameError", "MismatchError"),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",
                        "MachineError", "PeerError"),
 }

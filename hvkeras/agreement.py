@@ -23,6 +23,8 @@ import tensorflow as tf
 
 from hvkeras import context, graphs
 from hvkeras.backends.interface import Reduction
+from hvkeras.errors import explain
+from hvkeras.mismatch import DuplicateNameError
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
@@ -153,6 +155,8 @@ class EntryCounts:
         self._graph: dict[str, Any] = {}
         self._compiled: dict[str, Backend] = {}
         self._in_sessions: set[str] = set()
+        self._refusable: set[str] = set()
+        self._flying: set[str] = set()
         self._calls: dict[str, list[dict[str, Any]]] = {}
 
     @contextlib.contextmanager
@@ -168,6 +172,9 @@ class EntryCounts:
             plan: What the collectives belong to.
             calls: All that the body makes, which a rank that has joined makes as well; an empty list where they have
                 plans of their own. None keeps this rank from describing them.
+
+        Raises:
+            DuplicateNameError: Another thread is in the same plan, in eager mode.
         """
         if plan.key not in self._plans:
             described = None if calls is None else [call.describe() for call in calls]
@@ -176,8 +183,9 @@ class EntryCounts:
                 if described is not None:
                     self._calls.setdefault(plan.key, described)
         if tf.executing_eagerly():
-            self._count(plan.key)
-            yield
+            with self._in_flight(plan):
+                self._count(plan.key)
+                yield
             return
         if graphs.compiled_by_xla():
             backend = context.current().backend
@@ -194,6 +202,21 @@ class EntryCounts:
         with tf.control_dependencies([counted]):
             yield
 
+    @contextlib.contextmanager
+    def _in_flight(self, plan: Plan) -> Iterator[None]:
+        """Keeps other threads out of the plan meanwhile: nobody could tell the two apart on other ranks."""
+        with self._lock:
+            if plan.key in self._flying:
+                raise DuplicateNameError(explain(
+                    "Collectives that are in flight at once must have names of their own", "pass each thread's own"
+                    " name=, or call one after the other", collective=plan.label))
+            self._flying.add(plan.key)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._flying.discard(plan.key)
+
     def _count(self, key: str) -> None:
         with self._lock:
             self._eager[key] = self._eager.get(key, 0) + 1
@@ -204,10 +227,15 @@ class EntryCounts:
                 self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
             return self._graph[plan.key]
 
-    def is_eager(self, key: str) -> bool:
-        """Whether this rank enters a plan in eager mode alone, where it can raise."""
+    def set_refusable(self, key: str) -> None:
+        """Learns that graphs raise if a plan is refused (`hvkeras.mismatch`)."""
+        self._refusable.add(key)
+
+    def can_raise(self, key: str) -> bool:
+        """Whether this rank raises wherever it enters a plan, if that is refused."""
         with self._lock:
-            return not any(key in entered for entered in (self._graph, self._compiled, self._in_sessions))
+            in_graphs = key in self._graph or key in self._in_sessions
+            return key not in self._compiled and (not in_graphs or key in self._refusable)
 
     def calls(self) -> dict[str, list[dict[str, Any]]]:
         """What this rank's plans consist of, by key; see `Call.describe`."""

@@ -9,13 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs, recording
+from hvkeras import compat, context, graphs, recording, timeline
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.joining import joining
+from hvkeras.mismatch import raise_if_refused
 from hvkeras.operations import (
     Adasum,
     Average,
@@ -29,7 +30,6 @@ from hvkeras.operations import (
     scale,
     shaped,
 )
-from hvkeras.planned import entered
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 # The first bucket is small, so that its collective starts while backward is still at work.
@@ -199,7 +199,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
     # Adasum's collectives have plans of their own.
-    with entered(job, plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]) as engine:
+    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
+        engine = timeline.watched(job.backend, plan)
         with on_device(exchange.device_dense):
             for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
                 back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum
@@ -210,6 +211,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
             for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
                 values = scaling.received(of_values.run(engine), sent[place], len(ranks))
                 results[place] = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
+    if tf.executing_eagerly():  # graphs of training end the job instead, without an operation for each gradient
+        raise_if_refused(plan)
     return results
 
 

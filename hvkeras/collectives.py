@@ -24,6 +24,7 @@ from hvkeras.operations import (
     Scaling,
     Sum,
     engine_scales,
+    gradient_divisor,
     members,
     on_device,
     operation_of,
@@ -80,7 +81,7 @@ def allreduce(
 
 def grouped_allreduce(
     tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
-    device_sparse: str = "",  # noqa: ARG001 - Horovod's parameter
+    device_sparse: str = "",
     compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -92,10 +93,11 @@ def grouped_allreduce(
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
 
     Args:
-        tensors: The tensors, in the same order on every rank; no `tf.IndexedSlices`.
+        tensors: The tensors, in the same order on every rank; `tf.IndexedSlices` stay sparse, and are gathered one by
+            one.
         average: As for `allreduce`, like all that follow.
-        device_dense: The device for the tensors.
-        device_sparse: Accepted for Horovod's sake.
+        device_dense: The device for dense tensors.
+        device_sparse: The device for `tf.IndexedSlices`.
         compression: What the tensors travel as.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: Multiplies each rank's tensors first.
@@ -112,12 +114,21 @@ def grouped_allreduce(
         UsageError: As for `allreduce`, or no tensors were given.
         UnsupportedError: As for `allreduce`.
     """
-    if not tensors or any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
-        raise UsageError(explain("A group is one or more dense tensors", "reduce tf.IndexedSlices one by one",
-                                 tensors=tensors))
+    if not tensors:
+        raise UsageError(explain("A group is one or more tensors", tensors=tensors))
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
-    with on_device(device_dense):
-        return _allreduce_all(tensors, scaled, name, process_set, "grouped allreduce")
+    results = list(tensors)
+    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if dense:
+        with on_device(device_dense):
+            combined = _allreduce_all([tensors[place] for place in dense], scaled, name, process_set,
+                                      "grouped allreduce")
+        for place, tensor in zip(dense, combined, strict=True):
+            results[place] = tensor
+    for place in sorted(set(range(len(tensors))) - set(dense)):
+        with on_device(device_sparse):
+            results[place] = _allreduce_slices(tensors[place], scaled, derived(name, str(place)), process_set)
+    return results
 
 
 def allgather(
@@ -126,7 +137,7 @@ def allgather(
 ) -> Any:
     """Concatenates the ranks' tensors along the first dimension, in rank order.
 
-    Its gradient is this rank's part of the summed gradients.
+    Its gradient is this rank's part of the summed gradients (HVKERAS_GRADIENTS=horovod: of the averaged ones).
 
     Example:
         >>> everyone = hvd.allgather(tf.constant([[hvd.rank()]]))   # shape [size, 1]
@@ -153,7 +164,7 @@ def allgather(
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             mine = ranks.index(context.current().topology.rank)
-            summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
+            summed = _summed_for_gradient(upstream, ranks, name)
             if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
                 return tf.split(summed, len(ranks))[mine]
             counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
@@ -199,7 +210,8 @@ def broadcast(
 ) -> Any:
     """Gives every rank the root's tensor.
 
-    Its gradient is the sum of all ranks' gradients on the root, and zero elsewhere.
+    Its gradient is the sum of all ranks' gradients on the root (HVKERAS_GRADIENTS=horovod: their average), and zero
+    elsewhere.
 
     Example:
         >>> seed = hvd.broadcast(seed, root_rank=0)
@@ -224,7 +236,7 @@ def broadcast(
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
-            summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
+            summed = _summed_for_gradient(upstream, ranks, name)
             return summed if context.current().topology.rank == root_rank else tf.zeros_like(summed)
 
         return broadcast_raw([value], root_rank, ranks, name)[0], gradient
@@ -251,6 +263,12 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """
     done = allreduce_raw([tf.zeros([1])], Reduction.SUM, members(process_set, "barrier"), name, "barrier")
     return None if tf.executing_eagerly() else tf.group(*done)
+
+
+def _summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
+    summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
+    divisor = gradient_divisor(ranks)
+    return summed if divisor == 1 else summed / tf.cast(divisor, summed.dtype)
 
 
 def _chosen(average: bool | None, op: int | None) -> int:

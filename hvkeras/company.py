@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import context
+from hvkeras import context, graphs
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.errors import UnsupportedError, explain
@@ -104,7 +104,7 @@ class _Company:
 
     def _take_part(self, message: dict[str, Any]) -> None:
         try:
-            with self._locks[message["key"]]:
+            with graphs.eagerly(), self._locks[message["key"]]:
                 # A rank may broadcast what is refused, but not what it has joined without.
                 kept = message["key"], message["refused"], context.current().backend.name
                 if kept not in self._functions:
@@ -115,6 +115,9 @@ class _Company:
                     with context.current().entries.entering(plan):
                         function(*neutral)
         except Exception as error:
+            job = context.current() if context.is_initialized() else None
+            if job is None or (job.control is not None and job.control.cause is not None):
+                return  # the job has ended meanwhile, and the engine with it
             if message["refused"]:
                 raise  # nobody called join(); the job ends when the refusal does not
             self._failures.append(error)
@@ -171,7 +174,7 @@ def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: 
     if shape is not None and no_rows:
         shape = [0, *shape[1:]]
     if shape is None or None in shape:
-        raise UnsupportedError(explain("A rank that has joined must know the shapes of the others' tensors",
+        raise UnsupportedError(explain("A rank that takes part for others must know their tensors' shapes",
                                        "give tensors shapes that are known when the function is traced",
                                        collective=plan.label, shape=shape))
     if reduction is Reduction.PRODUCT:

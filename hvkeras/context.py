@@ -127,9 +127,10 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
 def _start_companions(job: Job, process_sets: Any) -> None:
     """Starts what stands around a job: the record, what `fit` does on several ranks, the timeline, and process sets."""
     if job.control is not None:
-        from hvkeras import company
+        from hvkeras import company, mismatch
 
         job.control.on_company = company.hear
+        job.control.on_refusal = mismatch.refuse
     ignored = ignored_variables(job.backend.name)
     if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))

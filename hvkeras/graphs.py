@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
 
@@ -34,6 +35,11 @@ def of_functions() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
+def eagerly() -> Any:
+    """A context in which this thread executes eagerly, even where `tf.compat.v1.disable_eager_execution` was called."""
+    return eager_context.eager_mode()
+
+
 def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
     """Makes a variable on the CPU that belongs to no graph, though one may be under construction.
 
@@ -43,7 +49,7 @@ def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> An
     made: list[Any] = []
 
     def make() -> None:
-        with tf.device("/CPU:0"):
+        with eagerly(), tf.device("/CPU:0"):
             made.append(tf.Variable(value, dtype=dtype, trainable=False, name=name, shape=shape))
 
     maker = threading.Thread(target=make, name="hvkeras-variable")

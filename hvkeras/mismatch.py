@@ -1,19 +1,30 @@
-"""`MismatchError`: the ranks make collectives that do not fit together."""
+"""`MismatchError` and `DuplicateNameError`: the ranks, or threads of one, make collectives that do not fit together.
+
+The control server finds the mismatch, tells each rank that its plan is refused, and has all take part in what the
+others do, so that no engine is left waiting (`hvkeras.control.company`). Then every rank raises: in eager mode here, in
+a graph by an operation of the native library behind the collectives.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hvkeras.errors import HvkerasError
+from hvkeras import graphs
+from hvkeras.backends.native.loading import Library, availability, library
+from hvkeras.errors import HvkerasError, MachineError
+
+if TYPE_CHECKING:
+    from hvkeras.agreement import Plan
+    from hvkeras.context import Job
 
 
 class MismatchError(HvkerasError, tf.errors.FailedPreconditionError):  # type: ignore[misc]  # TensorFlow has no types
     """Ranks make collectives that differ in shape, type, operation, root or name; raised on each of them.
 
-    In eager mode the job goes on if the exception is caught on all ranks. It is TensorFlow's `FailedPreconditionError`
-    as well, which Horovod raises.
+    The job goes on if the exception is caught on all ranks. It is TensorFlow's `FailedPreconditionError` as well, which
+    Horovod raises, and which graphs raise.
 
     Args:
         text: What differs, between which ranks.
@@ -24,3 +35,92 @@ class MismatchError(HvkerasError, tf.errors.FailedPreconditionError):  # type: i
 
     def __reduce__(self) -> Any:
         return type(self), (self.message,)
+
+
+class DuplicateNameError(HvkerasError, tf.errors.InvalidArgumentError):  # type: ignore[misc]  # as above
+    """Two threads make the same collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
+
+    Args:
+        text: Which collective.
+    """
+
+    def __init__(self, text: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, text)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message,)
+
+
+_refused: dict[str, str] = {}  # what differs, by the key of the plan that this rank waits in
+_in_graphs: Library | None = None  # set once a graph can raise
+
+
+def refuse(key: str, text: str) -> None:
+    """Has this rank raise in a plan that it waits in.
+
+    Args:
+        key: The plan's key.
+        text: What differs.
+    """
+    _refused[key] = text
+    if _in_graphs is not None:
+        _in_graphs.refuse(key, text)
+
+
+def refusable(job: Job, plan: Plan, results: Any) -> Any:
+    """Raises if a plan has been refused, now or whenever the graph under construction runs.
+
+    Args:
+        job: The running job.
+        plan: What was communicated.
+        results: A structure of the tensors that came out.
+
+    Returns:
+        The results, of which those of a graph end in an error if the plan is refused.
+
+    Raises:
+        MismatchError: Other ranks do something else; in eager mode.
+    """
+    if tf.executing_eagerly():
+        raise_if_refused(plan)
+        return results
+    if job.control is None or graphs.compiled_by_xla() or not job.backend.outlives_errors_in_graphs:
+        return results
+    operations = _operations()
+    if operations is None:
+        return results
+    job.entries.set_refusable(plan.key)
+    return tf.nest.pack_sequence_as(results, operations.hvkeras_refusable(inputs=tf.nest.flatten(results),
+                                                                          key=plan.key))
+
+
+def raise_if_refused(plan: Plan) -> None:
+    """Raises in eager mode if a plan has been refused.
+
+    Args:
+        plan: What was communicated.
+
+    Raises:
+        MismatchError: Other ranks do something else.
+    """
+    if (text := _taken(plan.key)) is not None:
+        raise MismatchError(text)
+
+
+def _taken(key: str) -> str | None:
+    text = _refused.pop(key, None)
+    if text is not None and _in_graphs is not None and not _in_graphs.take_refusal(key):
+        return None  # a graph has raised it
+    return text
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user's functions here
+def _operations() -> Any:
+    """The operations of the native library; None where there is none."""
+    global _in_graphs  # noqa: PLW0603 - a process has one library
+    if _in_graphs is None and availability().ok:
+        try:
+            _in_graphs = library()
+        except MachineError:
+            return None
+    return _in_graphs and _in_graphs.operations

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import context, graphs
+from hvkeras import as_horovod, context, graphs
 from hvkeras.agreement import Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
@@ -54,6 +54,17 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
 def engine_scales(ranks: Sequence[int]) -> Collection[str]:
     """The dtypes of which the engine scales reductions among `ranks`; none where nothing is reduced."""
     return context.current().backend.scales if len(ranks) > 1 else ()
+
+
+def gradient_divisor(ranks: Sequence[int]) -> int:
+    """By what the gradients of allgather and broadcast are divided, and that of reducescatter is multiplied.
+
+    One, where gradients are those of the sum over the ranks of what each makes of the results. Horovod 0.28 averages
+    the former two over the ranks, and multiplies the gradient of reducescatter by their number.
+    """
+    convention = context.current().settings.gradients
+    as_in_horovod = as_horovod.is_installed() if convention == "auto" else convention == "horovod"
+    return len(ranks) if as_in_horovod else 1
 
 
 def require_root(root_rank: int, ranks: Sequence[int]) -> None:

@@ -5,8 +5,7 @@ Each describes itself in a `hvkeras.agreement.Plan`, so that ranks that do diffe
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,21 +13,20 @@ import tensorflow as tf
 from hvkeras import context, graphs, timeline
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
-from hvkeras.mismatch import MismatchError
+from hvkeras.mismatch import refusable
 from hvkeras.operations import plan_of, shaped
 
 
-@contextlib.contextmanager
-def entered(job: context.Job, plan: Plan, calls: Sequence[Call]) -> Iterator[Any]:
-    """Enters a plan for the body, which makes its calls on the engine that this gives.
+def run(job: context.Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
+    """Makes a plan's calls, and returns what each of them does.
 
     Raises:
-        MismatchError: Other ranks do something else instead; in eager mode, where this rank can go on.
+        MismatchError: Other ranks do something else instead; a graph raises it when it runs.
     """
     with job.entries.entering(plan, calls):
-        yield timeline.watched(job.backend, plan)
-    if job.control is not None and tf.executing_eagerly() and plan.key in job.control.refused:
-        raise MismatchError(job.control.refused.pop(plan.key))
+        engine = timeline.watched(job.backend, plan)
+        results = [call.run(engine) for call in calls]
+    return list(refusable(job, plan, results))
 
 
 def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
@@ -48,10 +46,9 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
     calls = [Call("allreduce", [tensors[place] for place in places], f"{plan.key}.{number}", reduction, tuple(ranks),
                   *(kind[1] or ())) for number, (kind, places) in enumerate(groups.items())]
-    with entered(job, plan, calls) as engine:
-        for call, places in zip(calls, groups.values(), strict=True):
-            for place, tensor in zip(places, call.run(engine), strict=True):
-                results[place] = shaped(tensor, tensors[place])
+    for combined, places in zip(run(job, plan, calls), groups.values(), strict=True):
+        for place, tensor in zip(places, combined, strict=True):
+            results[place] = shaped(tensor, tensors[place])
     return results
 
 
@@ -64,8 +61,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
     call = Call("allgather", tensor, plan.key, tuple(ranks))
-    with entered(job, plan, [call]) as engine:
-        gathered = call.run(engine)
+    [gathered] = run(job, plan, [call])
     if not tf.executing_eagerly():
         gathered.set_shape(shape)
     return gathered
@@ -81,8 +77,7 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
     calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
              for number, tensor in enumerate(tensors)]
-    with entered(job, plan, calls) as engine:
-        return [shaped(call.run(engine), call.data) for call in calls]
+    return [shaped(result, call.data) for result, call in zip(run(job, plan, calls), calls, strict=True)]
 
 
 def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
@@ -94,8 +89,7 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     shape = tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
-    with entered(job, plan, [call]) as engine:
-        received, rows = call.run(engine)
+    [(received, rows)] = run(job, plan, [call])
     if not tf.executing_eagerly():
         received.set_shape(shape)
         rows.set_shape([len(ranks)])
@@ -111,8 +105,7 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     graphs.require_kernels(job.backend)
     plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
-    with entered(job, plan, [call]) as engine:
-        scattered = call.run(engine)
+    [scattered] = run(job, plan, [call])
     if not tf.executing_eagerly():
         scattered.set_shape([None, *tensor.shape[1:]])
     return scattered

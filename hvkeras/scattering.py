@@ -9,7 +9,17 @@ import tensorflow as tf
 
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
-from hvkeras.operations import NAMES, Average, Scaling, Sum, engine_scales, members, on_device, operation_of
+from hvkeras.operations import (
+    NAMES,
+    Average,
+    Scaling,
+    Sum,
+    engine_scales,
+    gradient_divisor,
+    members,
+    on_device,
+    operation_of,
+)
 from hvkeras.planned import allgather_raw, alltoall_raw, derived, reducescatter_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 
@@ -72,7 +82,8 @@ def reducescatter(
 ) -> Any:
     """Combines a tensor of all ranks elementwise, and gives each rank its part of the rows.
 
-    Where the rows cannot be dealt evenly, the first ranks get one more. The gradient gathers the parts' gradients.
+    Where the rows cannot be dealt evenly, the first ranks get one more. The gradient gathers the parts' gradients
+    (HVKERAS_GRADIENTS=horovod: and multiplies them by the number of ranks).
 
     Example:
         >>> part = hvd.reducescatter(tf.ones([2 * hvd.size(), 3]), op=hvd.Sum)   # shape [2, 3]
@@ -111,7 +122,9 @@ def reducescatter(
 
         def gradient(upstream: Any) -> Any:
             back = scaled.sent(upstream, len(ranks))
-            return scaled.received(allgather_raw(back.tensor, ranks, derived(name, "gradient")), back, len(ranks))
+            gathered = allgather_raw(back.tensor, ranks, derived(name, "gradient"))
+            exact, factor = scaled.received(gathered, back, len(ranks)), gradient_divisor(ranks)
+            return exact if factor == 1 else exact * tf.cast(factor, exact.dtype)
 
         return scaled.received(part, sent, len(ranks)), gradient
 

@@ -56,6 +56,13 @@ def _uneven(text: str) -> str:
     return policy
 
 
+def _gradients(text: str) -> str:
+    convention = text.strip().lower()
+    if convention not in ("auto", "exact", "horovod"):
+        raise ValueError("it is auto, exact or horovod")
+    return convention
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -115,6 +122,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
     Setting("bucket_size", size_in_bytes, 25 * 1024**2, "Bytes of gradients fused into one collective (for example"
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
+    Setting("gradients", _gradients, "auto", "The gradients of allgather, broadcast and reducescatter: exact, or with"
+            " Horovod's factor of the number of ranks (horovod); auto is horovod under --as-horovod."),
     Setting("uneven", _uneven, "trim", "What fit does where ranks have unlike numbers of batches: trim them to the"
             " fewest, join (go on without weight), or error."),
     Setting("guard", _switch, True, "Whether fit makes sure that all ranks keep the same weights."),

@@ -192,12 +192,14 @@ class HorovodBackend(Backend):
 
         from hvkeras.graphs import lasting_variable, of_functions
 
-        if not of_functions():
-            return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
-        if self._zero is None:
-            self._zero = lasting_variable(0, tf.int32, "hvkeras_zero")
+        if not of_functions():  # a session would have to initialise a variable
+            zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
+        else:
+            if self._zero is None:
+                self._zero = lasting_variable(0, tf.int32, "hvkeras_zero")
+            zero = self._zero.read_value()
         # A slice from where only the run knows: of all, and without a copy.
-        flat = tf.slice(tf.reshape(tensor, [-1]), [self._zero.read_value()], [-1])
+        flat = tf.slice(tf.reshape(tensor, [-1]), [zero], [-1])
         return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
     def _kept(self, results: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
-from hvkeras.backends.native.loading import Library, availability
+from hvkeras.backends.native.loading import Library, availability, library
 from hvkeras.backends.native.network import LOST, Network, objection_to_hosts
 from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.errors import UnsupportedError, explain
@@ -60,7 +60,7 @@ class NativeBackend(Backend):
 
     def start(self, start: Start) -> int:
         if self._library is None:
-            self._library = Library()
+            self._library = library()
         if self._network is None and not start.topology.is_one_host:
             self._network = Network(start)
             self._library.use_network(self._network.table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 from collections.abc import Sequence
 from functools import cached_property
@@ -25,6 +26,16 @@ def availability() -> Availability:
         return Availability(False, f"its C++ library was not built, since no compiler was found; {INSTALL}")
     between = f"between hosts over {mpi}" if (mpi := built_for()) else "within one host, since it was built without MPI"
     return Availability(True, f"its C++ library is installed, and works {between}")
+
+
+@functools.cache
+def library() -> Library:
+    """Loads the library, once a process.
+
+    Raises:
+        MachineError: It cannot be loaded.
+    """
+    return Library()
 
 
 class Library:
@@ -60,6 +71,10 @@ class Library:
         self._functions.hvkeras_register_xla.argtypes = self._functions.hvkeras_entered.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
         self._functions.hvkeras_entered.restype = ctypes.c_int64
+        self._functions.hvkeras_refuse.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        self._functions.hvkeras_refuse.restype = None
+        self._functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
+        self._functions.hvkeras_take_refusal.restype = ctypes.c_char_p
         reason = self._functions.hvkeras_register_xla(str(folder / "libtensorflow_cc.so.2").encode())
         self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
@@ -105,6 +120,14 @@ class Library:
     def entered(self, key: str) -> int:
         """How often compiled functions of this process entered a plan."""
         return int(self._functions.hvkeras_entered(key.encode()))
+
+    def refuse(self, key: str, text: str) -> None:
+        """Has the operation `hvkeras_refusable` of this key fail when it runs next."""
+        self._functions.hvkeras_refuse(key.encode(), text.encode())
+
+    def take_refusal(self, key: str) -> bool:
+        """Takes back what `refuse` said; False if the operation has failed already."""
+        return self._functions.hvkeras_take_refusal(key.encode()) is not None
 
     @cached_property
     def instructions(self) -> str:

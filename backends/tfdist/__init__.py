@@ -32,6 +32,7 @@ class TfdistBackend(Backend):
     """
 
     name = "tfdist"
+    outlives_errors_in_graphs = False  # TensorFlow ends all collectives of the process then
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None

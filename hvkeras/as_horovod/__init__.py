@@ -69,15 +69,20 @@ def install() -> None:
         hvkeras.as_horovod.install()
         import horovod.tensorflow.keras as hvd
     """
-    if _twins not in sys.meta_path:
+    if not is_installed():
         _twins.of_horovod.update(_taken_out())
         sys.meta_path.insert(0, _twins)
         _twins.hook, sys.excepthook = sys.excepthook, _hinting(sys.excepthook)
 
 
+def is_installed() -> bool:
+    """Whether `import horovod` means hvkeras in this process."""
+    return _twins in sys.meta_path
+
+
 def uninstall() -> None:
     """Takes back what `install` did."""
-    if _twins in sys.meta_path:
+    if is_installed():
         sys.meta_path.remove(_twins)
         sys.excepthook = _twins.hook
         _taken_out()
@@ -93,7 +98,7 @@ def horovod_itself() -> Iterator[None]:
         with horovod_itself():
             import horovod.tensorflow
     """
-    if _twins not in sys.meta_path:
+    if not is_installed():
         yield
         return
     with _twins.lock:

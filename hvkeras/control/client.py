@@ -74,7 +74,7 @@ class ControlClient:
         self._in_company = False
         self._called: set[str] = set()  # plans whose calls the server knows
         self.on_company: Callable[[wire.Message], None] | None = None  # see `hvkeras.company.hear`
-        self.refused: dict[str, str] = {}  # why plans that this rank waits in cannot be, by key
+        self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.mismatch.refuse`
         self._closed = threading.Event()
         self._heard = time.monotonic()
         self._seal = self._prove(secret)
@@ -242,10 +242,10 @@ class ControlClient:
             self._changed.notify_all()
 
     def _refuse(self, key: str, text: str) -> None:
-        """Has this rank raise in a plan that it waits in, and says whether it can: graphs cannot."""
-        can_raise = self.entries is not None and self.entries.is_eager(key)
-        if can_raise:
-            self.refused[key] = text
+        """Has this rank raise in a plan that it waits in, and says whether it can: compiled functions cannot."""
+        can_raise = self.entries is not None and self.entries.can_raise(key) and self.on_refusal is not None
+        if can_raise and self.on_refusal is not None:
+            self.on_refusal(key, text)
         self._send({"type": "noted", "key": key, "raises": can_raise})
 
     def _end(self, cause: Cause) -> None:

@@ -21,6 +21,7 @@ from hvkeras import as_horovod
 from launch.hvkeras_run import run
 
 OLD = Path(__file__).parent / "workers" / "old_script.py"
+SEMANTICS = OLD.with_name("semantics.py")
 
 
 def require_same(found: list[dict[str, Any]], arguments: list[str]) -> None:
@@ -44,12 +45,21 @@ def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
                tmp_path, {"HOROVOD_CYCLE_TIME": "2"})
     assert done.returncode == 0, done.stderr
     require_same(told(done.stdout), ["--epochs", "3"])
+    assert done.stderr.count("the ranks did not start this fit from the same weights") == 1
     assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend == "native")
 
 
 def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:
     outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod")
     require_same([found for rank in range(2) for found in told(outcome.stdout(rank))], ["--epochs"])
+
+
+def test_results_and_gradients_are_those_of_horovod(tmp_path: Path, launch: Callable[..., Outcome]) -> None:
+    launch("mpirun", SEMANTICS, (str(tmp_path / "theirs"),), np=2)
+    launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(SEMANTICS), str(tmp_path / "ours")), np=2, backend="native")
+    for rank in range(2):
+        ours, theirs = (json.loads((tmp_path / f"{whose}.{rank}.json").read_text()) for whose in ("ours", "theirs"))
+        assert ours == theirs
 
 
 def python(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -67,9 +67,14 @@ def test_slices_stay_sparse(outcome: Outcome) -> None:
     assert outcome.results("sparse") == [[True, [size + 1.0] + [1.0] * (size - 1)]] * size
 
 
-@pytest.mark.parametrize("name", ["sum", "average", "group", "allgather", "broadcast", "alltoall", "reducescatter"])
+@pytest.mark.parametrize("name", ["sum", "average", "group", "allgather", "broadcast", "alltoall", "reducescatter",
+                                  "scattered sum"])
 def test_gradients_are_the_numeric_ones(name: str, outcome: Outcome) -> None:
     assert [found[name] for found in outcome.results("gradients")] == [[True, True]] * outcome.np
+
+
+def test_gradients_of_every_type_are_those_of_float64(outcome: Outcome) -> None:
+    assert outcome.results("gradients_of_types") == [[]] * outcome.np
 
 
 def test_max_has_no_gradient(outcome: Outcome) -> None:

@@ -15,7 +15,8 @@ BACKENDS = ("native", "horovod", "tfdist")
 MODULES = ("hvkeras.tensorflow", "hvkeras.tensorflow.keras", "hvkeras.keras", "hvkeras.tensorflow.elastic",
            "hvkeras.tensorflow.keras.elastic", "hvkeras.tensorflow.keras.callbacks", "hvkeras.common.process_sets",
            "hvkeras.common.util", "hvkeras.common.exceptions", "hvkeras.common.elastic", "hvkeras.tensorflow.functions",
-           "hvkeras.tensorflow.mpi_ops", "hvkeras.tensorflow.sync_batch_norm", "hvkeras.tensorflow.compression")
+           "hvkeras.tensorflow.mpi_ops", "hvkeras.tensorflow.sync_batch_norm", "hvkeras.tensorflow.compression",
+           "hvkeras.runner")
 TWINS = {name: importlib.import_module(name) for name in MODULES}
 OF_SESSIONS = ("BroadcastGlobalVariablesHook", "broadcast_global_variables")
 

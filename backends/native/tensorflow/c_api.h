@@ -19,7 +19,7 @@ struct TF_OpKernelConstruction;
 struct TF_OpKernelContext;
 struct TF_AsyncOpKernelDoneCallback;
 
-enum TF_Code { TF_OK = 0, TF_INVALID_ARGUMENT = 3, TF_ABORTED = 10 };
+enum TF_Code { TF_OK = 0, TF_INVALID_ARGUMENT = 3, TF_FAILED_PRECONDITION = 9, TF_ABORTED = 10 };
 
 TF_Status* TF_NewStatus();
 void TF_DeleteStatus(TF_Status*);
@@ -50,6 +50,8 @@ void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int index, TF_S
 void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
 void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*, TF_Status*);
 
+TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device, void* (*create)(TF_OpKernelConstruction*),
+                                      void (*compute)(void*, TF_OpKernelContext*), void (*destroy)(void*));
 TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
                                            void* (*create)(TF_OpKernelConstruction*),
                                            void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
@@ -62,7 +64,9 @@ void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*, const char*
                                            TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name, int64_t* value, TF_Status*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
+int TF_NumInputs(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
+void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, int32_t type, const int64_t* dimensions, int count,
                              size_t bytes, TF_Status*);
 TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*, const int* candidates, int candidate_count, int output,

@@ -265,30 +265,63 @@ def moves(function: Any, mine: Any, weights: Any, directions: Any) -> Any:
     return hvd.allreduce(tf.stack(changes), op=hvd.Sum)
 
 
+def differentiable() -> dict[str, tuple[Any, int, int]]:
+    """Collectives, how many elements each takes on this rank, and how many it gives."""
+    rank, size = hvd.rank(), hvd.size()
+    return {
+        "sum": (lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=2.0), 2, 2),
+        "average": (hvd.allreduce, 2, 2),
+        "group": (lambda tensor: tf.concat(hvd.grouped_allreduce([tensor, 2 * tensor], op=hvd.Sum), 0), 2, 4),
+        "allgather": (hvd.allgather, rank + 1, size * (size + 1) // 2),
+        "broadcast": (lambda tensor: hvd.broadcast(tensor, size - 1), 2, 2),
+        "alltoall": (lambda tensor: hvd.alltoall(tensor, splits(rank, 3))[0], 3, 1 + 2 if size > 1 else 3),
+        "reducescatter": (hvd.reducescatter, 2 * size, 2),
+        "scattered sum": (lambda tensor: hvd.reducescatter(tensor, op=hvd.Sum, postscale_factor=0.5), 2 * size, 2),
+    }
+
+
+def gradient_of(function: Any, mine: Any, weights: Any) -> Any:
+    """The gradient of the weighted sum of what a collective gives this rank."""
+    with tf.GradientTape() as tape:
+        tape.watch(mine)
+        results = function(mine)
+    return tape.gradient(results, mine, output_gradients=weights)
+
+
+@check
+def gradients_of_types() -> list[str]:
+    """Gradients of every type that differ from those of float64 with the same numbers, eager and in a graph."""
+    wrong = []
+    dtypes = ("float16", "bfloat16", "float32") + (
+        ("complex64", "complex128") if os.environ["HVKERAS_BACKEND"] == "native" else ())
+    for name, (function, length, out) in differentiable().items():
+        weights = np.arange(out) % 3 - 1.0 + hvd.rank()
+
+        def exact(dtypes: Any) -> Any:
+            return {dtype: gradient_of(function, tf.ones([length], dtype), tf.constant(weights, dtype))  # noqa: B023
+                    for dtype in dtypes}  # called at once
+
+        truth = exact(["float64"])["float64"].numpy()
+        for graph in (False, True):
+            found = run(lambda: exact(dtypes), graph)
+            wrong += [f"{name} of {dtype}, graph={graph}: {numbers(gradient).tolist()} instead of {truth.tolist()}"
+                      for dtype, gradient in found.items()
+                      if gradient.dtype.name != dtype or not np.allclose(numbers(gradient), truth, rtol=4e-3)]
+    return wrong
+
+
 @check
 def gradients() -> dict[str, Any]:
     """For each collective whether its gradient foretells how the result changes, eager and in a graph."""
     rank, size = hvd.rank(), hvd.size()
     found = {}
-    functions = {
-        "sum": (lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=2.0), 2, 2),
-        "average": (hvd.allreduce, 2, 2),
-        "group": (lambda tensor: tf.concat(hvd.grouped_allreduce([tensor, 2.0 * tensor], op=hvd.Sum), 0), 2, 4),
-        "allgather": (hvd.allgather, rank + 1, size * (size + 1) // 2),
-        "broadcast": (lambda tensor: hvd.broadcast(tensor, size - 1), 2, 2),
-        "alltoall": (lambda tensor: hvd.alltoall(tensor, splits(rank, 3))[0], 3, 1 + 2 if size > 1 else 3),
-        "reducescatter": (hvd.reducescatter, 2 * size, 2),
-    }
-    for name, (function, length, out) in functions.items():
+    for name, (function, length, out) in differentiable().items():
         random = np.random.default_rng(rank)
         mine, weights = tf.constant(random.normal(size=length)), tf.constant(random.normal(size=out))
         directions = tf.constant(random.normal(size=(size, length)))
 
-        def exact(function: Any = function, mine: Any = mine, weights: Any = weights) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(mine)
-                total = tf.reduce_sum(weights * function(mine))
-            return tape.gradient(total, mine)
+        def exact() -> Any:
+            return gradient_of(function, mine, weights)  # noqa: B023 - called at once
 
         changes = tf.function(moves, autograph=False)(function, mine, weights, directions).numpy()
         found[name] = [bool(np.isclose(changes[rank], np.dot(run(exact, graph), directions[rank])))

@@ -1,7 +1,8 @@
-"""Collectives that do not fit together, in eager mode: each check returns the exception, and goes on."""
+"""Collectives that do not fit together: each check returns the exception, and goes on."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+
+TFDIST = os.environ["HVKERAS_BACKEND"] == "tfdist"  # where an error in a graph ends all collectives
 
 
 def refusal(collective: Callable[[], Any]) -> Any:
@@ -59,6 +62,43 @@ def rows() -> Any:
 def operation_again() -> Any:
     """The same plans as before, of which some ranks have only taken part in."""
     return operation()
+
+
+@check
+def in_a_function() -> Any:
+    """As `shape`, where graphs can raise."""
+    return TFDIST or refusal(lambda: tf.function(hvd.allreduce)(tf.ones([3 + hvd.rank()]), name="y"))
+
+
+@check
+def of_a_group_in_a_function() -> Any:
+    mixed = [tf.ones([2], tf.int32), tf.ones([2 + hvd.rank()])]
+    return TFDIST or refusal(lambda: tf.function(hvd.grouped_allreduce)(mixed, name="y"))
+
+
+@check
+def half_in_functions() -> Any:
+    allgather = tf.function(hvd.allgather) if hvd.rank() else hvd.allgather
+    return TFDIST or refusal(lambda: allgather(tf.ones([1, 2 + hvd.rank()]), name="z"))
+
+
+@check
+def in_a_session() -> Any:
+    def run() -> Any:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            return session.run(hvd.reducescatter(tf.ones([hvd.size() * (1 + hvd.rank())]), name="s"))
+
+    return TFDIST or refusal(run)
+
+
+@check
+def the_same_function_afterwards() -> Any:
+    """What a function returns that was refused at first, once all ranks call it with what fits together."""
+    double = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="again"))
+    if TFDIST:
+        return True
+    raised = refusal(lambda: double(tf.ones([3 + hvd.rank()])))[0]
+    return [raised, float(tf.reduce_mean(double(tf.ones([3]))))]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""Plans and their counts, in one process."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import tensorflow as tf
+
+from hvkeras import DuplicateNameError, MismatchError
+from hvkeras.agreement import EntryCounts, Plan
+
+
+def plan(name: str) -> Plan:
+    return Plan.of("allreduce sum", [tf.ones([2])], (0, 1), f'allreduce "{name}"', identity=name)
+
+
+def test_a_plan_is_entered_by_one_thread_at_a_time_in_eager_mode() -> None:
+    counts = EntryCounts()
+    with counts.entering(plan("a")):
+        with counts.entering(plan("b")):
+            pass
+        with pytest.raises(DuplicateNameError) as raised, counts.entering(plan("a")):
+            pass
+        assert "names of their own. Received: collective='allreduce \"a\"'." in str(raised.value)
+    with counts.entering(plan("a")):
+        pass
+    assert {seen.identity: count for count, seen in counts.snapshot().values()} == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize(("kind", "of_tensorflow"), [(DuplicateNameError, tf.errors.InvalidArgumentError),
+                                                     (MismatchError, tf.errors.FailedPreconditionError)])
+def test_errors_are_tensorflows_and_can_be_sent(kind: type[tf.errors.OpError], of_tensorflow: type[Exception]) -> None:
+    error = pickle.loads(pickle.dumps(kind("in words")))
+    assert type(error) is kind
+    assert isinstance(error, of_tensorflow)
+    assert str(error) == "in words"
