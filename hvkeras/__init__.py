@@ -55,7 +55,7 @@ _HOMES = {
     "hvkeras.launcher.functions": ("run",),
     "hvkeras.company": ("join",),
     "hvkeras.timeline": ("start_timeline", "stop_timeline"),
-    "hvkeras.mismatch": ("DuplicateNameError", "MismatchError"),
+    "hvkeras.tensorflow_errors": ("ArgumentError", "DuplicateNameError", "MismatchError"),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",
                        "MachineError", "PeerError"),
 }

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
-from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.errors import UnsupportedError, explain
 from hvkeras.planned import allgather_raw, allreduce_raw, alltoall_raw, derived
 
 
@@ -31,13 +31,13 @@ def adasum_raw(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -
         The results, in order; the same on every rank.
 
     Raises:
-        UsageError: The number of ranks is no power of two.
-        UnsupportedError: A tensor holds no floating-point numbers, or has a shape that is not known.
+        UnsupportedError: The number of ranks is no power of two, or a tensor holds no floating-point numbers or has a
+            shape that is not known.
     """
     size = len(ranks)
     if size & (size - 1):
-        raise UsageError(explain("Adasum combines ranks in pairs, so their number must be a power of two",
-                                 "use hvd.Average, or 2, 4, 8, ... ranks", ranks=size))
+        raise UnsupportedError(explain("Adasum combines ranks in pairs, so their number must be a power of two",
+                                       "use hvd.Average, or 2, 4, 8, ... ranks", ranks=size))
     for tensor in tensors:
         if not tensor.dtype.is_floating:
             raise UnsupportedError(explain("Adasum combines floating-point numbers", "use hvd.Average or hvd.Sum",

@@ -24,7 +24,7 @@ import tensorflow as tf
 from hvkeras import context, graphs
 from hvkeras.backends.interface import Reduction
 from hvkeras.errors import explain
-from hvkeras.mismatch import DuplicateNameError
+from hvkeras.tensorflow_errors import DuplicateNameError
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend

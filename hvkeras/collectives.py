@@ -67,9 +67,10 @@ def allreduce(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: `op` is not one of the constants, this rank is not in `process_set`, or Adasum is asked for among
-            ranks whose number is no power of two.
-        UnsupportedError: An operation that sparse tensors, booleans or, with Adasum, integers do not have.
+        UsageError: `op` is not one of the constants.
+        ArgumentError: This rank is not in `process_set`.
+        UnsupportedError: An operation that sparse tensors, booleans or, with Adasum, integers do not have; or Adasum
+            among ranks whose number is no power of two.
     """
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -154,7 +155,7 @@ def allgather(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: This rank is not in `process_set`.
+        ArgumentError: This rank is not in `process_set`.
     """
     ranks = members(process_set, "allgather")
     value = tf.convert_to_tensor(tensor)
@@ -197,7 +198,7 @@ def grouped_allgather(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: This rank is not in `process_set`.
+        ArgumentError: This rank is not in `process_set`.
     """
     return [allgather(tensor, derived(name, str(number)), process_set=process_set)
             for number, tensor in enumerate(tensors)]
@@ -228,7 +229,7 @@ def broadcast(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: The root or this rank is not in `process_set`.
+        ArgumentError: The root or this rank is not in `process_set`.
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
@@ -259,7 +260,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: This rank is not in `process_set`.
+        ArgumentError: This rank is not in `process_set`.
     """
     done = allreduce_raw([tf.zeros([1])], Reduction.SUM, members(process_set, "barrier"), name, "barrier")
     return None if tf.executing_eagerly() else tf.group(*done)

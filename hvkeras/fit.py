@@ -68,7 +68,7 @@ def shared_by(model: Any) -> ProcessSet | None:
         return None
     part = distributed_part(getattr(model, "optimizer", None))
     process_set = global_process_set if part is None else part._hvkeras_exchange.process_set
-    return process_set if process_set.included() and process_set.size() > 1 else None
+    return process_set if len(process_set.members()) > 1 and process_set.included() else None
 
 
 def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ class Joining:
         factor = self._weight.read_value()
         if op == Average:
             total = allreduce(factor, op=Sum, name="the weights of ranks in a joined step", process_set=process_set)
-            factor *= process_set.size() / total
+            factor *= len(process_set.members()) / total
         return [_times(gradient, factor) for gradient in gradients]
 
 

@@ -1,4 +1,4 @@
-"""`MismatchError` and `DuplicateNameError`: the ranks, or threads of one, make collectives that do not fit together.
+"""The ranks make collectives that do not fit together: how each of them comes to raise `MismatchError`.
 
 The control server finds the mismatch, tells each rank that its plan is refused, and has all take part in what the
 others do, so that no engine is left waiting (`hvkeras.control.company`). Then every rank raises: in eager mode here, in
@@ -13,42 +13,12 @@ import tensorflow as tf
 
 from hvkeras import graphs
 from hvkeras.backends.native.loading import Library, availability, library
-from hvkeras.errors import HvkerasError, MachineError
+from hvkeras.errors import MachineError
+from hvkeras.tensorflow_errors import MismatchError
 
 if TYPE_CHECKING:
     from hvkeras.agreement import Plan
     from hvkeras.context import Job
-
-
-class MismatchError(HvkerasError, tf.errors.FailedPreconditionError):  # type: ignore[misc]  # TensorFlow has no types
-    """Ranks make collectives that differ in shape, type, operation, root or name; raised on each of them.
-
-    The job goes on if the exception is caught on all ranks. It is TensorFlow's `FailedPreconditionError` as well, which
-    Horovod raises, and which graphs raise.
-
-    Args:
-        text: What differs, between which ranks.
-    """
-
-    def __init__(self, text: str) -> None:
-        tf.errors.FailedPreconditionError.__init__(self, None, None, text)
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.message,)
-
-
-class DuplicateNameError(HvkerasError, tf.errors.InvalidArgumentError):  # type: ignore[misc]  # as above
-    """Two threads make the same collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
-
-    Args:
-        text: Which collective.
-    """
-
-    def __init__(self, text: str) -> None:
-        tf.errors.InvalidArgumentError.__init__(self, None, None, text)
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.message,)
 
 
 _refused: dict[str, str] = {}  # what differs, by the key of the plan that this rank waits in

@@ -86,7 +86,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
         NotInitializedError: As for `rank_op`.
         UsageError: No set of that number is registered; inside a graph, when that runs.
     """
-    return _when_run(lambda: process_set_of(process_set_id).size(), name)
+    return _when_run(lambda: len(process_set_of(process_set_id).members()), name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:

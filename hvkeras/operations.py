@@ -15,6 +15,7 @@ from hvkeras.backends.interface import Reduction
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
 from hvkeras.process_sets import ProcessSet
+from hvkeras.tensorflow_errors import ArgumentError
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
@@ -39,16 +40,18 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: It is no process set, or one of others.
+        UsageError: It is no process set, or one that is not registered.
+        ArgumentError: It is one of other ranks.
     """
     topology = context.current().topology
     if not isinstance(process_set, ProcessSet):
         raise UsageError(explain("process_set must be a ProcessSet", process_set=process_set))
-    if not process_set.included():
-        raise UsageError(explain(f"Only members of a process set take part in its {operation}",
-                                 "guard the call with process_set.included()", rank=topology.rank,
-                                 process_set=process_set))
-    return tuple(process_set.ranks)
+    ranks = process_set.members()
+    if topology.rank not in ranks:
+        raise ArgumentError(explain(f"Only members of a process set take part in its {operation}",
+                                    "guard the call with process_set.included()", rank=topology.rank,
+                                    process_set=process_set))
+    return ranks
 
 
 def engine_scales(ranks: Sequence[int]) -> Collection[str]:
@@ -68,10 +71,10 @@ def gradient_divisor(ranks: Sequence[int]) -> int:
 
 
 def require_root(root_rank: int, ranks: Sequence[int]) -> None:
-    """Raises UsageError unless the root is one of the ranks."""
+    """Raises ArgumentError unless the root is one of the ranks."""
     if root_rank not in ranks:
-        raise UsageError(explain("root_rank must be a global rank that takes part", root_rank=root_rank,
-                                 ranks=list(ranks)))
+        raise ArgumentError(explain("root_rank must be a global rank that takes part", root_rank=root_rank,
+                                    ranks=list(ranks)))
 
 
 def plan_of(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import compat
+from hvkeras import compat, context
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.functions import allgather_object
 from hvkeras.operations import members
@@ -70,9 +70,15 @@ def predict(
     return outputs
 
 
+def _place(process_set: ProcessSet) -> tuple[int, int]:
+    """How many ranks a process set has, and this rank's number among them."""
+    members = process_set.members()
+    return len(members), members.index(context.current().topology.rank)
+
+
 def _block(count: int, process_set: ProcessSet) -> tuple[int, int]:
     """The first of `count` batches that this rank predicts, and the one after its last; rank 0 gets one if any does."""
-    size, place = process_set.size(), process_set.rank()
+    size, place = _place(process_set)
     return -(-place * count // size), -(-(place + 1) * count // size)
 
 
@@ -82,7 +88,7 @@ def _part_of_arrays(data: Any, batch_size: int | None, process_set: ProcessSet) 
     prove_same("predict", lambda: arrays_facts(data, f"batch_size={batch_size}"), lambda: data, HINTS, process_set)
     count, rows = count_rows(data), batch_size or KERAS_BATCH_SIZE
     start, stop = _block(-(-count // rows), process_set)
-    if start == stop and process_set.rank() > 0:
+    if start == stop and _place(process_set)[1] > 0:
         return None
     return map_leaves(lambda leaf: take_slice(leaf, slice(start * rows, min(stop * rows, count))), data)
 
@@ -94,7 +100,7 @@ def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
         raise UsageError(explain("Only data that end can be predicted", "give the data a length", num_batches=None))
     prove_same("predict", lambda: Facts("batches", f"{count} batches", "", []), list, HINTS, process_set)
     start, stop = _block(count, process_set)
-    if start == stop and process_set.rank() > 0:
+    if start == stop and _place(process_set)[1] > 0:
         return None
     return share_like(data)(data, range(start, stop), [])
 
@@ -104,7 +110,7 @@ def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UsageError(explain("Only data that end can be predicted", "take() some batches", cardinality="infinite"))
     prove_dataset("predict", data, "predict", process_set)
-    size, place = process_set.size(), process_set.rank()
+    size, place = _place(process_set)
     rows: dict[int, int] = {}
     part = _noting_rows(data.shard(size, place), rows)
 

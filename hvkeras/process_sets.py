@@ -46,31 +46,40 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Whether this rank is a member."""
-        return context.current().topology.rank in self._members()
+        return context.current().topology.rank in self.ranks
 
-    def rank(self) -> int:
-        """This rank's number within the set.
+    def rank(self) -> int | None:
+        """This rank's number within the set; None until it is registered.
 
         Raises:
-            UsageError: This rank is no member, or the set is not registered.
+            UsageError: This rank is no member.
         """
-        members, rank = self._members(), context.current().topology.rank
+        if not self._is_registered():
+            return None
+        members, rank = self._ranks, context.current().topology.rank
         if rank not in members:
             raise UsageError(explain("Only members have a rank in a process set", "ask included() first",
                                      rank=rank, members=list(members)))
         return members.index(rank)
 
-    def size(self) -> int:
-        """How many ranks the set has."""
-        return len(self._members())
+    def size(self) -> int | None:
+        """How many ranks the set has; None until it is registered."""
+        return len(self._ranks) if self._is_registered() else None
 
-    def _members(self) -> tuple[int, ...]:
-        """The global ranks, once it is sure that the set is registered with the running job."""
-        if _sets.get(self.process_set_id) is not self:
+    def members(self) -> tuple[int, ...]:
+        """The global ranks, ascending, once it is sure that the set is registered with the running job.
+
+        Raises:
+            UsageError: It is not.
+        """
+        if not self._is_registered():
             raise UsageError(explain("A process set must be registered with the running job before it is used",
                                      "call hvd.add_process_set(process_set) on every rank, after hvd.init()",
                                      process_set=self))
         return self._ranks
+
+    def _is_registered(self) -> bool:
+        return _sets.get(self.process_set_id) is self
 
     def __repr__(self) -> str:
         return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
@@ -88,11 +97,11 @@ class _GlobalProcessSet(ProcessSet):
         """Knows no ranks of its own: they are the running job's."""
 
     @property
-    def ranks(self) -> list[int]:
-        return list(self._members())
-
-    def _members(self) -> tuple[int, ...]:
+    def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # that of other sets is set once
         return tuple(range(context.current().topology.size))
+
+    def _is_registered(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return "global_process_set"

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras import as_horovod
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
 from hvkeras.operations import (
@@ -22,6 +23,7 @@ from hvkeras.operations import (
 )
 from hvkeras.planned import allgather_raw, alltoall_raw, derived, reducescatter_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
+from hvkeras.tensorflow_errors import ArgumentError
 
 
 def alltoall(
@@ -51,13 +53,13 @@ def alltoall(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: This rank is not in `process_set`, or the rows cannot be dealt so.
+        ArgumentError: This rank is not in `process_set`, or the rows cannot be dealt so.
     """
     ranks = members(process_set, "alltoall")
     value = tf.convert_to_tensor(tensor)
     if value.shape.rank == 0:
-        raise UsageError(explain("alltoall sends rows, so its tensor needs a first dimension",
-                                 "tf.reshape(tensor, [-1])", shape=value.shape))
+        raise ArgumentError(explain("alltoall sends rows, so its tensor needs a first dimension",
+                                    "tf.reshape(tensor, [-1])", shape=value.shape))
     asked = None if splits is None else tf.convert_to_tensor(splits)
     rows = _dealt(value, asked, len(ranks))
 
@@ -104,7 +106,8 @@ def reducescatter(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: `op` is neither Average nor Sum, the tensor is a scalar, or this rank is not in `process_set`.
+        UsageError: `op` is neither Average nor Sum.
+        ArgumentError: The tensor is a scalar, or this rank is not in `process_set`.
     """
     if operation_of(op) not in (Average, Sum):
         raise UsageError(explain("reducescatter combines by hvd.Average or hvd.Sum", op=NAMES[op]))
@@ -112,8 +115,8 @@ def reducescatter(
     ranks = members(process_set, "reducescatter")
     value = tf.convert_to_tensor(tensor)
     if value.shape.rank == 0:
-        raise UsageError(explain("reducescatter deals rows, so its tensor needs a first dimension",
-                                 "hvd.allreduce a scalar", shape=value.shape))
+        raise ArgumentError(explain("reducescatter deals rows, so its tensor needs a first dimension",
+                                    "hvd.allreduce a scalar", shape=value.shape))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def scatter(whole: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -166,14 +169,17 @@ def _dealt(value: Any, splits: Any, size: int) -> Any:
     rows = value.shape[0]
     if splits is None:
         if rows is not None and rows % size:
-            raise UsageError(explain("Without splits, alltoall deals equally many rows to each rank", "pass splits=",
-                                     rows=rows, ranks=size))
+            raise ArgumentError(explain("Without splits, alltoall deals equally many rows to each rank", "pass splits=",
+                                        rows=rows, ranks=size))
         return tf.fill([size], tf.shape(value, tf.int64)[0] // size)
     if not splits.dtype.is_integer or not splits.shape.is_compatible_with([size]):
-        raise UsageError(explain("splits must hold one integer for each rank that takes part", splits=splits,
-                                 ranks=size))
+        raise ArgumentError(explain("splits must hold one integer for each rank that takes part", splits=splits,
+                                    ranks=size))
+    if as_horovod.is_installed() and splits.dtype != tf.int32:
+        raise ArgumentError(explain("Horovod's splits are int32", "tf.cast them, or import hvkeras.tensorflow, where"
+                                    " other integers serve as well", dtype=splits.dtype.name))
     known = tf.get_static_value(splits)
     if known is not None and rows is not None and (known.min() < 0 or known.sum() != rows):
-        raise UsageError(explain("splits must not be negative, and must add up to the first dimension",
-                                 splits=known.tolist(), rows=rows))
+        raise ArgumentError(explain("splits must not be negative, and must add up to the first dimension",
+                                    splits=known.tolist(), rows=rows))
     return tf.cast(splits, tf.int64)

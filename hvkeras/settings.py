@@ -63,6 +63,10 @@ def _gradients(text: str) -> str:
     return convention
 
 
+def _timeline(text: str) -> str:
+    return "" if text == "DYNAMIC" else text  # Horovod's word for: once start_timeline is called
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -134,7 +138,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("secret", str, "", "The job's secret, the same on every rank; needed by TF_CONFIG jobs on several hosts."),
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where TF_CONFIG and Slurm jobs leave the"
             " job's secret."),
-    Setting("timeline", str, "", "File for a timeline of rank 0's collectives; with {rank} in its name, of each"
+    Setting("timeline", _timeline, "", "File for a timeline of rank 0's collectives; with {rank} in its name, of each"
             " rank's.", horovod="HOROVOD_TIMELINE"),
     Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that"
             " is started again; `hvkeras run --reset-limit` makes one."),

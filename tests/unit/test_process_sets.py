@@ -54,12 +54,14 @@ def test_the_same_ranks_are_registered_once() -> None:
 
 def test_sets_serve_only_once_registered_and_until_shutdown() -> None:
     alone = hvd.ProcessSet([0])
+    assert (alone.included(), alone.rank(), alone.size()) == (True, None, None)
     with pytest.raises(hvd.UsageError, match=r"call hvd.add_process_set"):
-        alone.included()
+        hvd.allreduce(1.0, process_set=alone)
     hvd.add_process_set(alone)
     assert (alone.included(), alone.rank(), alone.size()) == (True, 0, 1)
     hvd.shutdown()
     hvd.init("local")
     assert alone.process_set_id is None
+    assert alone.size() is None
     with pytest.raises(hvd.UsageError, match=r"call hvd.add_process_set"):
-        alone.size()
+        alone.members()

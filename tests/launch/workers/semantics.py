@@ -7,8 +7,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-hvd.init()
+sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+hvd.init(process_sets=sets)
 rank, size = hvd.rank(), hvd.size()
+mine, foreign = sets[rank], sets[1 - rank]
 base = tf.constant(np.arange(6.0).reshape(3, 2) + 10 * rank)
 rows = tf.constant(np.arange(2.0 * (rank + 1)).reshape(rank + 1, 2) + 10 * rank)
 slices = tf.IndexedSlices(rows, tf.range(rank + 1), tf.constant([4, 2]))
@@ -37,11 +39,45 @@ OTHERS = {
     "group of slices": lambda: hvd.grouped_allreduce([slices], op=hvd.Sum)[0].values,
     "raw sum": lambda: hvd._allreduce(base, name="raw"),
     "raw scatter": lambda: hvd._reducescatter(base, name="raw"),
+    "scaled integers": lambda: hvd.allreduce(tf.constant([3, 5, -7]), op=hvd.Sum, prescale_factor=0.5),
+    "integers scaled back": lambda: hvd.allreduce(tf.constant([3, 5, -7]), op=hvd.Sum, postscale_factor=0.3),
+    "scalars": lambda: hvd.allgather(tf.constant(1.5 + rank)),
+    "average of a set": lambda: hvd.allreduce(base, process_set=mine),
+    "gathered by a set": lambda: hvd.allgather(rows, process_set=mine),
+    "sent by a set": lambda: hvd.broadcast(base, rank, process_set=mine),
+    "adasum of halves": lambda: hvd.allreduce(tf.constant([1.0, 2.0 * rank], tf.float16), op=hvd.Adasum),
+    "booleans": lambda: tf.stack([hvd.broadcast(rows[0, 0] > 5, 1), *tf.unstack(hvd.allgather([rank > 0, True]))]),
+    "exchanged booleans": lambda: hvd.alltoall(tf.constant([True, rank > 0])),
+    "bytes": lambda: hvd.allreduce(tf.constant([200, 100, 1], tf.uint8), op=hvd.Sum),
+    "average of halves": lambda: hvd.allreduce(tf.constant([1.001, 3.3 + rank], tf.float16)),
     "splits": lambda: hvd.alltoall(base, splits=tf.constant([2, 1]))[1],
     "even": lambda: hvd.alltoall(tf.range(4) + 10 * rank),
     "empty": lambda: hvd.allgather(tf.ones([2 * rank, 3])),
     "object": lambda: tf.constant(hvd.allgather_object({"rank": rank})[1]["rank"]),
     "ranks": lambda: tf.stack([hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()]),
+}
+ERRORS = {
+    "shape": lambda: hvd.allreduce(tf.ones([2 + rank]), name="shape"),
+    "dimensions": lambda: hvd.allgather(tf.ones([2, 2 + rank]), name="dimensions"),
+    "dtype": lambda: hvd.broadcast(tf.ones([2], tf.float32 if rank else tf.int32), 0, name="dtype"),
+    "root": lambda: hvd.broadcast(base, rank, name="root"),
+    "function": lambda: tf.function(hvd.allreduce)(tf.ones([3 + rank]), name="function"),
+    "op": lambda: hvd.allreduce(base, op=hvd.Min if rank else hvd.Sum, name="op"),
+    "foreign sum": lambda: hvd.allreduce(base, process_set=foreign),
+    "foreign gather": lambda: hvd.allgather(base, process_set=foreign),
+    "foreign broadcast": lambda: hvd.broadcast(base, 1 - rank, process_set=foreign),
+    "foreign exchange": lambda: hvd.alltoall(base, process_set=foreign),
+    "foreign scatter": lambda: hvd.reducescatter(base, process_set=foreign),
+    "root of another set": lambda: hvd.broadcast(base, 1 - rank, process_set=mine),
+    "many splits": lambda: hvd.alltoall(base, splits=[1, 1, 1]),
+    "large splits": lambda: hvd.alltoall(base, splits=[3, 3]),
+    "long splits": lambda: hvd.alltoall(base, splits=tf.constant([1, 2], tf.int64)),
+    "odd rows": lambda: hvd.alltoall(base),
+    "scalar": lambda: hvd.reducescatter(tf.constant(1.0)),
+    "sparse adasum": lambda: hvd.allreduce(slices, op=hvd.Adasum),
+    "sparse min": lambda: hvd.allreduce(slices, op=hvd.Min),
+    "average and op": lambda: hvd.allreduce(base, average=True, op=hvd.Sum),
+    "set twice": lambda: hvd.add_process_set([0]),
 }
 
 
@@ -62,8 +98,28 @@ for name, (function, value) in COLLECTIVES.items():
     found[name] = [shown(part) for part in derived(function, value)]
     in_graph = tf.function(lambda value, function=function: derived(function, value), autograph=False)
     found[f"{name} in a graph"] = [shown(part) for part in in_graph(value)]
+for dtype in ("uint8", "int8", "int32", "int64", "float16", "float32"):
+    few = tf.cast(tf.constant([1, 2, 3, 4]) + rank, dtype)
+    OTHERS |= {
+        f"sum of {dtype}": lambda few=few: hvd.allreduce(few, op=hvd.Sum),
+        f"average of {dtype}": lambda few=few: hvd.allreduce(few),
+        f"product of {dtype}": lambda few=few: hvd.allreduce(few, op=hvd.Product),
+        f"scatter of {dtype}": lambda few=few: hvd.reducescatter(few, op=hvd.Sum),
+    }
 for name, function in OTHERS.items():
-    found[name] = shown(function())
+    try:
+        found[name] = shown(function())
+    except Exception as error:  # noqa: BLE001 - Horovod does not have every type
+        found[name] = type(error).__name__
+found["sets"] = [mine.rank(), mine.size(), mine.included(), foreign.included(), hvd.ProcessSet([0]).size(),
+                 hvd.ProcessSet([1]).included(), mine.ranks, hvd.global_process_set.size()]
+raised = {}
+for name, function in ERRORS.items():
+    try:
+        raised[name] = str(function())
+    except Exception as error:  # noqa: BLE001 - what it is, is the question
+        raised[name] = [kind.__name__ for kind in type(error).__mro__]
+found["after errors"] = shown(hvd.allreduce(base))
 with open(f"{sys.argv[1]}.{rank}.json", "w") as file:
-    json.dump(found, file)
+    json.dump([found, raised], file)
 hvd.shutdown()
