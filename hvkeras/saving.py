@@ -7,7 +7,7 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.compression import Compression
-from hvkeras.optimizer import DistributedOptimizer
+from hvkeras.optimizer import DistributedOptimizer, distributed_part
 
 
 def load_model(
@@ -41,6 +41,7 @@ def load_model(
     model = compat.default_keras().models.load_model(filepath, custom_objects=known)
     compat.repair_optimizer(model, filepath)
     optimizer = getattr(model, "optimizer", None)
-    if compat.family_of(optimizer) is not None:
+    # A custom object may have made it distributed already.
+    if compat.family_of(optimizer) is not None and distributed_part(optimizer) is None:
         DistributedOptimizer(optimizer, compression=compression)
     return model

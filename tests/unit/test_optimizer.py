@@ -152,6 +152,18 @@ def test_saved_models_open_plain_and_load_model_wraps_them(
     fit(again)
 
 
+def test_a_custom_object_may_be_distributed_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(tf_keras.optimizers.SGD):
+        pass
+
+    path = str(tmp_path / "model.h5")
+    save(fit(model_in(tf_keras, hvd.DistributedOptimizer(Mine(0.02)))), path)
+    monkeypatch.setattr(tf, "keras", tf_keras)
+    again = hvd.load_model(path, custom_objects={"Mine": lambda **given: hvd.DistributedOptimizer(Mine(**given))})
+    assert distributed_part(again.optimizer) is again.optimizer
+    fit(again)
+
+
 def variables_of(optimizer: Any) -> Any:
     return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
 
