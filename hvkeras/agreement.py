@@ -9,6 +9,7 @@ are late, and ranks that have left (`hvkeras.control.waits`).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -28,6 +29,9 @@ from hvkeras.tensorflow_errors import DuplicateNameError
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
+
+
+OWED_WITHIN = 20.0  # seconds that a refused plan takes to end, at most (hvkeras.control.company)
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,9 @@ class EntryCounts:
         self._in_sessions: set[str] = set()
         self._refusable: set[str] = set()
         self._flying: set[str] = set()
+        self._owed: set[str] = set()
+        self._for_others: collections.Counter[str] = collections.Counter()
+        self._left = threading.Condition(self._lock)
         self._calls: dict[str, list[dict[str, Any]]] = {}
 
     @contextlib.contextmanager
@@ -171,7 +178,7 @@ class EntryCounts:
         Args:
             plan: What the collectives belong to.
             calls: All that the body makes, which a rank that has joined makes as well; an empty list where they have
-                plans of their own. None keeps this rank from describing them.
+                plans of their own. None if this rank takes part for others, who have described them.
 
         Raises:
             DuplicateNameError: Another thread is in the same plan, in eager mode.
@@ -183,7 +190,7 @@ class EntryCounts:
                 if described is not None:
                     self._calls.setdefault(plan.key, described)
         if tf.executing_eagerly():
-            with self._in_flight(plan):
+            with self._in_flight(plan, for_others=calls is None):
                 self._count(plan.key)
                 yield
             return
@@ -203,19 +210,32 @@ class EntryCounts:
             yield
 
     @contextlib.contextmanager
-    def _in_flight(self, plan: Plan) -> Iterator[None]:
-        """Keeps other threads out of the plan meanwhile: nobody could tell the two apart on other ranks."""
-        with self._lock:
-            if plan.key in self._flying:
-                raise DuplicateNameError(explain(
-                    "Collectives that are in flight at once must have names of their own", "pass each thread's own"
-                    " name=, or call one after the other", collective=plan.label))
-            self._flying.add(plan.key)
+    def _in_flight(self, plan: Plan, for_others: bool) -> Iterator[None]:
+        """Keeps other threads out of the plan meanwhile: nobody could tell the two apart on other ranks.
+
+        A thread that takes part for other ranks is waited for, since it will not be long.
+        """
+        with self._left:
+            if for_others:
+                self._for_others[plan.key] += 1
+            else:
+                self._left.wait_for(lambda: not self._for_others[plan.key] and plan.key not in self._owed, OWED_WITHIN)
+                self._owed.discard(plan.key)
+                if plan.key in self._flying:
+                    raise DuplicateNameError(explain(
+                        "Collectives that are in flight at once must have names of their own", "pass each thread's own"
+                        " name=, or call one after the other", collective=plan.label))
+                self._flying.add(plan.key)
         try:
             yield
         finally:
-            with self._lock:
-                self._flying.discard(plan.key)
+            with self._left:
+                if for_others:
+                    self._for_others[plan.key] -= 1
+                    self._owed.discard(plan.key)
+                    self._left.notify_all()
+                else:
+                    self._flying.discard(plan.key)
 
     def _count(self, key: str) -> None:
         with self._lock:
@@ -230,6 +250,11 @@ class EntryCounts:
     def set_refusable(self, key: str) -> None:
         """Learns that graphs raise if a plan is refused (`hvkeras.mismatch`)."""
         self._refusable.add(key)
+
+    def set_owed(self, keys: Sequence[str]) -> None:
+        """Learns the keys of plans that this rank takes part in for others, before it may enter them by itself."""
+        with self._lock:
+            self._owed.update(keys)
 
     def can_raise(self, key: str) -> bool:
         """Whether this rank raises wherever it enters a plan, if that is refused."""

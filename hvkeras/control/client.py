@@ -227,7 +227,7 @@ class ControlClient:
         if message["type"] == "in company":
             self._in_company = message["any"]
         if message["type"] == "refused":
-            self._refuse(message["key"], message["text"])
+            self._refuse(message["key"], message["text"], message["owed"])
         if message["type"] in ("company", "all joined") and self.on_company is not None:
             self.on_company(message)
         with self._changed:
@@ -241,8 +241,10 @@ class ControlClient:
                 self.detached = True
             self._changed.notify_all()
 
-    def _refuse(self, key: str, text: str) -> None:
+    def _refuse(self, key: str, text: str, owed: list[str]) -> None:
         """Has this rank raise in a plan that it waits in, and says whether it can: compiled functions cannot."""
+        if self.entries is not None:
+            self.entries.set_owed(owed)
         can_raise = self.entries is not None and self.entries.can_raise(key) and self.on_refusal is not None
         if can_raise and self.on_refusal is not None:
             self.on_refusal(key, text)

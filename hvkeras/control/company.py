@@ -36,6 +36,15 @@ class Refusal:
     unconfirmed: set[tuple[int, str]] | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
+    def owed(self, waits: Waits, rank: int) -> list[str]:
+        """The plans that a rank will be asked to take part in, for others.
+
+        Args:
+            waits: The counts of entered plans.
+            rank: The rank.
+        """
+        return [key for key, count in self.counts.items() if waits.counts(key).get(rank, count) < count]
+
 
 class Company:
     """The ranks that have joined, and the plans that are refused."""
@@ -110,13 +119,12 @@ class Company:
             return
         if refusal.unconfirmed is None:
             refusal.unconfirmed = set()
+            refusal.counts = {key: max(waits.counts(key).values()) for key in refusal.keys}
             for key in sorted(refusal.keys):
                 counts = waits.counts(key)
-                refusal.counts[key] = max(counts.values())
-                waiting = [rank for rank, count in counts.items() if count > min(counts.values())]
-                refusal.unconfirmed.update((rank, key) for rank in waiting)
-                for rank in waiting:
-                    yield rank, {"type": "refused", "key": key, "text": refusal.text}
+                for rank in (rank for rank, count in counts.items() if count > min(counts.values())):
+                    refusal.unconfirmed.add((rank, key))
+                    yield rank, {"type": "refused", "key": key, "text": refusal.text, "owed": refusal.owed(waits, rank)}
         if refusal.unconfirmed:
             return
         if all(min(waits.counts(key).values()) >= count for key, count in refusal.counts.items()):

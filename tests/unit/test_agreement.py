@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -17,15 +19,35 @@ def plan(name: str) -> Plan:
 
 def test_a_plan_is_entered_by_one_thread_at_a_time_in_eager_mode() -> None:
     counts = EntryCounts()
-    with counts.entering(plan("a")):
-        with counts.entering(plan("b")):
+    with counts.entering(plan("a"), []):
+        with counts.entering(plan("b"), []):
             pass
-        with pytest.raises(DuplicateNameError) as raised, counts.entering(plan("a")):
+        with pytest.raises(DuplicateNameError) as raised, counts.entering(plan("a"), []):
             pass
         assert "names of their own. Received: collective='allreduce \"a\"'." in str(raised.value)
-    with counts.entering(plan("a")):
+    with counts.entering(plan("a"), []):
         pass
     assert {seen.identity: count for count, seen in counts.snapshot().values()} == {"a": 2, "b": 1}
+
+
+def test_a_thread_that_takes_part_for_others_is_waited_for() -> None:
+    counts, order = EntryCounts(), []
+    over = threading.Event()
+
+    def take_part() -> None:
+        time.sleep(0.1)
+        with counts.entering(plan("a")):
+            over.wait(10)
+            order.append("for others")
+
+    thread = threading.Thread(target=take_part)
+    counts.set_owed([plan("a").key])
+    thread.start()
+    threading.Timer(0.4, over.set).start()
+    with counts.entering(plan("a"), []):
+        order.append("own")
+    thread.join(10)
+    assert order == ["for others", "own"]
 
 
 @pytest.mark.parametrize(("kind", "of_tensorflow"), [(DuplicateNameError, tf.errors.InvalidArgumentError),
