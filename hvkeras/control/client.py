@@ -243,11 +243,12 @@ class ControlClient:
 
     def _refuse(self, key: str, text: str, owed: list[str]) -> None:
         """Has this rank raise in a plan that it waits in, and says whether it can: compiled functions cannot."""
-        if self.entries is not None:
+        can_raise = False
+        if self.entries is not None and self.on_refusal is not None:
             self.entries.set_owed(owed)
-        can_raise = self.entries is not None and self.entries.can_raise(key) and self.on_refusal is not None
-        if can_raise and self.on_refusal is not None:
-            self.on_refusal(key, text)
+            can_raise = self.entries.can_raise(key)
+            if can_raise:
+                self.on_refusal(key, text)
         self._send({"type": "noted", "key": key, "raises": can_raise})
 
     def _end(self, cause: Cause) -> None:

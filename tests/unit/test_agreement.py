@@ -9,7 +9,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from hvkeras import DuplicateNameError, MismatchError
+from hvkeras import ArgumentError, DuplicateNameError, MismatchError, UsageError
 from hvkeras.agreement import EntryCounts, Plan
 
 
@@ -56,4 +56,11 @@ def test_errors_are_tensorflows_and_can_be_sent(kind: type[tf.errors.OpError], o
     error = pickle.loads(pickle.dumps(kind("in words")))
     assert type(error) is kind
     assert isinstance(error, of_tensorflow)
+    assert str(error) == "in words"
+
+
+def test_an_argument_error_is_a_usage_error_and_tensorflows() -> None:
+    error = pickle.loads(pickle.dumps(ArgumentError("in words")))
+    assert isinstance(error, UsageError)
+    assert isinstance(error, tf.errors.InvalidArgumentError)
     assert str(error) == "in words"
