@@ -9,28 +9,18 @@ from typing import Any, NoReturn
 
 from hvkeras import __version__
 from hvkeras.errors import UsageError, explain
+from hvkeras.launcher.horovod_flags import add_tuning_flags, flags_of_file
 from hvkeras.settings import LOG_LEVELS
 
 # Flags of horovodrun that are not taken, with what to do instead.
 _NO_ELASTIC = "the number of ranks is fixed, -np; with --reset-limit N all are started again when one is lost"
-_NO_TUNING = "leave it out; it tunes Horovod's own engine, which listens to its HOROVOD_* variable"
 _ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
 _NOT_TAKEN = {
     **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script",
                      "--elastic-timeout", "--blacklist-cooldown-range"), _NO_ELASTIC),
-    **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp"), _ENGINE),
-    **dict.fromkeys(("--mpi-args", "--binding-args", "--mpi-threads-disable", "--thread-affinity"),
-                    "start with mpirun to pass options to MPI"),
-    **dict.fromkeys(("--autotune", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
-                     "--autotune-log-file", "--autotune-steps-per-sample", "--autotune-warmup-samples",
-                     "--cache-capacity", "--cycle-time-ms", "--disable-cache", "--gloo-timeout-seconds",
-                     "--hierarchical-allgather", "--hierarchical-allreduce", "--no-hierarchical-allgather",
-                     "--no-hierarchical-allreduce", "--no-torus-allreduce", "--torus-allreduce",
-                     "--num-nccl-streams",
-                     "--log-without-timestamp"), _NO_TUNING),
-    "--timeline-mark-cycles": "leave it out; there are no cycles of negotiation",
+    **dict.fromkeys(("--gloo", "--mpi", "--jsrun"), _ENGINE),
+    **dict.fromkeys(("--mpi-args", "--binding-args"), "start with mpirun to pass options to MPI"),
     "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
-    "--config-file": "give the flags on the command line",
 }
 
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
@@ -91,8 +81,11 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
     made.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
                       " (HVKERAS_LOG_LEVEL).")
+    made.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; those of the"
+                      " command line count more.")
     made.add_argument("--no-stall-check", action="store_true", help="Neither warns of ranks that wait in a collective"
                       " nor ends the job for it.")
+    made.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
     made.add_argument("--stall-check-warning-time-seconds", type=seconds, metavar="SECONDS", help="When a warning names"
                       " whom a rank waits for (HVKERAS_STALL_WARNING).")
     made.add_argument("--stall-check-shutdown-time-seconds", type=seconds, metavar="SECONDS", help="When the job ends"
@@ -108,6 +101,8 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("--verbose", action="store_true", help="Says each step of the launcher.")
     made.add_argument("-cb", "--check-build", action="store_true", help="Shows which launchers and backends work here,"
                       " and why not.")
+    made.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached here
+    add_tuning_flags(made)
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     for flag in _NOT_TAKEN:
         made.add_argument(flag, action=_NotTaken, nargs=0, help=argparse.SUPPRESS)
@@ -125,9 +120,12 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
         The flags, and the ranks' `command`.
 
     Raises:
+        MachineError: A file of flags is given, and PyYAML is not installed.
         UsageError: A flag is unknown, not taken, or cannot be read, or the command is missing.
     """
     found = flags_and_command(parser(prog), arguments)
+    if found.config_file:
+        found = flags_and_command(parser(prog), [*flags_of_file(found.config_file), *arguments])
     if not found.check_build:
         require_command(found, prog)
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from hvkeras import __version__, as_horovod
 from hvkeras.errors import HvkerasError, UsageError, explain
 from hvkeras.launcher.arguments import parse
+from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
@@ -162,6 +163,7 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_LOG_LEVEL": flags.log_level,
         "HVKERAS_STALL_WARNING": 0 if flags.no_stall_check else flags.stall_check_warning_time_seconds,
         "HVKERAS_STALL_SHUTDOWN": 0 if flags.no_stall_check else flags.stall_check_shutdown_time_seconds,
+        **tuning_variables(flags),
     }
     environ = as_horovod.environment(os.environ) if flags.as_horovod else os.environ
     return {**environ, **{name: str(value) for name, value in chosen.items() if value is not None}}
