@@ -102,7 +102,7 @@ def step_counter(optimizer: Any) -> int:
 
     Steps that a `LossScaleOptimizer` of Keras 3 skipped do not.
     """
-    return int(native(_counter(optimizer)))
+    return int(value_of(_counter(optimizer)))
 
 
 def _counter(optimizer: Any) -> Any:
@@ -127,7 +127,7 @@ def learning_rate(optimizer: Any) -> float | None:
     """An optimizer's learning rate; None where it is not one number that can be set."""
     source = native(learning_rate_source(optimizer))
     if isinstance(source, tf.Variable):
-        return float(source.numpy())
+        return float(value_of(source))
     return float(source) if isinstance(source, (int, float)) else None
 
 
@@ -581,6 +581,41 @@ def settle_direction(callback: Any) -> None:
 def steps_by_itself(model: Any) -> bool:
     """Whether the model trains in Keras's own `train_step`, through `model.optimizer`."""
     return type(model).train_step.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def value_of(variable: Any) -> Any:
+    """The value of a variable, as NumPy's; asked of tf_keras's session where eager execution was disabled."""
+    variable = native(variable)
+    if tf.executing_eagerly() or not isinstance(variable, tf.Variable):
+        return variable.numpy() if isinstance(variable, tf.Variable) else variable
+    return default_keras().backend.get_value(variable)
+
+
+def multiply(variables: Sequence[tf.Variable], factor: float) -> None:
+    """Multiplies variables in one call; by tf_keras's session where eager execution was disabled."""
+    if tf.executing_eagerly():
+        _multiply(list(variables), tf.constant(factor, tf.float64))
+        return
+    backend = default_keras().backend
+    backend.batch_set_value([(one, value * value.dtype.type(factor)) for one, value in
+                             zip(variables, backend.batch_get_value(list(variables)), strict=True)])
+
+
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+def _multiply(variables: list[tf.Variable], factor: Any) -> None:
+    for variable in variables:
+        variable.assign(variable * tf.cast(factor, variable.dtype))
+
+
+def run_in_session(make: Callable[[], Any]) -> None:
+    """Runs what has no value: at once, or by tf_keras's session where eager execution was disabled.
+
+    Args:
+        make: Acts in eager mode, and makes an operation elsewhere.
+    """
+    operation = make()
+    if operation is not None:
+        tf.compat.v1.keras.backend.get_session().run(operation)
 
 
 def native(variable: Any) -> Any:

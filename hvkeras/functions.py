@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat, context, graphs
-from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.errors import UsageError, explain
 from hvkeras.operations import members, require_root
 from hvkeras.planned import allgather_raw, broadcast_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
@@ -241,7 +241,5 @@ def _eagerly(action: Callable[[], Any]) -> Any:
 
 
 def _in_eager_mode(action: Callable[[], Any]) -> Any:
-    if not tf.executing_eagerly():
-        raise UnsupportedError(explain("Python objects are sent in eager mode",
-                                       "leave tf.compat.v1.disable_eager_execution() out"))
-    return action()
+    with graphs.eagerly():
+        return action()

@@ -57,7 +57,9 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         ):
             warnings.warn("the model's optimizer is not distributed: each rank trains on its own gradients."
                           " HINT: compile with hvkeras.DistributedOptimizer(optimizer)", stacklevel=2)
-        if int(allreduce(int(bool(self.model.built)), op=Min, name="the model is built")):
+        with graphs.eagerly():
+            built = int(allreduce(int(bool(self.model.built)), op=Min, name="the model is built"))
+        if built:
             self._broadcast()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -72,5 +74,5 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
             compat.build_optimizer(optimizer, self.model.trainable_variables)
             variables += compat.optimizer_variables(optimizer)
         shared = [variable for variable in variables if compat.variable_key(variable) not in self.local_keys]
-        broadcast_variables(shared, self.root_rank)
+        compat.run_in_session(lambda: broadcast_variables(shared, self.root_rank))
         self.broadcast_done = True

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context
+from hvkeras import compat, context, graphs
 from hvkeras.callbacks.leading import leads
 from hvkeras.collectives import allreduce
 from hvkeras.errors import UsageError, explain
@@ -111,13 +111,14 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
     def _start(self, epoch: int) -> None:
         """Places the first epoch of this `fit` in the schedule; the same on every rank."""
         job = context.current()
-        steps = self.steps_per_epoch or (self.params or {}).get("steps") or 0
+        steps = self.steps_per_epoch or _steps(self.params or {})
         counted = compat.step_counter(self.model.optimizer)
         together = shared_by(self.model)
         if together is not None:
-            least = allreduce(tf.constant([steps, counted], tf.int64), op=Min, process_set=together,
-                              name=f"the steps of {type(self).__name__}, which every rank needs")
-            steps, counted = (int(number) for number in least)
+            with graphs.eagerly():
+                least = allreduce(tf.constant([steps, counted], tf.int64), op=Min, process_set=together,
+                                  name=f"the steps of {type(self).__name__}, which every rank needs")
+                steps, counted = (int(number) for number in least)
         needed = steps <= 0 and not self._is_over(epoch)
         if needed and not self.staircase:
             raise self._error("the steps of an epoch must be known",
@@ -173,7 +174,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         if self.momentum_correction and old:
             slots = compat.velocities(optimizer)
             if slots:
-                _multiply(slots, tf.constant(self._rate / old, tf.float64))
+                compat.multiply(slots, self._rate / old)
 
     def _plan(self, size: int) -> str:  # noqa: ARG002 - the warm-up's
         """What will happen, for the line at the start of training."""
@@ -212,8 +213,8 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         return UsageError(explain(f"{type(self).__name__}: {must_hold}", hint, **received))
 
 
-@tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-def _multiply(slots: list[tf.Variable], factor: Any) -> None:
-    """Multiplies all slots in one call, since it may happen at each step."""
-    for slot in slots:
-        slot.assign(slot * tf.cast(factor, slot.dtype))
+def _steps(params: dict[str, Any]) -> int:
+    """The steps of an epoch as far as Keras says; of arrays, graphs of TensorFlow 1 know the number of samples only."""
+    if params.get("samples") and params.get("batch_size"):
+        return math.ceil(params["samples"] / params["batch_size"])
+    return params.get("steps") or 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hvkeras.tensorflow.keras
@@ -22,6 +23,7 @@ from launch.hvkeras_run import run
 
 OLD = Path(__file__).parent / "workers" / "old_script.py"
 SEMANTICS = OLD.with_name("semantics.py")
+IN_GRAPHS = OLD.with_name("graph_script.py")
 
 
 def require_same(found: list[dict[str, Any]], arguments: list[str]) -> None:
@@ -52,6 +54,41 @@ def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
 def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:
     outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod")
     require_same([found for rank in range(2) for found in told(outcome.stdout(rank))], ["--epochs"])
+
+
+def trained_by_numpy(x: Any, y: Any) -> dict[str, list[float]]:
+    """Linear regression by steps of 8 samples: the weights begin at 0, and the rate halves with each epoch."""
+    weights, bias = np.zeros((4, 1)), np.zeros(1)
+    velocity: tuple[Any, Any] = (0 * weights, 0 * bias)
+    rate, losses = 0.1, []
+    for epoch in range(3):
+        rate, before = 0.1 * 0.5**epoch, rate
+        velocity = tuple(each * rate / before for each in velocity)
+        of_steps = []
+        for start in range(0, len(x), 8):
+            part = x[start : start + 8]
+            error = part @ weights + bias - y[start : start + 8]
+            of_steps.append((error**2).mean())
+            gradients = 2 * part.T @ error / 8, 2 * error.mean(0)
+            velocity = tuple(0.9 * each - rate * slope for each, slope in zip(velocity, gradients, strict=True))
+            weights, bias = weights + velocity[0], bias + velocity[1]
+        losses.append(float(np.mean(of_steps)))
+    return {"weights": [*weights.ravel(), *bias], "loss": losses, "lr": [0.1, 0.05, 0.025]}
+
+
+@pytest.mark.parametrize("backend", ["horovod", "native"])
+def test_callbacks_work_in_sessions(backend: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(32, 4)).astype("float32")
+    y = (x @ [[1.0], [-2], [3], [0.5]] + 0.1 * random.normal(size=(32, 1))).astype("float32")
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    done = run(["--as-horovod", "-np", "2", "--backend", backend, sys.executable, str(IN_GRAPHS)], tmp_path,
+               {"TF_USE_LEGACY_KERAS": "1"})
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in re.findall(r"GRAPH (\{.*?\})$", done.stdout, re.MULTILINE)]
+    assert len(found) == 2 and found[0] == found[1]
+    assert found[0].pop("objects") == [1, [0, 1]]
+    assert found[0] == {name: pytest.approx(values, rel=1e-4) for name, values in trained_by_numpy(x, y).items()}
 
 
 @pytest.fixture(scope="module")
