@@ -216,5 +216,5 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 def _steps(params: dict[str, Any]) -> int:
     """The steps of an epoch as far as Keras says; of arrays, graphs of TensorFlow 1 know the number of samples only."""
     if params.get("samples") and params.get("batch_size"):
-        return math.ceil(params["samples"] / params["batch_size"])
-    return params.get("steps") or 0
+        return math.ceil(int(params["samples"]) / int(params["batch_size"]))
+    return int(params.get("steps") or 0)

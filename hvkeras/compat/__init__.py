@@ -1,0 +1,80 @@
+"""Everything that reaches into Keras beyond its public API, and all differences between its versions.
+
+Three families of optimizers exist: Keras 3's, tf_keras's, and tf_keras's legacy ones
+(`tf_keras.optimizers.legacy`). Each has one method through which every update goes (the seam):
+`apply` in Keras 3, `apply_gradients` in tf_keras. Under mixed precision a `LossScaleOptimizer`
+stands before it and decides there whether to skip the step, so that one is a seam as well.
+"""
+
+from __future__ import annotations
+
+from hvkeras.compat.batches import batches_base, count_batches, hook_shuffle_of_batches, loading_options, overrides
+from hvkeras.compat.families import (
+    KERAS,
+    TF_KERAS,
+    TF_KERAS_LEGACY,
+    default_keras,
+    family_of,
+    foreign_backend,
+    is_keras_3,
+    is_of_keras,
+    loaded_families,
+)
+from hvkeras.compat.hooks import (
+    adopt_class,
+    hook,
+    hook_jit_compile,
+    hook_loss_scale,
+    hook_model_calls,
+    hook_stop_training,
+    subclass_like,
+    unhook_all,
+)
+from hvkeras.compat.models import endings_of_saved, model_weights, repair_optimizer
+from hvkeras.compat.optimizers import (
+    advance_iterations,
+    as_learning_rate,
+    attribute,
+    build_optimizer,
+    inner_optimizer,
+    is_schedule,
+    learning_rate,
+    learning_rate_source,
+    optimizer_variables,
+    reduces_elsewhere,
+    set_learning_rate,
+    step_counter,
+    velocities,
+)
+from hvkeras.compat.training import (
+    TrainingHooks,
+    bound_fit,
+    callback_class,
+    forget_train_function,
+    hook_training,
+    metric_groups,
+    settle_direction,
+    steps_by_itself,
+    steps_per_execution,
+)
+from hvkeras.compat.variables import (
+    aggregation_of,
+    multiply,
+    native,
+    run_in_session,
+    value_of,
+    variable_key,
+    variable_name,
+)
+
+__all__ = [
+    "KERAS", "TF_KERAS", "TF_KERAS_LEGACY", "TrainingHooks", "adopt_class", "advance_iterations", "aggregation_of",
+    "as_learning_rate", "attribute", "batches_base", "bound_fit", "build_optimizer", "callback_class",
+    "count_batches", "default_keras", "endings_of_saved", "family_of", "foreign_backend", "forget_train_function",
+    "hook", "hook_jit_compile", "hook_loss_scale", "hook_model_calls", "hook_shuffle_of_batches",
+    "hook_stop_training", "hook_training", "inner_optimizer", "is_keras_3", "is_of_keras", "is_schedule",
+    "learning_rate", "learning_rate_source", "loaded_families", "loading_options", "metric_groups", "model_weights",
+    "multiply", "native", "optimizer_variables", "overrides", "reduces_elsewhere", "repair_optimizer",
+    "run_in_session", "set_learning_rate", "settle_direction", "step_counter", "steps_by_itself",
+    "steps_per_execution", "subclass_like", "unhook_all", "value_of", "variable_key", "variable_name", "velocities",
+]

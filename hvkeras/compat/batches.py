@@ -1,0 +1,59 @@
+"""Batches loaded by Python: `PyDataset` of Keras 3, `Sequence` of tf_keras."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.compat.hooks import hook
+
+
+def batches_base(data: Any) -> Any:
+    """The base class whose batches Keras loads: `PyDataset` or tf_keras's `Sequence`; None for other data."""
+    keras: Any = sys.modules.get("keras")
+    tf_keras: Any = sys.modules.get("tf_keras")
+    if hasattr(keras, "utils") and isinstance(data, keras.utils.PyDataset):
+        return keras.utils.PyDataset
+    if hasattr(tf_keras, "utils") and isinstance(data, tf_keras.utils.Sequence):
+        return tf_keras.utils.Sequence
+    return None
+
+
+def count_batches(data: Any) -> int | None:
+    """How many batches a `PyDataset` or `Sequence` has; None if they never end."""
+    found = data.num_batches if hasattr(data, "num_batches") else len(data)
+    return None if found is None else int(found)
+
+
+def loading_options(data: Any) -> dict[str, Any]:
+    """How Keras 3 is to load a `PyDataset`, as its constructor takes it; tf_keras is told in `fit`."""
+    names = ("workers", "use_multiprocessing", "max_queue_size")
+    return {name: getattr(data, name) for name in names if hasattr(data, name)} if hasattr(data, "num_batches") else {}
+
+
+def overrides(instance: Any, method: str) -> bool:
+    """Whether the class of a `PyDataset` or `Sequence` has a method of its own in the place of Keras's."""
+    base = batches_base(instance)
+    return getattr(type(instance), method, None) is not getattr(base, method, None)
+
+
+def hook_shuffle_of_batches(base: type, decide: Callable[[Any, bool], bool]) -> bool:
+    """Puts `decide(data, shuffle)` before Keras's choice whether it loads the batches of `data` in random order.
+
+    Args:
+        base: `PyDataset` or `Sequence`, whichever the data are.
+        decide: Takes the data and what the caller of `fit` said; returns what Keras is to do.
+
+    Returns:
+        Whether this Keras has the place for it.
+    """
+    name = base.__module__.split(".")[0]
+    module, adapter = {"keras": ("keras.src.trainers.data_adapters.py_dataset_adapter", "PyDatasetAdapter"),
+                       "tf_keras": ("tf_keras.src.engine.data_adapter", "KerasSequenceAdapter")}[name]
+
+    def adapt(original: Callable[..., Any], self: Any, x: Any, *args: Any, shuffle: bool = False, **kwargs: Any) -> Any:
+        return original(self, x, *args, shuffle=decide(x, shuffle), **kwargs)
+
+    found = getattr(sys.modules.get(module), adapter, None)
+    return found is not None and hook(found, "__init__", adapt)

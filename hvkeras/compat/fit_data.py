@@ -1,0 +1,110 @@
+"""What Keras's `fit` and `evaluate` iterate over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+class KerasData:
+    """What Keras 3's `fit` or `evaluate` iterates over.
+
+    Attributes:
+        steps: `steps_per_epoch` as the user gave it, or None.
+        batches: The batches that one pass over the data has; None if unknown, -1 if they never end.
+        last_rows: The rows of the last batch; None if unknown.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self.steps: int | None = iterator.steps_per_epoch
+        adapter = iterator.data_adapter
+        self.batches = _batches(adapter.num_batches, iterator._distributed_dataset)
+        self.last_rows = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
+
+    def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
+        """Replaces the data.
+
+        Args:
+            dataset: Makes the new dataset from the old one.
+            batches: How many batches it has; None if unknown.
+        """
+        self._iterator._distributed_dataset = dataset(self._iterator._distributed_dataset)
+        self._iterator.data_adapter = _Counted(self._iterator.data_adapter, batches)
+        self._iterator._num_batches = batches
+
+    def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
+        """Changes what each pass over the data gives; parameters as for `change`."""
+        self.change(of_one_pass, batches)
+
+    def take_steps(self, steps: int) -> None:
+        """Sets `steps_per_epoch`."""
+        self._iterator.steps_per_epoch = steps
+
+
+class TfKerasData:
+    """What tf_keras's `fit` or `evaluate` iterates over; attributes as of `KerasData`."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        adapter = handler._adapter
+        self.steps: int | None = handler._steps_per_epoch
+        self.batches = _batches(adapter.get_size(), handler._dataset if adapter.get_size() is None else None)
+        self.last_rows = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
+
+    def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
+        """Replaces the data; as of `KerasData`."""
+        handler = self._handler
+        handler._dataset = dataset(handler._dataset)
+        if self.steps is None:
+            handler._inferred_steps = batches
+            handler._infer_steps = lambda *_: batches
+
+    def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
+        """Changes what each pass gives; data of arrays are one dataset that holds all passes."""
+        passes = self.batches
+        if self._handler._adapter.should_recreate_iterator() or not passes:
+            self.change(of_one_pass, batches)
+            return
+        self.change(lambda dataset: dataset.window(passes).flat_map(
+            lambda *parts: of_one_pass(_zipped(parts))), batches)
+
+    def take_steps(self, steps: int) -> None:
+        """Sets `steps_per_epoch`; as of `KerasData`."""
+        self._handler._steps_per_epoch = self._handler._inferred_steps = steps
+
+
+def _rows(ask: Callable[[], Any]) -> int | None:
+    """The rows of the last batch, which many a data adapter cannot tell."""
+    try:
+        return ask() or None
+    except (NotImplementedError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _zipped(parts: Any) -> Any:
+    """The dataset of elements whose components a window gives as datasets."""
+    return tf.data.Dataset.zip(parts) if len(parts) > 1 or isinstance(parts[0], (tuple, dict)) else parts[0]
+
+
+def _batches(counted: Any, dataset: Any) -> int | None:
+    if counted is not None:
+        return int(counted) if counted != float("inf") else -1
+    cardinality = getattr(dataset, "cardinality", None)
+    number = int(cardinality()) if cardinality is not None else int(tf.data.UNKNOWN_CARDINALITY)
+    if number == tf.data.INFINITE_CARDINALITY:
+        return -1
+    return number if number >= 0 else None
+
+
+class _Counted:
+    """A data adapter of Keras 3 that has another number of batches."""
+
+    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)

@@ -1,0 +1,152 @@
+"""Hooks into Keras's own classes, each set once, and subclasses that pass for their base."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.compat.families import KERAS, loaded_families
+from hvkeras.compat.optimizers import reduces_elsewhere
+
+
+def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
+    """Makes a subclass of `mixin` and `base` that is saved under the name of `base`."""
+    namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    exported = {name: base.__dict__[name] for name in ("_keras_api_names", "_keras_api_names_v1")
+                if name in base.__dict__}  # tf_keras looks its public names up there
+    made: type = type(base)(base.__name__, (mixin, base), {**namespace, **exported, **attributes})
+    for module, tables in _NAMES_BY_CLASS:
+        if module in sys.modules:
+            for table in tables:
+                names = getattr(sys.modules[module], table, {})
+                if base in names:
+                    names[made] = names[base]
+    return made
+
+
+# Where Keras looks up the public name of a class that it saves. Without these the file would name
+# Keras's private modules, which move between versions.
+_NAMES_BY_CLASS = (
+    ("keras.src.api_export", ("REGISTERED_OBJS_TO_NAMES",)),
+    ("keras.src.saving.object_registration", ("GLOBAL_CUSTOM_NAMES",)),
+    ("tf_keras.src.saving.object_registration", ("_GLOBAL_CUSTOM_NAMES",)),
+)
+
+
+def adopt_class(instance: Any, cls: type) -> None:
+    """Makes an existing object an instance of a subclass, past the `__setattr__` of optimizers."""
+    object.__setattr__(instance, "__class__", cls)
+
+
+def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
+    """Puts `replacement(original, self, *args, **kwargs)` in the place of a method, once.
+
+    Args:
+        cls: The class; its subclasses are hooked with it unless they have a method of their own.
+        method: The method's name.
+        replacement: What runs instead; it calls `original(self, ...)` where it wants to.
+
+    Returns:
+        Whether the class has that method.
+    """
+    original = getattr(cls, method, None)
+    if original is None:
+        return False
+    if not hasattr(original, "_hvkeras_hook"):
+
+        @functools.wraps(original)
+        def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return replacement(original, self, *args, **kwargs)
+
+        hooked._hvkeras_hook = True  # type: ignore[attr-defined]
+        _hooked.append((cls, method, cls.__dict__.get(method)))
+        setattr(cls, method, hooked)
+    return True
+
+
+# Class, method, and what stood in the class itself; the latest last.
+_hooked: list[tuple[type, str, Any]] = []
+
+
+def unhook_all() -> None:
+    """Gives every hooked class back its own methods."""
+    while _hooked:
+        cls, method, own = _hooked.pop()
+        if own is None:
+            delattr(cls, method)  # it was inherited
+        else:
+            setattr(cls, method, own)
+
+
+def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
+    """Puts `around(original, optimizer, gradients, variables)` before the finite check of `LossScaleOptimizer`.
+
+    Args:
+        family: Whose `LossScaleOptimizer`.
+        around: Takes a function that finishes the step with the gradients it is given, the
+            `LossScaleOptimizer`, the gradients and their variables.
+    """
+    if family == KERAS:
+        import keras
+
+        hook(keras.optimizers.LossScaleOptimizer, "apply", functools.partial(_keras_step, around))
+        return
+    from tf_keras.src.mixed_precision import loss_scale_optimizer
+
+    for cls in (loss_scale_optimizer.LossScaleOptimizer, loss_scale_optimizer.LossScaleOptimizerV3):
+        hook(cls, "apply_gradients", functools.partial(_tf_keras_step, around))
+
+
+def _keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads: Any,
+                trainable_variables: Any = None) -> Any:
+    return around(lambda reduced: original(self, reduced, trainable_variables), self, grads,
+                  self._trainable_variables if trainable_variables is None else trainable_variables)
+
+
+def _tf_keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads_and_vars: Any,
+                   *args: Any, **kwargs: Any) -> Any:
+    pairs = list(grads_and_vars)
+    variables = [variable for _, variable in pairs]
+    if reduces_elsewhere(kwargs):
+        return original(self, pairs, *args, **kwargs)
+    return around(lambda reduced: original(self, list(zip(reduced, variables, strict=True)), *args, **kwargs), self,
+                  [gradient for gradient, _ in pairs], variables)
+
+
+def hook_jit_compile(refuse: Callable[[], bool]) -> None:
+    """Makes Keras 3's `jit_compile="auto"` mean False while `refuse` says so."""
+    import keras
+
+    def resolve(original: Callable[..., Any], self: Any) -> Any:
+        resolved = original(self)
+        return False if resolved and refuse() else resolved
+
+    hook(keras.Model, "_resolve_auto_jit_compile", resolve)
+
+
+def hook_model_calls(around: Callable[..., Any]) -> None:
+    """Puts `around(original, model, *args, **kwargs)` around every call of a model."""
+    for family in loaded_families():
+        hook(sys.modules[family].Model, "__call__", around)
+
+
+def hook_stop_training(family: str, agreed: Callable[[Any, bool], bool]) -> None:
+    """Makes `model.stop_training` read `agreed(model, own)`, where `own` is what this rank has set."""
+
+    def read(model: Any) -> bool:
+        return agreed(model, bool(model.__dict__.get("stop_training", False)))
+
+    def write(model: Any, value: bool) -> None:
+        model.__dict__["stop_training"] = value
+
+    cls = sys.modules[family].Model
+    if not hasattr(cls.__dict__.get("stop_training"), "_hvkeras_hook"):
+        # Assigning what an attribute reads already is dropped by TensorFlow, so instances may lack one of their own.
+        _hooked.append((cls, "stop_training", False))
+        cls.stop_training = _HookedAttribute(read, write)
+
+
+class _HookedAttribute(property):
+    _hvkeras_hook = True

@@ -1,0 +1,132 @@
+"""Optimizers: their variables, steps and learning rate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.compat.families import KERAS, TF_KERAS_LEGACY, family_of
+from hvkeras.compat.variables import native, value_of
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer inside a `LossScaleOptimizer`; None if it is not one."""
+    if not any(cls.__name__.startswith("LossScaleOptimizer") for cls in type(optimizer).__mro__):
+        return None
+    return getattr(optimizer, "inner_optimizer", None)
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates the optimizer's variables, unless they exist."""
+    with tf.init_scope():
+        if family_of(optimizer) == TF_KERAS_LEGACY:
+            optimizer._create_all_weights(list(variables))
+        elif not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+            optimizer.build(list(variables))
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """All variables of an optimizer: iterations, learning rate, slots and the loss scale."""
+    found = optimizer.variables
+    variables = list(found() if family_of(optimizer) == TF_KERAS_LEGACY else found)
+    # What tf_keras keeps out of `variables`:
+    loss_scale: Any = getattr(optimizer, "_loss_scale", None)
+    if hasattr(loss_scale, "current_loss_scale"):
+        variables += [loss_scale.current_loss_scale, loss_scale.counter]
+    plain = inner_optimizer(optimizer) or optimizer
+    others = plain.__dict__.get("_hyper", {"learning_rate": plain.__dict__.get("_learning_rate")})
+    known = {id(variable) for variable in variables}
+    return variables + [other for _, other in sorted(others.items())
+                        if isinstance(other, tf.Variable) and id(other) not in known]
+
+
+def advance_iterations(optimizer: Any) -> None:
+    """Counts a step in which nothing is applied."""
+    _counter(optimizer).assign_add(1)
+
+
+def step_counter(optimizer: Any) -> int:
+    """How many steps of training an optimizer has counted; passes that only accumulate count as well.
+
+    Steps that a `LossScaleOptimizer` of Keras 3 skipped do not.
+    """
+    return int(value_of(_counter(optimizer)))
+
+
+def _counter(optimizer: Any) -> Any:
+    """The variable that counts an optimizer's steps."""
+    optimizer = inner_optimizer(optimizer) or optimizer
+    # In newer Keras 3 `iterations` is not the variable: it leaves out the passes of gradient_accumulation_steps.
+    return getattr(optimizer, "_iterations", optimizer.iterations) if family_of(optimizer) == KERAS else (
+        optimizer.iterations)
+
+
+def learning_rate_source(optimizer: Any) -> Any:
+    """What an optimizer takes its learning rate from: a variable, number, schedule or function; None for several."""
+    optimizer = inner_optimizer(optimizer) or optimizer
+    if hasattr(optimizer, "_inner_optimizers"):
+        return None
+    if family_of(optimizer) == TF_KERAS_LEGACY:
+        return optimizer._hyper.get("learning_rate")
+    return getattr(optimizer, "__dict__", {}).get("_learning_rate")
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """An optimizer's learning rate; None where it is not one number that can be set."""
+    source = native(learning_rate_source(optimizer))
+    if isinstance(source, tf.Variable):
+        return float(value_of(source))
+    return float(source) if isinstance(source, (int, float)) else None
+
+
+def set_learning_rate(optimizer: Any, value: float) -> None:
+    """Sets the learning rate that `learning_rate` reads."""
+    (inner_optimizer(optimizer) or optimizer).learning_rate = value
+
+
+def as_learning_rate(optimizer: Any, value: float) -> float:
+    """What becomes of a number in the optimizer's variable, which has fewer digits than Python's numbers."""
+    source = native(learning_rate_source(optimizer))
+    return float(source.dtype.as_numpy_dtype(value)) if isinstance(source, tf.Variable) else float(value)
+
+
+def is_schedule(thing: Any) -> bool:
+    """Whether this is a learning rate schedule of any Keras."""
+    return any(cls.__name__ == "LearningRateSchedule" for cls in type(thing).__mro__)
+
+
+def velocities(optimizer: Any) -> list[tf.Variable]:
+    """The slots whose values are in proportion to the learning rate: the momenta of SGD and RMSprop.
+
+    Other optimizers (Adam, Lion, Muon, ...) average gradients before the learning rate comes in.
+    """
+    optimizer = inner_optimizer(optimizer) or optimizer
+    family = family_of(optimizer)
+    if family == TF_KERAS_LEGACY:
+        return [slots["momentum"] for slots in optimizer._slots.values() if "momentum" in slots
+                and type(optimizer).__name__ in ("SGD", "RMSprop")]
+    names = {"SGD": "momentums", "RMSprop": "_momentums"}
+    known = [names[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in names]
+    if not known or not optimizer.momentum:
+        return []
+    return [native(slot) for slot in getattr(optimizer, known[0], ()) if slot is not None]
+
+
+def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
+    """Whether the caller of tf_keras's `apply_gradients` says that the gradients are reduced already."""
+    return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",
+                                                                                 True)
+
+
+@contextlib.contextmanager
+def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute for a while, past the `__setattr__` of optimizers."""
+    before = instance.__dict__.get(name)
+    instance.__dict__[name] = value
+    try:
+        yield
+    finally:
+        instance.__dict__[name] = before

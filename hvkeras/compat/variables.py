@@ -1,0 +1,68 @@
+"""Variables of Keras 3 and of TensorFlow, alike; also in the session of tf_keras without eager execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.compat.families import default_keras
+
+
+def native(variable: Any) -> Any:
+    """The `tf.Variable` of a Keras 3 variable; any other as it is."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value
+
+
+def variable_key(variable: Any) -> Any:
+    """What tells variables apart, the same for a Keras 3 variable and its `tf.Variable`."""
+    return native(variable)._unique_id
+
+
+def variable_name(variable: Any) -> str:
+    """A variable's name for messages."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed variable")
+
+
+def aggregation_of(variable: Any) -> str:
+    """How a metric's variable says that replicas are merged: "sum" (the default), "mean", ..."""
+    aggregation = getattr(variable, "aggregation", None)
+    name = getattr(aggregation, "name", aggregation)  # an enum in TensorFlow, a string in Keras 3
+    return str(name or "sum").lower()
+
+
+def value_of(variable: Any) -> Any:
+    """The value of a variable, as NumPy's; asked of tf_keras's session where eager execution was disabled."""
+    variable = native(variable)
+    if tf.executing_eagerly() or not isinstance(variable, tf.Variable):
+        return variable.numpy() if isinstance(variable, tf.Variable) else variable
+    return default_keras().backend.get_value(variable)
+
+
+def multiply(variables: Sequence[tf.Variable], factor: float) -> None:
+    """Multiplies variables in one call; by tf_keras's session where eager execution was disabled."""
+    if tf.executing_eagerly():
+        _multiply(list(variables), tf.constant(factor, tf.float64))
+        return
+    backend = default_keras().backend
+    backend.batch_set_value([(one, value * value.dtype.type(factor)) for one, value in
+                             zip(variables, backend.batch_get_value(list(variables)), strict=True)])
+
+
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+def _multiply(variables: list[tf.Variable], factor: Any) -> None:
+    for variable in variables:
+        variable.assign(variable * tf.cast(factor, variable.dtype))
+
+
+def run_in_session(make: Callable[[], Any]) -> None:
+    """Runs what has no value: at once, or by tf_keras's session where eager execution was disabled.
+
+    Args:
+        make: Acts in eager mode, and makes an operation elsewhere.
+    """
+    operation = make()
+    if operation is not None:
+        tf.compat.v1.keras.backend.get_session().run(operation)
