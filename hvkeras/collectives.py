@@ -161,20 +161,7 @@ def allgather(
     value = tf.convert_to_tensor(tensor)
     value = tf.reshape(value, [1]) if value.shape.rank == 0 else value
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
-        def gradient(upstream: Any) -> Any:
-            mine = ranks.index(context.current().topology.rank)
-            summed = _summed_for_gradient(upstream, ranks, name)
-            if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
-                return tf.split(summed, len(ranks))[mine]
-            counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
-            start = tf.reduce_sum(counts[:mine])
-            return summed[start : start + counts[mine]]
-
-        return allgather_raw(rows, ranks, name), gradient
-
-    return gather(value)
+    return gathered(value, ranks, name)
 
 
 def grouped_allgather(
@@ -238,7 +225,8 @@ def broadcast(
     def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             summed = _summed_for_gradient(upstream, ranks, name)
-            return summed if context.current().topology.rank == root_rank else tf.zeros_like(summed)
+            # A choice that TensorFlow makes, so that a gradient of this gradient is a collective on every rank.
+            return tf.where(context.current().topology.rank == root_rank, summed, tf.zeros_like(summed))
 
         return broadcast_raw([value], root_rank, ranks, name)[0], gradient
 
@@ -266,8 +254,27 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     return None if tf.executing_eagerly() else tf.group(*done)
 
 
+def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
+    """Gathers rows; with a gradient that has gradients in turn."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def gradient(upstream: Any) -> Any:
+            mine = ranks.index(context.current().topology.rank)
+            summed = _summed_for_gradient(upstream, ranks, name)
+            if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
+                return tf.split(summed, len(ranks))[mine]
+            counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
+            start = tf.reduce_sum(counts[:mine])
+            return summed[start : start + counts[mine]]
+
+        return allgather_raw(rows, ranks, name), gradient
+
+    return gather(value)
+
+
 def _summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    summed = allreduce_raw([upstream], Reduction.SUM, ranks, derived(name, "gradient"), "allreduce")[0]
+    [summed] = _combined([upstream], Scaling(Sum), ranks, derived(name, "gradient"), "allreduce")
     divisor = gradient_divisor(ranks)
     return summed if divisor == 1 else summed / tf.cast(divisor, summed.dtype)
 
@@ -287,6 +294,12 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if any(value.dtype == tf.bool for value in values):
         return _allreduce_booleans(values, scaled, name, process_set, operation)
+    return _combined(values, scaled, ranks, name, operation)
+
+
+def _combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
+              operation: str) -> list[Any]:
+    """Combines tensors; the gradient is the same operation, and has gradients in turn."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -294,23 +307,25 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
             if scaled.op not in (Average, Sum, Adasum):
                 raise UnsupportedError(explain(f"allreduce with op=hvd.{NAMES[scaled.op]} has no gradient",
                                                "use hvd.Average or hvd.Sum, or tf.stop_gradient"))
-            return combine(upstream, derived(name, "gradient"))
+            return _combined(upstream, scaled, ranks, derived(name, "gradient"), operation)
 
-        return combine(inputs, name), gradient
-
-    def combine(inputs: Sequence[Any], called: str | None) -> list[Any]:
-        if scaled.op == Adasum:
-            sent = [scaled.sent(tensor, len(ranks)) for tensor in inputs]
-            received = adasum_raw([each.tensor for each in sent], ranks, called)
-            return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]
-        engine = engine_scales(ranks)
-        sent = [scaled.sent(tensor, len(ranks), engine) for tensor in inputs]
-        received = allreduce_raw([each.tensor for each in sent], REDUCTIONS[scaled.op], ranks, called,
-                                 operation, scaled.text, [each.factors for each in sent])
-        return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]
+        return _combine(inputs, scaled, ranks, name, operation), gradient
 
     results: list[Any] = reduce(*values)
     return results if isinstance(results, (list, tuple)) else [results]
+
+
+def _combine(inputs: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
+             operation: str) -> list[Any]:
+    if scaled.op == Adasum:
+        sent = [scaled.sent(tensor, len(ranks)) for tensor in inputs]
+        received = adasum_raw([each.tensor for each in sent], ranks, name)
+    else:
+        engine = engine_scales(ranks)
+        sent = [scaled.sent(tensor, len(ranks), engine) for tensor in inputs]
+        received = allreduce_raw([each.tensor for each in sent], REDUCTIONS[scaled.op], ranks, name, operation,
+                                 scaled.text, [each.factors for each in sent])
+    return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]
 
 
 def _allreduce_booleans(values: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,

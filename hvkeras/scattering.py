@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import as_horovod
+from hvkeras.collectives import gathered
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
 from hvkeras.operations import (
@@ -21,7 +22,7 @@ from hvkeras.operations import (
     on_device,
     operation_of,
 )
-from hvkeras.planned import allgather_raw, alltoall_raw, derived, reducescatter_raw
+from hvkeras.planned import alltoall_raw, derived, reducescatter_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 from hvkeras.tensorflow_errors import ArgumentError
 
@@ -62,17 +63,7 @@ def alltoall(
                                     "tf.reshape(tensor, [-1])", shape=value.shape))
     asked = None if splits is None else tf.convert_to_tensor(splits)
     rows = _dealt(value, asked, len(ranks))
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def exchange(sent: Any) -> tuple[tuple[Any, Any], Callable[..., Any]]:
-        received, counts = alltoall_raw(sent, rows, ranks, name)
-
-        def gradient(upstream: Any, _: Any = None) -> Any:
-            return alltoall_raw(upstream, counts, ranks, derived(name, "gradient"))[0]
-
-        return (received, counts), gradient
-
-    received, counts = exchange(value)
+    received, counts = _exchanged(value, rows, ranks, name)
     return received if asked is None else (received, tf.cast(counts, asked.dtype))
 
 
@@ -125,8 +116,8 @@ def reducescatter(
 
         def gradient(upstream: Any) -> Any:
             back = scaled.sent(upstream, len(ranks))
-            gathered = allgather_raw(back.tensor, ranks, derived(name, "gradient"))
-            exact, factor = scaled.received(gathered, back, len(ranks)), gradient_divisor(ranks)
+            together = gathered(back.tensor, ranks, derived(name, "gradient"))
+            exact, factor = scaled.received(together, back, len(ranks)), gradient_divisor(ranks)
             return exact if factor == 1 else exact * tf.cast(factor, exact.dtype)
 
         return scaled.received(part, sent, len(ranks)), gradient
@@ -162,6 +153,22 @@ def grouped_reducescatter(
     """
     return [reducescatter(tensor, device_dense, compression, op, None, process_set, False, prescale_factor,
                           postscale_factor) for tensor in tensors]
+
+
+def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Any, Any]:
+    """Deals rows; with a gradient that has gradients in turn. The second result is how many came from each rank."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def exchange(sent: Any) -> tuple[tuple[Any, Any], Callable[..., Any]]:
+        received, counts = alltoall_raw(sent, rows, ranks, name)
+
+        def gradient(upstream: Any, _: Any = None) -> Any:
+            return _exchanged(upstream, counts, ranks, derived(name, "gradient"))[0]
+
+        return (received, counts), gradient
+
+    received, counts = exchange(value)
+    return received, counts
 
 
 def _dealt(value: Any, splits: Any, size: int) -> Any:

@@ -71,6 +71,7 @@ def test_slices_stay_sparse(outcome: Outcome) -> None:
                                   "scattered sum"])
 def test_gradients_are_the_numeric_ones(name: str, outcome: Outcome) -> None:
     assert [found[name] for found in outcome.results("gradients")] == [[True, True]] * outcome.np
+    assert [found[name] for found in outcome.results("second_gradients")] == [[True, True]] * outcome.np
 
 
 def test_gradients_of_every_type_are_those_of_float64(outcome: Outcome) -> None:

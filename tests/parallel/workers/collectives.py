@@ -310,12 +310,36 @@ def gradients_of_types() -> list[str]:
     return wrong
 
 
+def slope_of(function: Any) -> Any:
+    """The gradient of half the sum of squares of what a collective gives; as linear as the collective."""
+
+    def slope(mine: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            squares = tf.reduce_sum(function(mine) ** 2) / 2
+        return tape.gradient(squares, mine)
+
+    return slope
+
+
 @check
 def gradients() -> dict[str, Any]:
     """For each collective whether its gradient foretells how the result changes, eager and in a graph."""
+    return foretold(differentiable())
+
+
+@check
+def second_gradients() -> dict[str, Any]:
+    """The same of the gradients of the collectives."""
+    return foretold({name: (slope_of(function), length, length)
+                     for name, (function, length, _) in differentiable().items()})
+
+
+def foretold(functions: dict[str, tuple[Any, int, int]]) -> dict[str, Any]:
+    """For each function whether its gradient foretells how the result changes, eager and in a graph."""
     rank, size = hvd.rank(), hvd.size()
     found = {}
-    for name, (function, length, out) in differentiable().items():
+    for name, (function, length, out) in functions.items():
         random = np.random.default_rng(rank)
         mine, weights = tf.constant(random.normal(size=length)), tf.constant(random.normal(size=out))
         directions = tf.constant(random.normal(size=(size, length)))
