@@ -83,7 +83,7 @@ $(VENV)/.has-python $(OLDEST)/.has-python: %/.has-python: | tools/make_venv.sh
 # tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
 $(VENV)/.has-tensorflow: $(VENV)/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
-	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" scikit-learn
+	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*"
 	@$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
 	@touch $@
 
@@ -122,7 +122,7 @@ $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
 
 $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
 	@echo "Installing tensorflow-cpu $(OLDEST_TENSORFLOW) and Keras $(OLDEST_KERAS)"
-	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" "keras==$(OLDEST_KERAS).*" scikit-learn
+	@$(call pip,$(OLDEST)) "tensorflow-cpu==$(OLDEST_TENSORFLOW).*" "keras==$(OLDEST_KERAS).*"
 	@$(call pip,$(OLDEST)) --no-deps "tf_keras==$(OLDEST_TENSORFLOW).*"
 	@touch $@
 

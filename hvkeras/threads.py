@@ -29,8 +29,25 @@ def fair_share(own: Sequence[int], on_this_host: Sequence[Sequence[int]]) -> int
     return max(1, round(sum(1 / sum(core in cores for cores in on_this_host) for core in own)))
 
 
+def operation_threads(share: int, cores: int) -> int:
+    """Computes how many operations this rank should run at a time: its share, but no fewer than two.
+
+    With one thread, an operation that waits for another never ends, as a `tf.py_function` that calls a `tf.function`.
+    TensorFlow itself takes as many as the process may use cores, and never gets more here: a rank that is bound to one
+    core has one, and would lose up to a tenth of its speed with two that take turns.
+
+    Args:
+        share: The rank's fair share of the host's cores.
+        cores: How many cores this process may run on.
+
+    Returns:
+        At least 1.
+    """
+    return min(cores, max(2, share))
+
+
 def limit_threads(share: int) -> bool:
-    """Sets TensorFlow's intra- and inter-op threads to `share`, where the user has set neither.
+    """Sets TensorFlow's intra- and inter-op threads to this rank's share, where the user has set neither.
 
     Returns:
         False if TensorFlow has already started its threads, so that they cannot be set any more.
@@ -43,8 +60,7 @@ def limit_threads(share: int) -> bool:
     try:
         threading.set_intra_op_parallelism_threads(share)
         if not threading.get_inter_op_parallelism_threads() and "TF_NUM_INTEROP_THREADS" not in os.environ:
-            # Two at least: one that computes and one that drives the collective beside it.
-            threading.set_inter_op_parallelism_threads(max(2, share))
+            threading.set_inter_op_parallelism_threads(operation_threads(share, len(usable_cores())))
     except RuntimeError:
         return False
     return True

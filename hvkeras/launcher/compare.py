@@ -28,7 +28,7 @@ from hvkeras.launcher.trial import Trial
 from hvkeras.launcher.verdict import TAIL_LINES
 from hvkeras.record import WEIGHTS, Record
 from hvkeras.settings import Settings
-from hvkeras.threads import fair_share, usable_cores
+from hvkeras.threads import fair_share, operation_threads, usable_cores
 
 PROG = "hvkeras compare"
 TIMEOUT = 3600.0  # seconds that a run may take by default
@@ -137,7 +137,8 @@ def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
     share = fair_share(cores, [cores] * len(first.ranks))
     if not first.local or not Settings().threads or share == len(cores) or "TF_NUM_INTRAOP_THREADS" in os.environ:
         return "", {}
-    threads = {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": str(max(2, share))}
+    operations = operation_threads(share, len(cores))
+    threads = {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": str(operations)}
     return f"on {share} of {len(cores)} cores, as each rank", {**threads, **os.environ}
 
 

@@ -75,6 +75,6 @@ def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits(
 ) -> None:
     nowhere = {"https_proxy": "http://127.0.0.1:9", "KERAS_HOME": str(tmp_path)}
     outcome = launch("hvkeras_run", TRAIN, ("--epochs", "1", "--dataset", "mnist"), np=2, env=nowhere)
-    assert "mnist cannot be downloaded here: training on scikit-learn's digits instead" in outcome.stdout(0)
+    assert "mnist cannot be downloaded here: training on the digits beside the examples instead" in outcome.stdout(0)
     assert "cannot be downloaded" not in outcome.stdout(1)
     assert 0 <= accuracy(outcome) <= 1

@@ -18,7 +18,7 @@ PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES
 BIN = Path(sys.executable).parent
 TESTS = Path(__file__).resolve().parent.parent
 _FOREIGN = re.compile(
-    r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS)_|(TF_CONFIG|PYTHONPATH|OMP_NUM_THREADS)$"
+    r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS)_|(TF_CONFIG|TF_CPP_MIN_LOG_LEVEL|PYTHONPATH|OMP_NUM_THREADS)$"
 )
 
 
@@ -42,7 +42,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return kept | {
         "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}",
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'harness' / 'hidden'}",
         "PYTHONFAULTHANDLER": "1",  # a job that outlives its deadline prints its stacks on SIGABRT
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),

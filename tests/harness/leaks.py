@@ -22,8 +22,6 @@ _THIRD_PARTY_VARIABLES = frozenset(
         "PYTEST_CURRENT_TEST",  # pytest itself, per phase of a test
         "TF2_BEHAVIOR",  # import tensorflow
         "ENABLE_RUNTIME_UPTIME_TELEMETRY",  # import tensorflow
-        "KMP_DUPLICATE_LIB_OK",  # import sklearn
-        "KMP_INIT_AT_FORK",  # import sklearn
         "TF_CPP_MIN_LOG_LEVEL",  # hvkeras.output quiets TensorFlow before its import, which reads it once
     }
 )
