@@ -13,8 +13,8 @@ import pytest
 
 from harness import LaunchError, Outcome, leaks, start_job
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and nohup with SIGHUP, and so would be all processes
-# of the tests.
+# A shell starts what it puts in the background with Ctrl-C ignored, and nohup anything with SIGHUP ignored; so would be
+# all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
