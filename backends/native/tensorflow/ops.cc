@@ -7,25 +7,10 @@
 
 #include "../core/engine.h"
 #include "../registry.h"
-#include "c_api.h"
+#include "wrapped.h"
 
 namespace hvkeras {
 namespace {
-
-struct DeleteStatus {
-  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-};
-struct DeleteTensor {
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
-};
-using Status = std::unique_ptr<TF_Status, DeleteStatus>;
-using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
-
-Status new_status() { return Status(TF_NewStatus()); }
-
-void require_ok(const Status& status) {
-  if (TF_GetCode(status.get()) != TF_OK) throw Failure(TF_Message(status.get()));
-}
 
 std::vector<int64_t> shape_of(const Tensor& tensor) {
   std::vector<int64_t> shape;
@@ -52,16 +37,7 @@ struct Kernel {
     key = text("key");
     group = number("group");
   }
-  std::string text(const char* name) {
-    const Status status = new_status();
-    int32_t list = 0, length = 0;
-    TF_OpKernelConstruction_GetAttrSize(construction_, name, &list, &length, status.get());
-    require_ok(status);
-    std::string value(static_cast<size_t>(length), '\0');
-    TF_OpKernelConstruction_GetAttrString(construction_, name, value.data(), value.size(), status.get());
-    require_ok(status);
-    return value;
-  }
+  std::string text(const char* name) { return text_attribute(construction_, name); }
   int64_t number(const char* name) {
     const Status status = new_status();
     int64_t value = 0;
@@ -89,13 +65,7 @@ class Call {
   Call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
-  Tensor input(int index) const {
-    const Status status = new_status();
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, index, &tensor, status.get());
-    require_ok(status);
-    return Tensor(tensor);
-  }
+  Tensor input(int index) const { return input_of(context_, index); }
   // An output of this shape, in the memory of the input of the same number if nobody else needs that.
   Tensor output_for(int index, const std::vector<int64_t>& shape) const {
     const Status status = new_status();
@@ -286,16 +256,11 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
 
 template <void (*read)(Kernel&)>
 void* create(TF_OpKernelConstruction* construction) {
-  try {
+  return made_or_failed(construction, [&] {
     auto kernel = std::make_unique<Kernel>(construction);
     read(*kernel);
-    return kernel.release();
-  } catch (const Failure& failure) {
-    const Status status = new_status();
-    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, failure.what());
-    TF_OpKernelConstruction_Failure(construction, status.get());
-    return nullptr;
-  }
+    return kernel;
+  });
 }
 
 template <void (*start)(const Kernel&, const std::shared_ptr<Call>&)>
@@ -309,16 +274,6 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
 }
 
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
-
-void shapes_stay(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeHandle* const handle = TF_NewShapeHandle();
-  for (int index = 0; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
-    TF_ShapeInferenceContextGetInput(context, index, handle, status);
-    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, index, handle, status);
-  }
-  TF_SetStatus(status, TF_OK, "");  // the last inputs, which order collectives, have no outputs
-  TF_DeleteShapeHandle(handle);
-}
 
 void shapes_unknown(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);

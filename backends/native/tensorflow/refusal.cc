@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "c_api.h"
+#include "wrapped.h"
 
 namespace hvkeras {
 namespace {
@@ -35,45 +35,33 @@ bool take(const std::string& key, std::string& text) {
 }
 
 void* create(TF_OpKernelConstruction* construction) {
-  TF_Status* const status = TF_NewStatus();
-  int32_t list = 0, length = 0;
-  TF_OpKernelConstruction_GetAttrSize(construction, "key", &list, &length, status);
-  auto* const key = new std::string(static_cast<size_t>(length), '\0');
-  if (TF_GetCode(status) == TF_OK)
-    TF_OpKernelConstruction_GetAttrString(construction, "key", key->data(), key->size(), status);
-  if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
-  TF_DeleteStatus(status);
-  return key;
+  return made_or_failed(construction,
+                        [&] { return std::make_unique<std::string>(text_attribute(construction, "key")); });
 }
 
 void compute(void* kernel, TF_OpKernelContext* context) {
-  TF_Status* const status = TF_NewStatus();
+  const Status status = new_status();
   std::string text;
-  if (take(*static_cast<std::string*>(kernel), text)) TF_SetStatus(status, TF_FAILED_PRECONDITION, text.c_str());
-  for (int index = 0; index < TF_NumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context, index, &tensor, status);
-    if (TF_GetCode(status) == TF_OK) TF_SetOutput(context, index, tensor, status);
-    if (tensor != nullptr) TF_DeleteTensor(tensor);
+  if (take(*static_cast<std::string*>(kernel), text)) {
+    TF_SetStatus(status.get(), TF_FAILED_PRECONDITION, text.c_str());
+    return TF_OpKernelContext_Failure(context, status.get());
   }
-  if (TF_GetCode(status) != TF_OK) TF_OpKernelContext_Failure(context, status);
-  TF_DeleteStatus(status);
+  try {
+    for (int index = 0; index < TF_NumInputs(context); ++index) {
+      TF_SetOutput(context, index, input_of(context, index).get(), status.get());
+      require_ok(status);
+    }
+  } catch (const Failure& failure) {
+    TF_SetStatus(status.get(), TF_ABORTED, failure.what());
+    TF_OpKernelContext_Failure(context, status.get());
+  }
 }
 
 void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
 
-void shapes_stay(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeHandle* const handle = TF_NewShapeHandle();
-  for (int index = 0; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
-    TF_ShapeInferenceContextGetInput(context, index, handle, status);
-    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, index, handle, status);
-  }
-  TF_DeleteShapeHandle(handle);
-}
-
 void register_operation() {
   const char* const name = "HvkerasRefusable";
-  TF_Status* const status = TF_NewStatus();
+  const Status status = new_status();
   TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(builder, "T: list(type)");
   TF_OpDefinitionBuilderAddAttr(builder, "key: string");
@@ -81,13 +69,12 @@ void register_operation() {
   TF_OpDefinitionBuilderAddOutput(builder, "outputs: T");
   TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes_stay);
   // Not stateful: TensorFlow would run those of a graph in the order of the program.
-  TF_RegisterOpDefinition(builder, status);
+  TF_RegisterOpDefinition(builder, status.get());
   for (const char* const device : {"CPU", "GPU"})  // it touches no memory
-    if (TF_GetCode(status) == TF_OK)
-      TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, device, create, compute, destroy), status);
-  if (TF_GetCode(status) != TF_OK)
-    std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", name, TF_Message(status));
-  TF_DeleteStatus(status);
+    if (TF_GetCode(status.get()) == TF_OK)
+      TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, device, create, compute, destroy), status.get());
+  if (TF_GetCode(status.get()) != TF_OK)
+    std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", name, TF_Message(status.get()));
 }
 
 [[maybe_unused]] const bool registered = (register_operation(), true);

@@ -1,0 +1,57 @@
+// What the checks and the timing of the core share: memory for ranks, and calls of an engine.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "../core/engine.h"
+
+namespace hvkeras {
+
+inline void require(bool holds, const std::string& what) {
+  if (holds) return;
+  std::fprintf(stderr, "wrong: %s\n", what.c_str());
+  std::abort();
+}
+
+inline void* shared_memory(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  require(memory != MAP_FAILED, "mmap");
+  return memory;
+}
+
+inline std::vector<int> numbered(int ranks) {
+  std::vector<int> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
+  return all;
+}
+
+// Hands a request in and waits for it.
+inline std::string call(Engine& engine, const std::string& name, const std::string& details,
+                        std::function<void(Channel&)> run) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_done = false;
+  std::string result;
+  auto request = std::make_unique<Request>();
+  request->key = key_of(name);
+  request->details = details;
+  request->run = std::move(run);
+  request->done = [&](const std::string& error) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    result = error;
+    is_done = true;
+    changed.notify_one();
+  };
+  engine.submit(std::move(request));
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [&] { return is_done; });
+  return result;
+}
+
+// Times allreduces of several sizes by ranks in processes of their own, and prints a line for each.
+void time_all(int ranks);
+
+}  // namespace hvkeras
