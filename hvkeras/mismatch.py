@@ -7,13 +7,15 @@ a graph by an operation of the native library behind the collectives.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hvkeras import graphs
+from hvkeras import context, graphs
 from hvkeras.backends.native.loading import Library, availability, library
 from hvkeras.errors import MachineError
+from hvkeras.output import prints_at, say
 from hvkeras.tensorflow_errors import MismatchError
 
 if TYPE_CHECKING:
@@ -88,9 +90,18 @@ def _taken(key: str) -> str | None:
 def _operations() -> Any:
     """The operations of the native library; None where there is none."""
     global _in_graphs  # noqa: PLW0603 - a process has one library
-    if _in_graphs is None and availability().ok:
-        try:
-            _in_graphs = library()
-        except MachineError:
-            return None
+    _in_graphs = _in_graphs or _loaded()
     return _in_graphs and _in_graphs.operations
+
+
+@functools.cache
+def _loaded() -> Library | None:
+    """The native library, where it was built; that it cannot be loaded is said once."""
+    if not availability().ok:
+        return None
+    try:
+        return library()
+    except MachineError as error:
+        if prints_at(context.current().settings, "WARNING"):
+            say(f"collectives of graphs that do not fit together will end the job instead of raising: {error}")
+        return None
