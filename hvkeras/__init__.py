@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import wrapt
+
 if not (Path(__file__).parent / "backends").is_dir():
     raise ImportError(
         "hvkeras must be installed to be imported, and Python has found its source folder first. Received:"
@@ -77,6 +79,8 @@ def _quiet_before_tensorflow() -> None:
 
 
 _quiet_before_tensorflow()
+# Once Keras 3 is imported, and not before.
+wrapt.register_post_import_hook("hvkeras.compat.strategies:mend", "keras.src.backend.tensorflow.trainer")
 
 
 def __getattr__(name: str) -> Any:

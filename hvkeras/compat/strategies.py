@@ -1,0 +1,144 @@
+"""Keras 3's trainer under strategies that span several workers, mended where it is broken (keras-team/keras#20585).
+
+`import hvkeras` is all that it takes. Two things fail in Keras 3.15: the model is built on a batch of which each
+worker has only a part, and numbers are averaged over the workers as if they were rows. Each is looked for in the
+Keras at hand when a strategy first needs it, and left alone where it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.errors import UnsupportedError, explain
+
+_hooked: list[tuple[Any, str, Any]] = []  # what has a repair, its name, and what stood there
+
+
+def mend(trainer: Any) -> None:
+    """Puts the repairs before Keras's own functions.
+
+    Args:
+        trainer: Keras's module `keras.src.backend.tensorflow.trainer`.
+    """
+
+    def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction in ("auto", "mean") and spans_workers(strategy) and _averages_rows(original):
+            _require_scaled_loss(trainer)
+            return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
+        return original(values, strategy, reduction)
+
+    def symbolic_build(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        if iterator is not None and spans_workers(self._distribute_strategy) and _reduces_batches(original):
+            iterator, data_batch = None, _like_a_batch(iterator, self._distribute_strategy)
+        return original(self, iterator, data_batch)
+
+    def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
+        made = original(self, step_function)
+        steps = self.steps_per_execution
+        return _step_by_step(made, self, steps) if steps > 1 and spans_workers(self._distribute_strategy) else made
+
+    _put(trainer, "reduce_per_replica", reduce_per_replica)
+    _put(trainer.TensorFlowTrainer, "_make_function", make_function)
+    _put(trainer.TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
+
+
+def _put(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
+    """Calls `repaired(original, ...)` in the place of a function, if there is one: old Kerases lack the second."""
+    original = getattr(owner, name, None)
+    if original is not None:
+        _hooked.append((owner, name, original))
+
+        @functools.wraps(original)
+        def mended(*args: Any, **kwargs: Any) -> Any:
+            return repaired(original, *args, **kwargs)
+
+        setattr(owner, name, mended)
+
+
+def restore() -> None:
+    """Takes the repairs away."""
+    while _hooked:
+        setattr(*_hooked.pop())
+
+
+def spans_workers(strategy: Any) -> bool:
+    """Whether this is a `MultiWorkerMirroredStrategy` of several workers."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
+        strategy.extended._in_multi_worker_mode())
+
+
+def _require_scaled_loss(trainer: Any) -> None:
+    """Raises UnsupportedError for a Keras with which `fit` would run now, and add the workers' gradients up."""
+    if not hasattr(getattr(trainer, "loss_module", None), "scale_loss_for_distribution"):
+        version = getattr(sys.modules.get("keras"), "__version__", "3")
+        raise UnsupportedError(explain("fit under MultiWorkerMirroredStrategy needs a Keras that divides the loss by"
+                                       " the number of workers", "pip install --upgrade keras", keras=version))
+
+
+def _like_a_batch(iterator: Any, strategy: Any) -> Any:
+    """What one replica gets of a batch, as far as it matters for building: the shapes and types."""
+    specs = tf.nest.map_structure(lambda spec: getattr(spec, "_value_specs", [spec])[0],
+                                  iterator._distributed_dataset.element_spec)
+    if all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in tf.nest.flatten(specs)):
+        return specs
+    batch = next(iter(iterator._distributed_dataset))
+    return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], batch)
+
+
+def _step_by_step(made: Callable[[Any], Any], trainer: Any, steps: int) -> Callable[[Any], Any]:
+    """Runs an execution of several steps as so many calls: TensorFlow 2.21 fails to run collectives in Keras's loop."""
+
+    def function(iterator: Any) -> Any:
+        outputs = None
+        trainer.steps_per_execution = 1
+        try:
+            for _ in range(steps):
+                outputs = made(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if outputs is None:
+                raise
+        finally:
+            trainer.steps_per_execution = steps
+        return outputs
+
+    return function
+
+
+class _Probe(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  # TensorFlow ships no types
+    """A strategy of two workers that only notes how Keras reduces over them."""
+
+    def __init__(self) -> None:
+        self.axes: list[Any] = []
+
+    @property
+    def extended(self) -> Any:
+        return SimpleNamespace(_in_multi_worker_mode=lambda: True)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:  # noqa: ARG002 - TensorFlow's signature
+        self.axes.append(axis)
+        return value
+
+
+@functools.cache
+def _averages_rows(reduce_per_replica: Callable[..., Any]) -> bool:
+    """Whether Keras's own function takes a number of each worker for rows."""
+    probe = _Probe()
+    reduce_per_replica(0.0, probe, "mean")
+    return probe.axes == [0]
+
+
+@functools.cache
+def _reduces_batches(build: Callable[..., Any]) -> bool:
+    """Whether Keras's own method reduces a batch over the workers."""
+    probe, batch = _Probe(), tf.distribute.DistributedValues.__new__(tf.distribute.DistributedValues)
+    trainer = SimpleNamespace(_distribute_strategy=probe, distribute_strategy=probe)
+    with contextlib.suppress(Exception):  # it goes on with what is no strategy
+        build(trainer, [(0, 1, iter([batch]))])
+    return bool(probe.axes)

@@ -1,0 +1,61 @@
+"""The repairs of Keras 3 for strategies, on a Keras that needs none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvkeras.compat import strategies
+from hvkeras.errors import UnsupportedError
+
+
+class Whole:
+    """A trainer's module that reduces over workers as it should."""
+
+    class TensorFlowTrainer:
+        def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> Any:
+            return iterator, data_batch
+
+    @staticmethod
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        return strategy.reduce("MEAN", values, axis=None), reduction
+
+
+@pytest.fixture
+def mended() -> Any:
+    module = SimpleNamespace(reduce_per_replica=Whole.reduce_per_replica,
+                             TensorFlowTrainer=type("TensorFlowTrainer", (Whole.TensorFlowTrainer,), {}))
+    strategies.mend(module)
+    return module
+
+
+def test_a_keras_that_is_whole_runs_its_own_code(mended: Any) -> None:
+    probe = strategies._Probe()
+    assert mended.reduce_per_replica(1.0, probe, "auto") == (1.0, "auto")
+    model = mended.TensorFlowTrainer()
+    model._distribute_strategy = probe
+    assert model._maybe_symbolic_build("iterator") == ("iterator", None)
+
+
+def test_a_keras_that_would_add_gradients_up_is_refused() -> None:
+    def averages_rows(values: Any, strategy: Any, reduction: str) -> Any:
+        return strategy.reduce("MEAN", values, axis=0)
+
+    old = SimpleNamespace(reduce_per_replica=averages_rows, TensorFlowTrainer=object)
+    strategies.mend(old)
+    with pytest.raises(UnsupportedError, match=r"divides the loss by the number of workers.*HINT: pip install"):
+        old.reduce_per_replica(1.0, strategies._Probe(), "auto")
+
+
+def test_the_keras_at_hand_is_looked_at_and_given_back() -> None:
+    trainer = pytest.importorskip("keras.src.backend.tensorflow.trainer")
+    broken = trainer.reduce_per_replica
+    assert broken.__wrapped__.__module__ == trainer.__name__  # `import hvkeras` has mended it
+    strategies.restore()
+    try:
+        assert trainer.reduce_per_replica is broken.__wrapped__
+        assert not hasattr(trainer.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__")
+    finally:
+        strategies.mend(trainer)
