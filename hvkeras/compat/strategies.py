@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras import graphs
 from hvkeras.errors import UnsupportedError, explain
 
 _hooked: list[tuple[Any, str, Any]] = []  # what has a repair, its name, and what stood there
@@ -29,20 +30,20 @@ def mend(trainer: Any) -> None:
     """
 
     def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
-        if reduction in ("auto", "mean") and spans_workers(strategy) and _averages_rows(original):
+        if reduction in ("auto", "mean") and _spans_workers(strategy) and _averages_rows(original):
             _require_scaled_loss(trainer)
             return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
         return original(values, strategy, reduction)
 
     def symbolic_build(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if iterator is not None and spans_workers(self._distribute_strategy) and _reduces_batches(original):
+        if iterator is not None and _spans_workers(self._distribute_strategy) and _reduces_batches(original):
             iterator, data_batch = None, _like_a_batch(iterator, self._distribute_strategy)
         return original(self, iterator, data_batch)
 
     def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
         made = original(self, step_function)
         steps = self.steps_per_execution
-        return _step_by_step(made, self, steps) if steps > 1 and spans_workers(self._distribute_strategy) else made
+        return _step_by_step(made, self, steps) if steps > 1 and _spans_workers(self._distribute_strategy) else made
 
     _put(trainer, "reduce_per_replica", reduce_per_replica)
     _put(trainer.TensorFlowTrainer, "_make_function", make_function)
@@ -50,7 +51,7 @@ def mend(trainer: Any) -> None:
 
 
 def _put(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
-    """Calls `repaired(original, ...)` in the place of a function, if there is one: old Kerases lack the second."""
+    """Calls `repaired(original, ...)` in the place of a function, if there is one: old Kerases lack one."""
     original = getattr(owner, name, None)
     if original is not None:
         _hooked.append((owner, name, original))
@@ -68,10 +69,9 @@ def restore() -> None:
         setattr(*_hooked.pop())
 
 
-def spans_workers(strategy: Any) -> bool:
+def _spans_workers(strategy: Any) -> bool:
     """Whether this is a `MultiWorkerMirroredStrategy` of several workers."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
-        strategy.extended._in_multi_worker_mode())
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and graphs.spans_workers(strategy)
 
 
 def _require_scaled_loss(trainer: Any) -> None:
