@@ -165,6 +165,7 @@ class FailureHooks:
             say(f"{cause.sentence()}; the job ends on all ranks")
         else:
             say(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
+        _silence_engines()
 
     def _cause_of(self, error: BaseException) -> Cause:
         if isinstance(error, KeyboardInterrupt):
@@ -207,6 +208,13 @@ class FailureHooks:
             self._last_line(cause)
             self._client.ended(CAUSE_GRACE)
             os._exit(128 + number)
+
+
+def _silence_engines() -> None:
+    """Keeps what engines log about collectives that the end of this process cuts off from following its last line."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 def _summary(error: BaseException) -> str:
