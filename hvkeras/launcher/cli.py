@@ -29,6 +29,7 @@ commands:
   run               start a training script on several processes and hosts (hvkeras run --help)
   compare           train by one script on each backend, and set speed and results side by side
   bench             measure backends against each other, in one job, with every result verified
+  doctor            say whether training will work on this machine or these hosts, and what to do
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
 
 options:
@@ -61,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from hvkeras.launcher.bench import bench
 
         return _guarded("hvkeras bench", lambda: bench(given[1:]))
+    elif command == "doctor":
+        from hvkeras.doctor.command import doctor
+
+        return _guarded("hvkeras doctor", lambda: doctor(given[1:]))
     elif command == "link-horovodrun":
         from hvkeras.launcher.link import link
 

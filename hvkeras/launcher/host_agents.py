@@ -40,11 +40,15 @@ class Ssh:
 
     def command(self, host: str) -> list[str]:
         """The ssh command line that starts an agent; nothing secret is on it."""
+        return self.line(host, "exec " + shlex.join(_agent_command()))
+
+    def line(self, host: str, command: str) -> list[str]:
+        """The ssh command line that runs a shell's command there."""
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
                    "-o", "ServerAliveInterval=15"]
         options += ["-p", str(self.port)] if self.port is not None else []
         options += ["-i", self.identity_file] if self.identity_file is not None else []
-        return ["ssh", *options, host, "exec " + shlex.join(_agent_command())]
+        return ["ssh", *options, host, command]
 
 
 def _agent_command() -> list[str]:

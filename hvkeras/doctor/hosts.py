@@ -1,0 +1,169 @@
+"""The same questions to other hosts, over ssh, and what only several hosts can be asked: names, routes, clocks."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
+from hvkeras.errors import UsageError
+from hvkeras.launcher.host_agents import Ssh
+from hvkeras.network import address_towards
+
+CALL_DEADLINE = 5.0  # seconds for a connection between hosts
+ANSWER_DEADLINE = 180.0  # seconds in which a host has looked at itself
+CLOCKS_APART = 1.0  # seconds
+
+Report = dict[str, Any]  # a host's `findings` and `versions`
+
+
+class Reception:
+    """Takes the calls of other hosts, on an address that they were given, and notes what their clocks say.
+
+    Args:
+        host: One of the other hosts; the address is the one that it sees.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._server = socket.create_server((address_towards(host), 0))
+        self.address = "{}:{}".format(*self._server.getsockname()[:2])
+        self.clocks: dict[str, float] = {}  # seconds that a host is ahead
+        threading.Thread(target=self._serve, name="hvkeras-doctor", daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more calls."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError, ValueError):
+                connection.settimeout(CALL_DEADLINE)
+                host, _, clock = connection.makefile().readline().strip().rpartition(" ")
+                self.clocks[host] = float(clock) - time.time()
+
+
+def call(address: str, name: str) -> Finding:
+    """Calls the host that asked, and tells it the time.
+
+    Args:
+        address: Its `host:port`.
+        name: What it calls this host.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CALL_DEADLINE) as connection:
+            connection.sendall(f"{name} {time.time()!r}\n".encode())
+            source = connection.getsockname()[0]
+    except OSError as error:
+        return Finding("route", PROBLEM, f"no connection to {address} on the first host ({error})",
+                       "let TCP connections between the hosts through the firewall, or choose the network with"
+                       " HVKERAS_NETWORK_INTERFACES on the first host")
+    return Finding("route", OK, f"{source} reaches {address} on the first host")
+
+
+def names(others: Sequence[str]) -> Finding:
+    """Whether this host knows the others by name, and from which of its addresses it would reach them."""
+    routes, unknown = [], []
+    for other in others:
+        try:
+            routes.append(f"{other} from {address_towards(other)}")
+        except UsageError:
+            unknown.append(other)
+    if unknown:
+        return Finding("names", PROBLEM, f"no address here for {', '.join(unknown)}",
+                       "add the hosts to DNS or /etc/hosts on every host")
+    return Finding("names", OK, ", ".join(routes))
+
+
+def asked(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
+    """Has every host look at itself.
+
+    Args:
+        hosts: Other hosts than this one.
+        ssh: How they are reached.
+
+    Returns:
+        For each host its report.
+    """
+    with _reception(hosts) as reception, concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
+        reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, reception), hosts), strict=True))
+    for host, report in reports.items():
+        if reception is not None and host in reception.clocks:
+            apart = reception.clocks[host]
+            report["findings"].append(judged("clock", f"{apart:+.3f} s against the first host",
+                                             "times in logs and traces do not fit together"
+                                             if abs(apart) > CLOCKS_APART else "", "timedatectl set-ntp true", NOTE))
+    return reports
+
+
+@contextlib.contextmanager
+def _reception(hosts: Sequence[str]) -> Iterator[Reception | None]:
+    """Takes calls while the hosts are asked; None where none of them has an address here, which `names` tells."""
+    for host in hosts:
+        with contextlib.suppress(UsageError):
+            reception = Reception(host)
+            break
+    else:
+        yield None
+        return
+    try:
+        yield reception
+    finally:
+        reception.close()
+
+
+def _ask(host: str, hosts: Sequence[str], ssh: Ssh, reception: Reception | None) -> Report:
+    others = [other for other in hosts if other != host]
+    command = [sys.executable, "-m", "hvkeras", "doctor", "--json", *(["--others", ",".join(others)] if others else [])]
+    command += ["--call", reception.address, "--called", host] if reception is not None else []
+    line = ssh.line(host, shlex.join(command))
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                              timeout=ssh.timeout + ANSWER_DEADLINE, check=False)
+    except subprocess.TimeoutExpired:
+        return _no_report(f"it did not answer within {ssh.timeout + ANSWER_DEADLINE:g} s", "try: " + shlex.join(line))
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        report = json.loads(done.stdout[done.stdout.index("{"):])["hosts"][0]
+        return {"findings": [Finding(**row) for row in report["findings"]], "versions": report["versions"]}
+    said = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
+    return _no_report(f"hvkeras doctor cannot be run there over ssh ({said})",
+                      "install the same Python and hvkeras there, and try: " + shlex.join(line))
+
+
+def _no_report(found: str, fix: str) -> Report:
+    return {"findings": [Finding("ssh", PROBLEM, found, fix)], "versions": {}}
+
+
+def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    """Compares what has to be the same on all hosts.
+
+    Args:
+        versions: For each host what is installed.
+
+    Yields:
+        A finding for each thing that differs, or one that nothing does.
+    """
+    known = {host: own for host, own in versions.items() if own}
+    first = next(iter(known.values()), {})
+    differing = [part for part in first if len({own.get(part, "") for own in known.values()}) > 1]
+    for part in differing:
+        each = ", ".join(f"{own.get(part) or 'none'} on {host}" for host, own in known.items())
+        state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # jobs on other engines do not need them
+        yield Finding(part, state, each, f"install the same {part} on every host")
+    if not differing and len(known) > 1:
+        yield Finding("versions", OK, f"the same on {len(known)} hosts")

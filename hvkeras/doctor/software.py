@@ -1,0 +1,222 @@
+"""What is installed here, whether it can be loaded, and whether it belongs together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from hvkeras import __version__
+from hvkeras.backends.horovod import installed
+from hvkeras.backends.native import loading
+from hvkeras.backends.native.network import built_for, mpi_of
+from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
+from hvkeras.launcher.check_build import found as path_of
+from hvkeras.launcher.check_build import version_of
+from hvkeras.settings import Settings
+
+PROBE_DEADLINE = 60.0  # seconds in which everything has been imported once
+_MPI_DEADLINE = 10.0  # seconds for `mpirun --version`
+_INSTALL_TENSORFLOW = "pip install 'hvkeras[cpu]', 'hvkeras[tensorflow]' or 'hvkeras[cuda]'"
+_INSTALL_MPI = "pip install 'hvkeras[mpi]'"
+
+Facts = dict[str, dict[str, Any]]
+
+
+def probed() -> Facts:
+    """Imports what is installed, in a process of its own.
+
+    Returns:
+        For each part what it said of itself, or the `error`; nothing for a part that is not installed.
+    """
+    modules = {"tensorflow": "tensorflow", "keras": "tensorflow", "mpi": "mpi4py", "horovod": "horovod"}
+    parts = [part for part, module in modules.items() if importlib.util.find_spec(module)]
+    parts += ["native"] if loading.availability().ok else []
+    facts: Facts = {}
+    while parts:  # goes on behind a part that takes the process along
+        said, how = _probe(parts)
+        facts |= said
+        parts = [part for part in parts if part not in facts]
+        if parts and how:
+            facts[parts.pop(0)] = {"error": how}
+    return facts
+
+
+def _probe(parts: list[str]) -> tuple[Facts, str]:
+    """What the parts said, and how the process ended if it did not end well."""
+    command = [sys.executable, "-m", "hvkeras.doctor.probe", *parts]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE, check=False)
+        output, how = done.stdout, f"the import ended with code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode()
+        how = f"the import took longer than {PROBE_DEADLINE:g} s"
+    facts: Facts = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            facts |= json.loads(line)
+    return facts, how
+
+
+def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Judges what is installed.
+
+    Args:
+        facts: What `probed` has found.
+        environ: The environment, for what is set in it.
+
+    Yields:
+        A finding for each part.
+    """
+    yield Finding("hvkeras", OK, f"{__version__}, Python {sys.version.split()[0]} at {sys.executable}")
+    yield _settings(environ)
+    yield from _tensorflow(facts)
+    yield _native(facts)
+    yield from _mpi(facts)
+    yield _horovod(facts)
+    yield _gpus(facts)
+
+
+def _settings(environ: Mapping[str, str]) -> Finding:
+    from hvkeras.errors import UsageError
+
+    chosen = sorted(name for name in environ if name.startswith("HVKERAS_"))
+    try:
+        Settings(environ)
+    except UsageError as error:
+        text, _, fix = str(error).partition(" HINT: ")
+        return Finding("settings", PROBLEM, text, fix)
+    return Finding("settings", OK, ", ".join(f"{name}={environ[name]}" for name in chosen) or "all are the defaults")
+
+
+def _tensorflow(facts: Facts) -> Iterator[Finding]:
+    known = facts.get("tensorflow")
+    if known is None:
+        yield Finding("TensorFlow", PROBLEM, "it is not installed", _INSTALL_TENSORFLOW)
+        return
+    if "error" in known:
+        yield Finding("TensorFlow", PROBLEM, f"it cannot be imported ({known['error']})",
+                      "reinstall it: pip install --force-reinstall " + _distribution("tensorflow"))
+        return
+    minor = tuple(int(number) for number in known["version"].split(".")[:2])
+    yield judged("TensorFlow", known["version"], "" if (2, 16) <= minor <= (2, 21) else
+                 "hvkeras is tested with 2.16 to 2.21", "pip install 'tensorflow>=2.16,<2.22'", NOTE)
+    keras = facts.get("keras", {})
+    if "error" in keras:
+        yield Finding("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
+                      "pip install --upgrade keras, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it")
+    else:
+        other = keras.get("backend", "tensorflow") not in ("tensorflow", "")
+        yield judged("Keras", f"tf.keras is {keras['name']} {keras['version']}",
+                     f"its backend is {keras['backend']}" if other else "", "KERAS_BACKEND=tensorflow")
+
+
+def _distribution(module: str) -> str:
+    return next(iter(metadata.packages_distributions().get(module, [])), module)
+
+
+def _native(facts: Facts) -> Finding:
+    available = loading.availability()
+    if not available.ok:
+        return Finding("backend native", NOTE, available.reason.split("; ")[0], loading.INSTALL)
+    known = facts.get("native", {})
+    if "error" in known:
+        return Finding("backend native", PROBLEM, known["error"], loading.INSTALL)
+    return judged("backend native", available.reason, known["xla"], "jit_compile=False", NOTE)
+
+
+def _mpi(facts: Facts) -> Iterator[Finding]:
+    launcher = path_of("mpirun") or path_of("mpiexec")
+    spoken = _launcher_version(launcher) if launcher else ""
+    known = facts.get("mpi")
+    if not launcher and known is None:
+        yield Finding("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG need none",
+                      _INSTALL_MPI)
+        return
+    if not launcher:
+        yield Finding("MPI", NOTE, "mpi4py is installed, but no mpirun", _INSTALL_MPI)
+    elif known is None:
+        yield Finding("MPI", NOTE, f"{launcher} is there, but ranks need mpi4py to find each other", _INSTALL_MPI)
+    elif "error" in known:
+        yield Finding("MPI", NOTE, f"mpi4py cannot be imported ({known['error']})", "pip install --force-reinstall"
+                      " --no-binary :all: mpi4py, for the MPI that is installed")
+    else:
+        yield _belong_together(launcher, spoken, known["library"])
+    if built := built_for():
+        library = mpi_of(known["library"]) if known and "library" in known else mpi_of(spoken)
+        same = library[0] == mpi_of(built)[0] and _major(library[1]) == _major(mpi_of(built)[1])
+        yield judged("native over MPI", f"built for {built}", "" if same else
+                     f"jobs here would run on {' '.join(library)}", loading.INSTALL, NOTE)
+
+
+def _launcher_version(launcher: str) -> str:
+    try:
+        answer = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=_MPI_DEADLINE,
+                                check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if match := re.search(r"\(Open MPI\) (\S+)", answer):
+        return f"Open MPI v{match[1]}"
+    if match := re.search(r"Version:\s+(\S+)", answer):  # Hydra, MPICH's launcher and Intel's
+        return f"MPICH Version: {match[1]}"
+    return answer.strip().splitlines()[0] if answer.strip() else ""
+
+
+def _belong_together(launcher: str, spoken: str, library: str) -> Finding:
+    here, loaded = mpi_of(spoken), mpi_of(library)
+    if not spoken:
+        return Finding("MPI", PROBLEM, f"{launcher} does not start", _INSTALL_MPI)
+    # Hydra starts the ranks of Intel MPI, too.
+    hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
+    together = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
+    return judged("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
+                  "" if together else "they do not belong together, and each rank would think it is alone",
+                  f"use the mpirun of {' '.join(loaded)}, or install mpi4py for {' '.join(here)}")
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _horovod(facts: Facts) -> Finding:
+    available = installed.availability()
+    if not available.ok:
+        state = NOTE if "is not installed" in available.reason else PROBLEM
+        text, _, fix = available.reason.partition("; ")
+        return Finding("backend horovod", state, text, fix)
+    known = facts.get("horovod", {})
+    return judged("backend horovod", available.reason + (", and NCCL" if known.get("nccl") else ""),
+                  f"it cannot be imported ({known['error']})" if "error" in known else "",
+                  installed.BUILD)
+
+
+def _gpus(facts: Facts) -> Finding:
+    known = facts.get("tensorflow", {})
+    seen = known.get("gpus", [])
+    smi = path_of("nvidia-smi")
+    if seen:
+        slow = version_of("horovod") and not facts.get("horovod", {}).get("nccl")
+        return judged("GPUs", f"TensorFlow (CUDA {known['cuda']}) sees {len(seen)}",
+                      "Horovod was built without NCCL, and moves their tensors through the host" if slow else "",
+                      "HOROVOD_GPU_OPERATIONS=NCCL " + installed.BUILD.removeprefix("run "), NOTE)
+    if smi and "error" not in known:
+        return Finding("GPUs", NOTE, f"{smi} is there, but TensorFlow sees no GPU"
+                       + ("" if known.get("cuda") else ": it was built without CUDA"), "pip install 'hvkeras[cuda]'")
+    return Finding("GPUs", OK, "none; training runs on the CPUs")
+
+
+def versions(facts: Facts) -> dict[str, str]:
+    """What has to be the same on all hosts."""
+    return {
+        "hvkeras": __version__,
+        "Python": ".".join(sys.version.split()[0].split(".")[:2]),
+        "TensorFlow": facts.get("tensorflow", {}).get("version", ""),
+        "Keras": " ".join(facts.get("keras", {}).get(name, "") for name in ("name", "version")).strip(),
+        "Horovod": version_of("horovod"),
+        "MPI": " ".join(mpi_of(facts.get("mpi", {}).get("library", ""))).strip(),
+    }
