@@ -1,13 +1,14 @@
 # make train   a Keras model on two processes, from nothing but Python
 # make test    all tests, with Horovod and Open MPI
 # make lint    ruff, mypy and clang-format
+# make docs    the documentation as a site, in build/docs
 # make wheel   the wheel, in dist/
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
 
-.PHONY: train test test-newest test-oldest lint wheel native sanitize clean
+.PHONY: train test test-newest test-oldest lint docs wheel native sanitize clean
 .DELETE_ON_ERROR:
 SHELL := bash
 comma := ,
@@ -56,6 +57,10 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/mypy -p hvkeras
 	$(VENV)/bin/mypy examples tests/harness tests/conftest.py
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
+
+docs: $(VENV)/.has-docs-tools
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo build/docs/index.html
 
 wheel: $(VENV)/.has-wheel
 	@ls dist/*.whl
@@ -118,6 +123,11 @@ $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 
 $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
 	@$(call install_hvkeras,$(VENV),[lint])
+	@touch $@
+
+# The site is made from the sources alone.
+$(VENV)/.has-docs-tools: pyproject.toml | $(VENV)/.has-python
+	@$(call pip,$(VENV)) $$(sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
 	@touch $@
 
 $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python

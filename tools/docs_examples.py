@@ -1,0 +1,21 @@
+"""Shows the Example of a docstring as code in the API reference."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+# The heading, and the indented lines below it.
+_EXAMPLE = re.compile(r"^Example:\n((?:(?: {4}.*)?\n)*(?: {4}.*))", re.MULTILINE)
+
+
+class CodeExamples(griffe.Extension):
+    """Fences the lines under `Example:`; griffe would take them for prose."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrites an object's docstring before it is parsed."""
+        if obj.docstring is not None:
+            obj.docstring.value = _EXAMPLE.sub(
+                lambda found: f"Examples:\n    ```python\n{found[1].rstrip()}\n    ```\n", obj.docstring.value)
