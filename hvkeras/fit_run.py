@@ -40,6 +40,7 @@ class FitRun:
         self._decision: Decision | None = None
         self._together: Together | None = None
         self._own_batches: int | None = None
+        self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = 0
         settings = context.current().settings
         self._every = settings.guard_steps
@@ -62,8 +63,11 @@ class FitRun:
         job = context.current()
         given = self._arguments
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
-                      given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]))
+                      given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
+                      len(self._own_timers()))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
+        if len({fact.timers for fact in everyone}) == 1:
+            self._timers = self._own_timers()
         decision = self._decision = decide(self.process_set.ranks, everyone, job.settings.uneven)
         if job.topology.rank == self.process_set.ranks[0] and prints_at(job.settings, "WARNING"):
             for warning in decision.warnings:
@@ -84,6 +88,8 @@ class FitRun:
             self._guard.start()
         if self._together is not None:
             self._together.armed = True
+        for timer in self._timers:
+            timer.gathers = True
 
     def before_step(self, step: int) -> None:
         """Before each call of the train function; `step` counts within the epoch."""
@@ -94,10 +100,16 @@ class FitRun:
         if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)
 
-    def epoch_end(self, steps: int) -> None:
+    def epoch_end(self, epoch: int, steps: int) -> None:
         """After each epoch, when all other callbacks had their say."""
         self._steps += steps
         self._check(self._steps)
+        if self._timers:
+            everyone = allgather_object([timer.rank_times() for timer in self._timers], name="the times of TensorBoard",
+                                        process_set=self.process_set)
+            for place, timer in enumerate(self._timers):
+                timer.write_rank_times(epoch, {rank: times[place] for rank, times in
+                                               zip(self.process_set.ranks, everyone, strict=True)})
 
     def end(self) -> None:
         """After the last epoch, while Keras still holds the data, and after an error."""
@@ -153,6 +165,11 @@ class FitRun:
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
 
+    def _own_timers(self) -> list[Any]:
+        """The callbacks that write the times of all ranks."""
+        return [callback for callback in _flat(self._arguments["callbacks"])
+                if hasattr(callback, "write_rank_times") and callback.rank_scalars]
+
     def _broadcasts(self) -> bool:
         return any(hasattr(callback, "broadcast_done") for callback in _flat(self._arguments["callbacks"]))
 
@@ -181,7 +198,7 @@ def _watch(run: FitRun) -> Any:
             run.end()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.epoch_end(self._last + 1)
+            run.epoch_end(epoch, self._last + 1)
 
     return Watch()
 

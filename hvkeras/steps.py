@@ -31,6 +31,7 @@ class Facts:
         initial_epoch: The epoch to start with.
         validates: Whether there is validation data.
         fingerprint: Stands for the content of arrays; None for other data.
+        timers: How many callbacks want the times of all ranks.
     """
 
     steps: int | None
@@ -40,6 +41,7 @@ class Facts:
     initial_epoch: int = 0
     validates: bool = False
     fingerprint: Any = None
+    timers: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import context, graphs
+from hvkeras import context, graphs, stamps
 from hvkeras.errors import MachineError, UsageError, explain
 
 if TYPE_CHECKING:
@@ -84,12 +84,13 @@ def is_on() -> bool:
 
 
 def watched(backend: Backend, plan: Plan) -> Any:
-    """The backend, whose collectives are timed if a timeline is running.
+    """The backend, whose collectives are timed if a timeline is running, and stamped if TensorBoard wants it.
 
     Args:
         backend: The engine.
         plan: What the collectives belong to.
     """
+    backend = stamps.stamped(backend)
     return backend if _running is None or graphs.compiled_by_xla() else _Watched(backend, plan)
 
 

@@ -10,6 +10,7 @@ from hvkeras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
 from hvkeras.callbacks.learning_rate_warmup import LearningRateWarmupCallback
 from hvkeras.callbacks.metric_average import MetricAverageCallback
+from hvkeras.callbacks.tensorboard import TensorBoard
 
 __all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
-           "LearningRateWarmupCallback", "MetricAverageCallback"]
+           "LearningRateWarmupCallback", "MetricAverageCallback", "TensorBoard"]

@@ -1,0 +1,37 @@
+"""Numbers for TensorBoard without the package `tensorboard`, which TensorFlow 2.21 no longer brings along."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import tensorflow as tf
+
+has_tensorboard = importlib.util.find_spec("tensorboard") is not None
+
+
+def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+    """Writes a number to the default writer, in the form of `tf.summary.scalar`, which needs that package.
+
+    Args:
+        name: The tag.
+        data: The number.
+        step: Its place on the x axis; by default that of the writer.
+        description: Markdown that TensorBoard shows with it.
+
+    Returns:
+        Whether there was a writer.
+    """
+    metadata = tf.compat.v1.SummaryMetadata(summary_description=description or "")
+    metadata.plugin_data.plugin_name = "scalars"
+    with tf.summary.experimental.summary_scope(name, "scalar_summary", values=[data, step]) as (tag, _):
+        return tf.summary.write(tag, tf.cast(data, tf.float32), step=step, metadata=metadata)
+
+
+class Summaries:
+    """`tf.summary`, but for numbers."""
+
+    scalar = staticmethod(scalar)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tf.summary, name)
