@@ -1,4 +1,4 @@
-"""Where the time of training steps goes on each rank: what a rank measures, and what all ranks' measures say together."""
+"""Where the time of training steps goes: what each rank measures, and what all of it says together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """When the collectives of training steps begin and end on this rank, for `hvkeras.callbacks.TensorBoard`.
 
-While it is on, functions that are traced get two stamps around each collective, and collectives that steps make in eager
-mode do. Otherwise nothing is added to any graph. Nothing is stamped inside XLA, which cannot ask for the time.
+While it is on, functions that are traced get two stamps around each collective, and so do collectives that steps make
+in eager mode. Otherwise nothing is added to any graph. Nothing is stamped inside XLA, which cannot ask for the time.
 
 Unlike the timeline, this runs no Python and keeps no order among collectives, so that several stay in flight.
 """

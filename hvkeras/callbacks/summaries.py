@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-has_tensorboard = importlib.util.find_spec("tensorboard") is not None
+_found = importlib.util.find_spec("tensorboard")
+has_tensorboard = _found is not None and bool(_found.submodule_search_locations)  # not a script of that name
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:

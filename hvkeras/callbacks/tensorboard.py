@@ -1,4 +1,4 @@
-"""`TensorBoard`: Keras's, written by the chief alone, with the times of all ranks and a profile of the rank you choose."""
+"""`TensorBoard`: the chief writes Keras's summaries and the times of all ranks; any rank can be profiled."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         MachineError: When training begins: what is asked for needs the package tensorboard.
     """
 
+    _should_trace: bool  # Keras's
+
     def __init__(
         self, log_dir: Any = "logs", histogram_freq: int = 0, write_graph: bool = True, write_images: bool = False,
         write_steps_per_second: bool = False, update_freq: Any = "epoch", profile_batch: Any = 0,
@@ -67,7 +69,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         self.profile_batch, self.profile_rank = profile_batch, profile_rank
         self.rank_scalars = rank_scalars
         self.gathers = False  # whether `fit` brings the times of all ranks here (`hvkeras.fit_run`)
-        self._profiles = bool(self._should_trace)
+        self._profiles = self._should_trace
         self._rank, self._chief = 0, True
         self._elsewhere: Any = None  # Keras's callback that profiles on a rank other than the chief
         self._executions: collections.deque[Execution] = collections.deque(maxlen=LATEST)
@@ -106,7 +108,8 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         if summaries.has_tensorboard or (in_keras_3 and not wanted):
             return
         what = " and ".join(wanted) if in_keras_3 else "The TensorBoard callback of tf_keras"
-        raise MachineError(explain(f"{what} needs the package tensorboard", "pip install tensorboard"))
+        needs = "need" if len(wanted) > 1 and in_keras_3 else "needs"
+        raise MachineError(explain(f"{what} {needs} the package tensorboard", "pip install tensorboard"))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Has the step traced anew, with stamps around its collectives."""

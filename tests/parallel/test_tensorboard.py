@@ -1,0 +1,94 @@
+"""TensorBoard on two ranks: one writes, and says of each where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import Outcome
+from harness.events import scalars
+from hvkeras.callbacks import summaries
+
+WORKERS = Path(__file__).parent / "workers"
+STEP, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
+NEEDS_TENSORBOARD = [pytest.mark.oldest, pytest.mark.skipif(not summaries.has_tensorboard, reason="tf_keras's callback"
+                     " needs the package tensorboard, which TensorFlow 2.16 brings along")]
+WHOLE = [pytest.param(("native", "0"), id="keras3"),
+         pytest.param(("native", "1"), id="tf_keras", marks=NEEDS_TENSORBOARD)]
+FEW = [pytest.param(("horovod", "0", "--few"), id="horovod"), pytest.param(("tfdist", "0", "--few"), id="tfdist")]
+
+
+@pytest.fixture(params=[*WHOLE, *FEW])
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    backend, legacy, *arguments = request.param
+    return launch_once("hvkeras_run", WORKERS / "tensorboard_ranks.py", tuple(arguments), np=2, backend=backend,
+                       env={"TF_USE_LEGACY_KERAS": legacy})
+
+
+@pytest.fixture(params=WHOLE)
+def whole(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    backend, legacy = request.param
+    return launch_once("hvkeras_run", WORKERS / "tensorboard_ranks.py", (), np=2, backend=backend,
+                       env={"TF_USE_LEGACY_KERAS": legacy})
+
+
+def test_each_rank_has_a_run_of_its_own(outcome: Outcome) -> None:
+    found = scalars(outcome.cwd / "everyone")
+    assert set(found) == {"train", "validation", "rank_0", "rank_1", "rank_1/train"}
+    assert {"epoch_loss", "batch_loss"} <= set(found["train"])
+    for rank in ("rank_0", "rank_1"):
+        assert set(found[rank]) == {STEP, COMMUNICATION, WAIT}
+        for tag, values in found[rank].items():
+            assert [epoch for epoch, _ in values] == [0, 1], tag
+        for (_, step), (_, communication), (_, wait) in zip(*(found[rank][tag] for tag in (STEP, COMMUNICATION, WAIT)),
+                                                            strict=True):
+            assert 0 <= wait <= communication <= step
+            assert communication > 0
+    # Rank 1 comes late to every step. The machine may stop rank 0 for as long, but hardly in every epoch.
+    assert any(mine > late for (_, mine), (_, late) in zip(found["rank_0"][WAIT], found["rank_1"][WAIT], strict=True))
+    assert outcome.results("everyone") == [0.0, 0.0]
+
+
+def test_the_chosen_rank_profiles(outcome: Outcome) -> None:
+    folder = outcome.cwd / "everyone"
+    profiles = [path.relative_to(folder).parts[0] for path in folder.rglob("*.xplane.pb")]
+    assert profiles == ["rank_1"]
+
+
+def test_a_chief_that_is_the_only_one_with_the_callback_tells_of_itself(whole: Outcome) -> None:
+    found = scalars(whole.cwd / "the_chief_alone")
+    assert set(found) == {"train", "validation", "rank_0"}
+    assert set(found["rank_0"]) == {STEP, COMMUNICATION}
+
+
+def test_another_fit_does_not_trace_again(whole: Outcome) -> None:
+    assert whole.results("again") == [True, True]
+    for name in ("first", "second"):
+        assert set(scalars(whole.cwd / "again" / name)["rank_1"]) == {STEP, COMMUNICATION, WAIT}
+
+
+def test_eager_steps_are_measured(whole: Outcome) -> None:
+    found = scalars(whole.cwd / "eagerly")
+    assert all(set(found[rank]) == {STEP, COMMUNICATION, WAIT} for rank in ("rank_0", "rank_1"))
+
+
+def test_of_compiled_steps_the_time_alone_is_known(whole: Outcome) -> None:
+    found = scalars(whole.cwd / "compiled")
+    assert all(set(found[rank]) == {STEP} for rank in ("rank_0", "rank_1"))
+
+
+def test_stamps_put_collectives_into_no_order(outcome: Outcome) -> None:
+    for without, with_stamps in outcome.results("order"):
+        assert with_stamps == without
+
+
+def test_under_a_strategy_the_chief_tells_of_itself(launch_once: Callable[..., Outcome]) -> None:
+    outcome = launch_once("tf_config", WORKERS / "tensorboard_strategy.py", np=2)
+    assert outcome.results("metrics")[0] == outcome.results("metrics")[1]
+    found = scalars(outcome.cwd / "logs")
+    assert set(found) == {"train", "validation", "rank_0", "rank_1/train"}
+    assert set(found["rank_0"]) == {STEP}
+    folder = outcome.cwd / "logs"
+    assert [path.relative_to(folder).parts[0] for path in folder.rglob("*.xplane.pb")] == ["rank_1"]
