@@ -64,7 +64,7 @@ def stamped(backend: Backend) -> Any:
 
 
 class Stamps:
-    """The stamps of one collective, in variables on the CPU that functions write to in a few microseconds."""
+    """The stamps of one collective, in variables on the CPU that functions write to, without Python."""
 
     def __init__(self) -> None:
         self._began = graphs.lasting_variable(0.0, tf.float64, "hvkeras_began")

@@ -1,0 +1,44 @@
+"""The multi-worker tutorial's example: killed on both workers, started again, and trained to the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from harness import start_job
+from harness.events import scalars
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tutorial_multi_worker.py"
+GOOD = 0.97
+
+
+def test_it_goes_on_after_both_workers_were_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "tutorial"
+    arguments = ("--folder", str(folder), "--epochs")
+    with start_job("tf_config", EXAMPLE, (*arguments, "1000"), np=2, folder=tmp_path,
+                   expect_failure=True) as job:
+        job.wait_for(0, "Epoch 4/1000")
+        for rank in (1, 0):
+            os.kill(job.pid(rank), signal.SIGKILL)
+        job.wait()
+    done = json.loads((folder / "backup" / "training_metadata.json").read_text())["epoch"]
+    assert done >= 3
+    last = done + 10
+    with start_job("tf_config", EXAMPLE, (*arguments, str(last), "--tensorboard"), np=2, folder=tmp_path) as job:
+        outcome = job.wait()
+    epochs = [int(number) for number in re.findall(rf"^Epoch (\d+)/{last}$", outcome.stdout(0), re.MULTILINE)]
+    assert epochs == list(range(done + 1, last + 1))
+    [accuracy] = re.findall(r"^test accuracy: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)
+    assert float(accuracy) >= GOOD
+    assert f"loaded again: {accuracy}" in outcome.stdout(0)
+    assert outcome.stdout(1) == ""
+    assert sorted(path.name for path in folder.iterdir()) == ["best.keras", "logs", "trained.keras"]
+    assert set(scalars(folder / "logs")) == {"rank_0", "train", "validation"}
+    model = keras.saving.load_model(folder / "trained.keras")
+    assert model.predict(np.zeros((1, 8, 8, 1), "float32"), verbose=0).shape == (1, 10)
