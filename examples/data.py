@@ -32,7 +32,7 @@ def load(name: str) -> tuple[Any, Any, Any, Any]:
         if hvd.rank() == 0:
             print(f"{name} cannot be downloaded here: training on the digits beside the examples instead", flush=True)
         name = "digits"
-    return _digits() if name == "digits" else _keras_dataset(name)
+    return digits() if name == "digits" else _keras_dataset(name)
 
 
 def _download(name: str) -> bool:
@@ -55,9 +55,10 @@ def _keras_dataset(name: str) -> tuple[Any, Any, Any, Any]:
     return _scaled(x_train, 255), y_train, _scaled(x_test, 255), y_test
 
 
-def _digits() -> tuple[Any, Any, Any, Any]:
-    with np.load(DIGITS) as digits:
-        images, labels = digits["images"], digits["labels"].astype("int64")
+def digits() -> tuple[Any, Any, Any, Any]:
+    """Loads the digits beside this file, as `load` does."""
+    with np.load(DIGITS) as file:
+        images, labels = file["images"], file["labels"].astype("int64")
     order = np.random.default_rng(seed=0).permutation(len(labels))  # the same on every rank
     images, labels = _scaled(images[order], 16), labels[order]
     return images[:1500], labels[:1500], images[1500:], labels[1500:]

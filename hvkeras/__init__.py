@@ -62,7 +62,7 @@ _HOMES = {
                        "MachineError", "PeerError"),
 }
 _ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("callbacks", "elastic", "keras", "tensorflow")
+_MODULES = ("callbacks", "elastic", "keras", "parameter_server", "tensorflow")
 
 __all__ = ["__version__", *_ORIGIN, *_MODULES]  # noqa: PLE0604 - the table above holds strings
 

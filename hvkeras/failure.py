@@ -171,7 +171,7 @@ class FailureHooks:
         if isinstance(error, KeyboardInterrupt):
             return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return Cause("exception", self._rank, self._host, os.getpid(), f"failed with {_summary(error)}",
+        return Cause("exception", self._rank, self._host, os.getpid(), f"failed with {summary(error)}",
                      text[-60_000:])
 
     def _is_echo(self, error: BaseException) -> bool:
@@ -217,7 +217,7 @@ def _silence_engines() -> None:
     os.close(nowhere)
 
 
-def _summary(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """An exception in one line; of TensorFlow's errors in graphs, the line that says what happened."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     first = text.splitlines()[0]

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient, Introduction
@@ -104,6 +105,64 @@ def task_name(launch: Launch, rank: int) -> str:
     return f"rank {rank}"
 
 
+class Serve(Protocol):
+    """Makes and starts the server of a control channel."""
+
+    def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
+        """Listens at an address, or at a free port of it."""
+
+
+def deadlines_of(settings: Settings) -> Deadlines:
+    """What the settings say about how long a control channel waits for what."""
+    return Deadlines(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown, settings.exit_grace)
+
+
+def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
+    server = ControlServer(launch.size, secret, host, port, deadlines_of(settings), on_warning=say)
+    server.start()
+    return server
+
+
+def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> ControlServer:
+    """Serves the control channel of a cluster with parameter servers, in its chief, for as long as that lives.
+
+    Args:
+        launch: The chief's place in the cluster.
+        settings: The settings in force.
+        serve: Makes the server.
+
+    Returns:
+        The server. Nobody need be there yet.
+
+    Raises:
+        HvkerasError: The address cannot be listened on, or the hosts share no secret.
+    """
+    server = _by_tf_config(launch, settings, Waiting(settings.start_timeout), serve)[0]
+    assert server is not None
+    return server
+
+
+def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
+    """Connects a task of a cluster with parameter servers to its chief.
+
+    Args:
+        launch: The task's place in the cluster.
+        settings: The settings in force.
+        on_end: Called with the cause when the job ends early.
+
+    Returns:
+        The connected channel.
+
+    Raises:
+        HvkerasError: The chief cannot be found or reached in time, or refuses the task.
+    """
+    waiting = Waiting(settings.start_timeout)
+    _, address, secret, refresh = _by_tf_config(launch, settings, waiting)
+    client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
+    client.server_host = address[0]
+    return client
+
+
 def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> Meeting:
     """Connects this rank to its job's control channel, which rank 0 starts to serve.
 
@@ -121,9 +180,9 @@ def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) ->
     waiting = Waiting(settings.start_timeout)
     ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
             "tf_config": _by_tf_config, "folder": _by_folder}
-    serves_at_port = launch.rank == 0 and _meets_at_port(launch, settings)
+    serves_at_port = launch.rank == 0 and meets_at_port(launch, settings)
     with contextlib.ExitStack() as on_error:
-        claim = _claim_port(launch) if launch.cluster and not serves_at_port else None
+        claim = claim_port(launch) if launch.cluster and not serves_at_port else None
         if claim is not None:
             on_error.callback(claim.close)
         server, address, secret, refresh = ways[launch.rendezvous.kind](launch, settings, waiting)
@@ -167,14 +226,6 @@ def _connect(
         time.sleep(0.1)
         if refresh is not None:
             address, secret = refresh()
-
-
-def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
-    deadlines = Deadlines(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown,
-                          settings.exit_grace)
-    server = ControlServer(launch.size, secret, host, port, deadlines, on_warning=say)
-    server.start()
-    return server
 
 
 def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Found:
@@ -237,9 +288,9 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
     return None, address, secret, look
 
 
-def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    if not _meets_at_port(launch, settings):
-        return _by_folder(launch, settings, waiting)
+def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
+    if not meets_at_port(launch, settings):
+        return _by_folder(launch, settings, waiting, serve)
     if not settings.secret:
         raise UsageError(explain(
             "TF_CONFIG jobs on several hosts must share a secret, so that no stranger can join",
@@ -248,21 +299,21 @@ def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting) -> Found
     # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes the port.
     secret = settings.secret.encode()
     host, port = split_address(launch.cluster[0])
-    server = _serve(launch, settings, secret, host if is_local(host) else "", port) if launch.rank == 0 else None
+    server = serve(launch, settings, secret, host if is_local(host) else "", port) if launch.rank == 0 else None
     return server, (host, port), secret, None
 
 
-def _meets_at_port(launch: Launch, settings: Settings) -> bool:
+def meets_at_port(launch: Launch, settings: Settings) -> bool:
     """Whether the ranks of a TF_CONFIG job meet at rank 0's announced port rather than by a private folder."""
     return bool(launch.cluster) and (bool(settings.secret) or not (_is_one_host(launch) or settings.rendezvous_dir))
 
 
-def _by_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
     note = _note(launch, settings)
     if launch.rank == 0:
         secret = secrets.token_bytes(32)
         one_host = _is_one_host(launch)
-        server = _serve(launch, settings, secret, LOOPBACK if one_host else _own_address(settings, {}))
+        server = serve(launch, settings, secret, LOOPBACK if one_host else _own_address(settings, {}))
         _write_privately(note, json.dumps([*server.address, secret.hex()]))
         return server, server.address, secret, None
 
@@ -331,7 +382,7 @@ def _towards(settings: Settings, host: str) -> str:
     return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
 
 
-def _claim_port(launch: Launch) -> socket.socket:
+def claim_port(launch: Launch) -> socket.socket:
     """Listens on this task's own TF_CONFIG port, and takes nothing from it, until TensorFlow does.
 
     So a second process of the same task, or any other program, is found before anything connects.

@@ -45,7 +45,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 def advance_iterations(optimizer: Any) -> None:
     """Counts a step in which nothing is applied."""
-    _counter(optimizer).assign_add(1)
+    step_counter_variable(optimizer).assign_add(1)
 
 
 def step_counter(optimizer: Any) -> int:
@@ -53,10 +53,10 @@ def step_counter(optimizer: Any) -> int:
 
     Steps that a `LossScaleOptimizer` of Keras 3 skipped do not.
     """
-    return int(value_of(_counter(optimizer)))
+    return int(value_of(step_counter_variable(optimizer)))
 
 
-def _counter(optimizer: Any) -> Any:
+def step_counter_variable(optimizer: Any) -> Any:
     """The variable that counts an optimizer's steps."""
     optimizer = inner_optimizer(optimizer) or optimizer
     # In newer Keras 3 `iterations` is not the variable: it leaves out the passes of gradient_accumulation_steps.

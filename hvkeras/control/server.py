@@ -70,6 +70,8 @@ class ControlServer:
         MachineError: The address cannot be listened on.
     """
 
+    closes_when_complete = True  # nobody else may join once all ranks are there
+
     def __init__(
         self,
         size: int,
@@ -330,8 +332,8 @@ class ControlServer:
                 for member in self._members.values():
                     member.seen = now
             last_tick = now
-            if len(self._members) == self.size:
-                server.close()  # nobody else may join
+            if self.closes_when_complete and len(self._members) == self.size:
+                server.close()
             self._look(now)
             if now - last_beat >= 1.0:
                 last_beat = now

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 
 from hvkeras.launch_environments import horovodrun_gloo, hvkeras_run, hydra, open_mpi, slurm, tf_config
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.launch_environments.tf_config import describe_cluster
+from hvkeras.launch_environments.tf_config import describe_cluster, detect_parameter_servers
 
-__all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "detect_launch"]
+__all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "detect_launch",
+           "parameter_server_launch"]
 
 LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = (
     hvkeras_run.detect,
@@ -48,3 +49,18 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         if launch is not None:
             return launch
     return Launch("none")
+
+
+def parameter_server_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Finds out which task of a cluster with parameter servers this process is.
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Returns:
+        What TF_CONFIG says.
+
+    Raises:
+        UsageError: There is no TF_CONFIG, or it describes no such cluster.
+    """
+    return detect_parameter_servers(os.environ if environ is None else environ)

@@ -19,6 +19,9 @@ CLUSTER = "TF_CONFIG"
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _TRAINING = ("chief", "worker")
 _OTHERS = ("ps", "evaluator")
+_PARAMETER_SERVERS = ("chief", "worker", "ps", "evaluator")
+_PS_EXAMPLE = ('{"cluster": {"chief": ["host1:2222"], "worker": ["host2:2222"], "ps": ["host3:2222"]}, "task": {"type":'
+               ' "chief", "index": 0}}')
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
 _SHOWN = 16  # ranks that describe_cluster lists
 
@@ -34,13 +37,59 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
         return None
     config = _parsed(text)
     cluster = _cluster(config.get("cluster"))
-    kind, index = _task(config.get("task"), cluster)
-    entries = [(f"{role} {number}", address) for role in _TRAINING for number, address in
-               enumerate(cluster.get(role, []))]
+    if cluster.get("ps"):
+        raise UsageError(explain("hvd.init() trains synchronously, without parameter servers",
+                                 "call hvd.parameter_server.train(...) instead of hvd.init() in a cluster with ps"
+                                 ' tasks, or remove "ps" from the cluster in every TF_CONFIG and do not start those'
+                                 " tasks", ps=cluster["ps"]))
+    task = config.get("task")
+    kind = _role(task)
+    if kind in _OTHERS:
+        hint = ("do not start it; rank 0 may evaluate after fit()" if kind == "evaluator"
+                else "start this process as a worker, or not at all")
+        raise UsageError(explain(f"hvd.init() has no role {kind}: TF_CONFIG tasks must be chief or worker", hint,
+                                 type=kind))
+    return _launch(cluster, _TRAINING, kind, _index(task, kind, cluster))
+
+
+def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
+    """Reads TF_CONFIG as a cluster of a chief, workers, parameter servers and perhaps evaluators.
+
+    Args:
+        environ: The environment to read.
+
+    Returns:
+        The chief is rank 0; workers, parameter servers and evaluators follow. The size counts no evaluators, which come
+        and go as they like, and which TF_CONFIG need not list.
+
+    Raises:
+        UsageError: There is no TF_CONFIG, or it describes no such cluster.
+    """
+    text = environ.get(CLUSTER, "")
+    if not text.strip():
+        raise UsageError(explain("Training with parameter servers needs TF_CONFIG, which tells each process the whole"
+                                 " cluster and its own task", f"start each task with a TF_CONFIG like {_PS_EXAMPLE}",
+                                 TF_CONFIG=text))
+    config = _parsed(text)
+    cluster = _cluster(config.get("cluster"))
+    for role in _PARAMETER_SERVERS[:3]:
+        if not cluster.get(role):
+            raise UsageError(explain(f'A cluster with parameter servers must have a "{role}" in TF_CONFIG',
+                                     f"write it like {_PS_EXAMPLE}, the same in every TF_CONFIG", **{role: []}))
+    task = config.get("task")
+    kind = _role(task)
+    return _launch(cluster, _PARAMETER_SERVERS, kind, _index(task, kind, cluster))
+
+
+def _launch(cluster: Mapping[str, list[str]], roles: tuple[str, ...], kind: str, index: int) -> Launch:
+    entries = [(f"{role} {number}", address) for role in roles for number, address in enumerate(cluster.get(role, []))]
+    if f"{kind} {index}" not in dict(entries):  # an evaluator that is not listed
+        entries.append((f"{kind} {index}", ""))
     rank = [name for name, _ in entries].index(f"{kind} {index}")
-    addresses = tuple(address for _, address in entries)
-    job = "tf-config-" + hashlib.sha256("\n".join(addresses).encode()).hexdigest()[:16]
-    return Launch(LAUNCHER, rank, len(entries), Rendezvous("tf_config", addresses[0], job), cluster=addresses,
+    members = [address for name, address in entries if not name.startswith("evaluator ")]
+    addresses = tuple(address for _, address in entries if address)
+    job = "tf-config-" + hashlib.sha256("\n".join(members).encode()).hexdigest()[:16]
+    return Launch(LAUNCHER, rank, len(members), Rendezvous("tf_config", addresses[0], job), cluster=addresses,
                   tasks=tuple(name for name, _ in entries))
 
 
@@ -77,22 +126,18 @@ def _cluster(cluster: Any) -> dict[str, list[str]]:
                                  f"write it like {EXAMPLE}, or unset TF_CONFIG for a single process", cluster=cluster))
     for role, addresses in cluster.items():
         if role not in (*_TRAINING, *_OTHERS):
-            raise UsageError(explain("Roles in TF_CONFIG must be chief or worker",
+            raise UsageError(explain("Roles in TF_CONFIG must be chief or worker, or ps and evaluator beside them",
                                      f'rename "{role}" to "worker" in every TF_CONFIG', role=role))
         if not isinstance(addresses, list):
             raise UsageError(explain(f'The role "{role}" in TF_CONFIG must list its addresses',
                                      f'write "{role}": ["host:port", ...]', **{role: addresses}))
         for number, address in enumerate(addresses):
             _check_address(f"{role} {number}", address)
-    if cluster.get("ps"):
-        raise UsageError(explain("hvkeras trains synchronously, without parameter servers",
-                                 'remove "ps" from the cluster in every TF_CONFIG and do not start those tasks',
-                                 ps=cluster["ps"]))
     if len(cluster.get("chief", [])) > 1:
         raise UsageError(explain("TF_CONFIG must have at most one chief",
                                  'keep one address under "chief" and list the others under "worker"',
                                  chief=cluster["chief"]))
-    _check_unique({role: cluster.get(role, []) for role in _TRAINING})
+    _check_unique({role: cluster.get(role, []) for role in _PARAMETER_SERVERS})
     return cluster
 
 
@@ -116,25 +161,25 @@ def _check_unique(cluster: Mapping[str, list[str]]) -> None:
             seen[address] = task
 
 
-def _task(task: Any, cluster: Mapping[str, list[str]]) -> tuple[str, int]:
+def _role(task: Any) -> str:
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
         raise UsageError(explain('TF_CONFIG must have a "task" with "type" and "index", this process\'s own place',
                                  'add "task": {"type": "worker", "index": 0}, and give each process its own index',
                                  task=task))
-    kind, index = task["type"], task["index"]
-    if kind in _OTHERS:
-        hint = ("do not start it; rank 0 may evaluate after fit()" if kind == "evaluator"
-                else "start this process as a worker, or not at all")
-        raise UsageError(explain(f"hvkeras has no role {kind} yet: TF_CONFIG tasks must be chief or worker", hint,
-                                 type=kind))
-    if kind not in _TRAINING:
-        raise UsageError(explain("The task type in TF_CONFIG must be chief or worker",
+    kind = task["type"]
+    if kind not in _PARAMETER_SERVERS:
+        raise UsageError(explain("The task type in TF_CONFIG must be chief or worker, or ps or evaluator",
                                  'set "type" to "chief" or "worker"', type=kind))
+    return str(kind)
+
+
+def _index(task: Any, kind: str, cluster: Mapping[str, list[str]]) -> int:
+    index = task["index"]
     number = int(index) if isinstance(index, str) and index.isascii() and index.isdigit() else index
-    count = len(cluster.get(kind, []))
+    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not ask for it to be listed
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
         valid = f'set "index" to one of 0 to {count - 1}' if count else f'the cluster has no "{kind}"'
         raise UsageError(explain(f"The task index in TF_CONFIG must be the place of this process's own address under"
                                  f' "{kind}" in the cluster', f"{valid}, or add this process's address to the"
                                  " cluster in every TF_CONFIG", index=index, **{kind: cluster.get(kind, [])}))
-    return kind, number
+    return number

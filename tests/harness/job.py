@@ -221,6 +221,7 @@ def start_job(
     rank_env: Mapping[int, Mapping[str, str]] | None = None,
     start_order: Sequence[int] | None = None,
     start_delay: float = 0.0,
+    roles: Sequence[str] = (),
     expect_failure: bool = False,
     deadline: float = 240.0,
 ) -> Iterator[Job]:
@@ -237,6 +238,7 @@ def start_job(
         rank_env: More environment variables for single ranks; with `tf_config` only.
         start_order: Which ranks are started, in which order; with `tf_config` only.
         start_delay: Seconds between two starts; with `tf_config` only.
+        roles: What each rank is in the cluster, in the order of `launchers.ROLES`; with `tf_config` only.
         expect_failure: Whether the job must fail rather than succeed.
         deadline: Seconds after which the job is ended and the test fails.
 
@@ -246,7 +248,7 @@ def start_job(
     job = Job(np, Path(tempfile.mkdtemp(prefix=f"{launcher}-", dir=folder)), expect_failure, deadline)
     extra = dict(env or {}) | ({"HVKERAS_BACKEND": backend} if backend else {})
     try:
-        found = commands(launcher, np, [str(script), *arguments], job.folder / "logs")
+        found = commands(launcher, np, [str(script), *arguments], job.folder / "logs", roles)
         for command in [found[rank] for rank in start_order] if start_order is not None else found:
             job.start(command, extra | dict((rank_env or {}).get(-1 if command.rank is None else command.rank, {})))
             time.sleep(start_delay)

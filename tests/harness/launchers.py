@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
+ROLES = ("chief", "worker", "ps", "evaluator")
 ENGINES = ("native", "tfdist", "horovod")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
 
@@ -52,7 +53,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[Command]:
+def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: Sequence[str] = ()) -> list[Command]:
     """Words the command lines that start `np` ranks of a script.
 
     Args:
@@ -60,6 +61,7 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[
         np: How many ranks.
         script: The Python script and its arguments.
         logs: Where the launcher keeps a log for each rank, as `rank.<n>/stdout` and `stderr`.
+        roles: With TF_CONFIG, what each rank is, in the order of `ROLES`; all are workers by default.
 
     Returns:
         One command, or with TF_CONFIG, where nothing launches, one a rank.
@@ -76,8 +78,12 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path) -> list[
     if launcher == "none":
         return [Command(python, {}, rank) for rank in range(np)]  # np processes that know nothing of each other
     if launcher == "tf_config":
-        cluster = {"worker": [f"localhost:{port}" for port in free_ports(np)]}
-        tasks = [{"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(np)]
+        roles = roles or ["worker"] * np
+        cluster: dict[str, list[str]] = {}
+        for role, port in zip(roles, free_ports(np), strict=True):
+            cluster.setdefault(role, []).append(f"localhost:{port}")
+        tasks = [{"cluster": cluster, "task": {"type": role, "index": list(roles[:rank]).count(role)}}
+                 for rank, role in enumerate(roles)]
         return [Command(python, {"TF_CONFIG": json.dumps(task)}, rank) for rank, task in enumerate(tasks)]
     raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}. Received: launcher={launcher!r}.")
 
@@ -101,6 +107,6 @@ def announced_rank(environ: Mapping[str, str]) -> int | None:
             return int(environ[name])
     if environ.get("TF_CONFIG"):
         config = json.loads(environ["TF_CONFIG"])
-        task, has_chief = config["task"], bool(config["cluster"].get("chief"))
-        return 0 if task["type"] == "chief" else int(task["index"]) + has_chief
+        task, earlier = config["task"], ROLES[: ROLES.index(config["task"]["type"])]
+        return int(task["index"]) + sum(len(config["cluster"].get(role, ())) for role in earlier)
     return None

@@ -1,0 +1,82 @@
+"""Keras 3's training step on one of several workers that share a model: what each has by itself, and what they add up.
+
+Keras changes its variables by reading, adding and assigning, so that workers that do this at the same time lose each
+other's additions. Metrics are therefore kept out of the shared variables, and counters are added to in one operation.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvkeras.compat.optimizers import inner_optimizer, step_counter_variable
+from hvkeras.compat.variables import native
+
+
+class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no types
+    """In this scope some variables have values of their own; others are changed for all, counters in one operation.
+
+    Args:
+        own: Variables of Keras, and the values with which they begin here.
+        counters: Variables that count up by one.
+    """
+
+    def __init__(self, own: Sequence[tuple[Any, Any]], counters: Sequence[Any]) -> None:
+        super().__init__(state_mapping=own, collect_losses=True)
+        self._own = {id(variable) for variable, _ in own}
+        self._counters = {id(variable) for variable in counters}
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The own value, or the shared variable."""
+        value = super().get_current_value(variable)
+        return variable._value if value is None else value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keeps the new value of an own variable, and assigns that of a shared one."""
+        variable, value = update
+        if id(variable) in self._own:
+            super().add_update(update)
+        elif id(variable) in self._counters:
+            native(variable).assign_add(tf.ones([], native(variable).dtype))
+        else:
+            native(variable).assign(tf.cast(value, native(variable).dtype))
+
+    def values(self, variables: Sequence[Any]) -> list[Any]:
+        """The values that own variables have now."""
+        return [self.get_current_value(variable) for variable in variables]
+
+
+def build_like(model: Any, spec: Any) -> None:
+    """Makes the variables of a compiled model, its loss, metrics and optimizer, for batches like `spec`."""
+    model._symbolic_build(data_batch=spec)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The states of the random seeds of a model's layers: [seed, number of draws] each."""
+    states = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
+    return list({id(state): state for state in states}.values())
+
+
+def step_counters(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer counts its steps."""
+    return [step_counter_variable(inner_optimizer(optimizer) or optimizer)]
+
+
+@contextlib.contextmanager
+def names_begin_anew() -> Iterator[None]:
+    """In this scope Keras names layers and metrics as in a fresh process, so that a model can be built alike twice."""
+    from keras.src.backend.common import global_state
+
+    before = global_state.get_global_attribute("object_name_uids")
+    global_state.set_global_attribute("object_name_uids", collections.defaultdict(int))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("object_name_uids", before)

@@ -1,0 +1,101 @@
+"""Asynchronous training with parameter servers: `tf.distribute.ParameterServerStrategy` for Keras 3 models.
+
+One script is started on every task of a TF_CONFIG cluster with the roles `chief`, `worker`, `ps` and perhaps
+`evaluator`, and calls `train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvkeras.errors import UsageError, explain
+
+__all__ = ["train"]
+
+
+def train(
+    build_model: Callable[[], Any], dataset_fn: Callable[[Any], Any], *, epochs: int = 1,
+    steps_per_epoch: int | None = None, initial_epoch: int = 0, verbose: Any = "auto", callbacks: Sequence[Any] = (),
+    validation_data: Callable[[Any], Any] | None = None, validation_freq: int = 1, checkpoint_dir: Any = None,
+    checkpoints_to_keep: int = 3, log_dir: Any = None,
+) -> Any:
+    """Trains a compiled Keras 3 model on the workers of a cluster, asynchronously, with its variables on servers.
+
+    Every task calls this with the same arguments, and does what its role in TF_CONFIG is: the chief hands out steps and
+    returns; workers and parameter servers serve, and an evaluator evaluates the checkpoints, until the job ends, and
+    then their processes end: what follows the call runs in the chief alone.
+
+    Example:
+        def build_model():
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+            return model
+
+        def dataset_fn(context):
+            data = tf.data.Dataset.from_tensor_slices((x, y))
+            data = data.shard(context.num_input_pipelines, context.input_pipeline_id)
+            return data.shuffle(1000).batch(32)
+
+        history = hvd.parameter_server.train(build_model, dataset_fn, epochs=5, checkpoint_dir="checkpoints")
+        history.model.save("model.keras")
+
+    Args:
+        build_model: Makes and compiles the model. Steps are handed out `steps_per_execution` at a time.
+        dataset_fn: Takes a `tf.distribute.InputContext`, and returns a `tf.data.Dataset` of batches, as `fit` takes
+            them: the part of worker `input_pipeline_id` (a tensor) of `num_input_pipelines`. It is repeated.
+        epochs: The epoch at which training ends.
+        steps_per_epoch: Steps of all workers together in an epoch; by default the batches of `dataset_fn`'s dataset
+            for a single worker.
+        initial_epoch: The epoch at which training begins; a checkpoint of a later one counts more.
+        verbose: As in `fit`; in the chief alone.
+        callbacks: Keras's callbacks; they run in the chief alone.
+        validation_data: As `dataset_fn`, for what is evaluated after an epoch, and by the evaluator.
+        validation_freq: Epochs from one validation to the next.
+        checkpoint_dir: Folder for a checkpoint after each epoch, from which training goes on when all tasks are started
+            again; the chief and the evaluator use it.
+        checkpoints_to_keep: How many of the newest are kept.
+        log_dir: Where the evaluator writes for TensorBoard, in a folder `evaluator`.
+
+    Returns:
+        Keras's `History`. Its `model` is a plain model with the trained weights and optimizer, to evaluate or save.
+
+    Raises:
+        UsageError: An argument or TF_CONFIG is not as it should be.
+        MachineError: A port is taken, or a checkpoint cannot be written.
+        PeerError: A task is missing at the start, or a parameter server is lost.
+        SystemExit: In all tasks but the chief, when the job has ended.
+    """
+    from hvkeras import context
+    from hvkeras.launch_environments import parameter_server_launch
+    from hvkeras.output import quiet_engines
+    from hvkeras.settings import Settings
+
+    if context.is_initialized():
+        raise UsageError(explain("Training with parameter servers must not be mixed with synchronous training in one"
+                                 " process", "leave hvd.init() out"))
+    for name, number in {"epochs": epochs, "steps_per_epoch": 1 if steps_per_epoch is None else steps_per_epoch,
+                         "validation_freq": validation_freq, "checkpoints_to_keep": checkpoints_to_keep}.items():
+        if not isinstance(number, int) or number < 1:
+            raise UsageError(explain(f"{name} must be a positive number", f"pass {name}=1 or more", **{name: number}))
+    settings = Settings()
+    quiet_engines(settings.log_level)
+    launch = parameter_server_launch()
+    role = launch.tasks[launch.rank].split()[0]
+    if role in ("worker", "ps"):
+        from hvkeras.parameter_server.server import serve
+
+        serve(launch, settings)
+    from hvkeras.parameter_server.checkpoints import Checkpoints
+    from hvkeras.parameter_server.chief import leading
+    from hvkeras.parameter_server.training import Plan, fit
+
+    checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, checkpoints_to_keep)
+    plan = Plan(build_model, dataset_fn, epochs, steps_per_epoch, initial_epoch, verbose, callbacks or (),
+                validation_data, validation_freq, checkpoints)
+    if role == "evaluator":
+        from hvkeras.parameter_server.evaluator import evaluate_checkpoints
+
+        evaluate_checkpoints(launch, settings, plan, log_dir)
+    with leading(launch, settings) as chief:
+        return fit(chief, plan)

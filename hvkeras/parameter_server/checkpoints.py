@@ -1,0 +1,105 @@
+"""Checkpoints of asynchronous training: one file an epoch, in the format of Keras's `save_weights`.
+
+The chief alone writes them, under another name first, so that whoever is killed leaves no half of a file. They hold no
+trace of the cluster: they open at another number of workers and servers, and without any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat
+from hvkeras.compat import asynchronous
+from hvkeras.errors import MachineError, UsageError, explain
+
+_ENDING = ".weights.h5"
+_UNFINISHED = "unfinished-"
+_OURS = "hvkeras"  # the group of the file that Keras knows nothing of
+
+
+class Checkpoints:
+    """The checkpoints in a folder.
+
+    Args:
+        folder: Where they are; made when the first one is written.
+        keep: How many of the newest to keep.
+    """
+
+    def __init__(self, folder: Any, keep: int = 3) -> None:
+        self._folder = Path(folder)
+        self._keep = keep
+
+    def epochs(self) -> list[int]:
+        """The epochs after which there is a checkpoint, the last one last."""
+        found = [re.fullmatch(rf"epoch-(\d+){re.escape(_ENDING)}", path.name) for path in self._folder.glob("epoch-*")]
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, epoch: int) -> Path:
+        """Where the checkpoint after so many epochs is."""
+        return self._folder / f"epoch-{epoch:05d}{_ENDING}"
+
+    def save(self, model: Any, epochs: int) -> None:
+        """Writes weights, optimizer and random seeds.
+
+        Args:
+            model: The model.
+            epochs: How many epochs it was trained.
+
+        Raises:
+            MachineError: The file cannot be written.
+        """
+        path = self.path(epochs)
+        unfinished = path.with_name(_UNFINISHED + path.name)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            model.save_weights(unfinished, overwrite=True)
+            _add_to_file(unfinished, epochs, [np.asarray(seed) for seed in asynchronous.seed_states(model)])
+            unfinished.replace(path)
+            for old in self.epochs()[: -self._keep]:
+                self.path(old).unlink(missing_ok=True)
+        except OSError as error:
+            raise MachineError(explain(f"Checkpoints must be writable ({error})", "pass checkpoint_dir= a folder with"
+                                       " room", path=str(path))) from error
+
+    def restore(self, model: Any, epochs: int) -> None:
+        """Gives a model the state of a checkpoint.
+
+        Args:
+            model: A model of the same layers, with all its variables; on any strategy or none.
+            epochs: Which checkpoint.
+
+        Raises:
+            UsageError: The file is of another model, or no checkpoint.
+        """
+        path = self.path(epochs)
+        try:
+            model.load_weights(path)
+            seeds = _read_from_file(path)
+            for variable, value in zip(asynchronous.seed_states(model), seeds, strict=True):
+                compat.native(variable).assign(value)
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(explain(f"A checkpoint must be of the model that is trained ({error})", "build the same"
+                                     " model, or pass another checkpoint_dir to begin anew", path=str(path))) from error
+
+
+def _add_to_file(path: Path, epochs: int, seeds: Sequence[Any]) -> None:
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(path, "a") as file:
+        group = file.create_group(_OURS)
+        group.attrs["epochs"] = epochs
+        for number, seed in enumerate(seeds):
+            group[f"seed_{number}"] = seed
+
+
+def _read_from_file(path: Path) -> list[Any]:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        group = file[_OURS]
+        return [group[f"seed_{number}"][()] for number in range(len(group))]

@@ -1,0 +1,199 @@
+"""The chief's side of a cluster: it meets the other tasks, gives the strategy, and ends the job for all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.control.cause import Cause
+from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
+from hvkeras.failure import SignalWatch, summary
+from hvkeras.launch_environments import Launch
+from hvkeras.network import split_address
+from hvkeras.output import prints_at, say
+from hvkeras.parameter_server.placement import balanced_over
+from hvkeras.parameter_server.roll_call import RollCall
+from hvkeras.rendezvous import claim_port, forget_note, meets_at_port, serve_parameter_servers
+from hvkeras.settings import Settings
+
+_CAUSE_GRACE = 3.0  # seconds to learn that a task was lost, after an error of TensorFlow's
+
+
+@contextlib.contextmanager
+def leading(launch: Launch, settings: Settings) -> Iterator[Chief]:
+    """Leads a cluster: all tasks are there inside, and end with it.
+
+    Args:
+        launch: This process's place, which is the chief's.
+        settings: The settings in force.
+
+    Raises:
+        PeerError: A task is missing, or was lost.
+        MachineError: A port is taken.
+    """
+    chief = Chief(launch, settings)
+    try:
+        chief.start()
+        yield chief
+    except BaseException as error:
+        chief.end(error)
+        raise
+    chief.end(None)
+
+
+class Chief:
+    """The coordinator of a cluster.
+
+    Args:
+        launch: This process's place, which is the chief's.
+        settings: The settings in force.
+
+    Attributes:
+        strategy: The `ParameterServerStrategy`.
+        coordinator: Its `ClusterCoordinator`.
+    """
+
+    def __init__(self, launch: Launch, settings: Settings) -> None:
+        self._launch = launch
+        self._settings = settings
+        self._ended = threading.Event()  # no failure of a task matters any more
+        self._log_level = logging.getLogger("tensorflow").level
+        self._signals = SignalWatch(self._on_signal)
+        self._server: RollCall | None = None
+        self.strategy: Any = None
+        self.coordinator: Any = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers the cluster has."""
+        return sum(task.startswith("worker ") for task in self._launch.tasks)
+
+    def start(self) -> None:
+        """Meets the other tasks, and connects to them.
+
+        Raises:
+            PeerError: A task is missing.
+            MachineError: A port is taken.
+        """
+        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> RollCall:
+            server = RollCall(launch, settings, secret, host, port, self._job_ended)
+            server.start()
+            return server
+
+        server = serve_parameter_servers(self._launch, self._settings, serve)
+        assert isinstance(server, RollCall)
+        self._server = server
+        if threading.current_thread() is threading.main_thread():
+            self._signals.install()
+        server.wait_for_all()
+        if not prints_at(self._settings, "INFO"):  # lost tasks are told in one line, not in TensorFlow's hundreds
+            logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
+        self.strategy = self._strategy()
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        servers = self._launch.size - 1 - self.workers
+        if prints_at(self._settings, "WARNING"):
+            say(f"asynchronous training on {self.workers} worker{'s' * (self.workers > 1)} and {servers} parameter"
+                f" server{'s' * (servers > 1)}")
+
+    def _strategy(self) -> Any:
+        entries = list(zip(self._launch.tasks, self._launch.cluster, strict=False))
+        cluster = {role: [address for task, address in entries if task.startswith(f"{role} ")]
+                   for role in ("chief", "worker", "ps")}
+        if meets_at_port(self._launch, self._settings):  # the control channel keeps the announced port
+            host = split_address(cluster["chief"][0])[0]
+            cluster["chief"] = [f"[{host}]:{_free_port()}" if ":" in host else f"{host}:{_free_port()}"]
+        else:
+            claim_port(self._launch).close()
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc")
+        try:
+            return tf.distribute.ParameterServerStrategy(resolver)
+        except tf.errors.UnknownError as error:
+            raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "end the program"
+                                       " that has the port, or give the chief another", address=cluster["chief"][0],
+                                       )) from error
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """The strategy's scope, in which variables are spread over the parameter servers by their size."""
+        return balanced_over(self.strategy, sum(task.startswith("ps ") for task in self._launch.tasks))
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends the job for all tasks.
+
+        Args:
+            error: What training failed with; None at a good end.
+
+        Raises:
+            PeerError: It failed since a task was lost.
+        """
+        if self._server is None:
+            return
+        lost = self._lost_task(self._server, error) if error is not None else None
+        logging.getLogger("tensorflow").setLevel(self._log_level)
+        self._signals.uninstall()
+        self._ended.set()
+        if error is not None and lost is None:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
+            self._server.fail(self._own_cause("signal" if interrupted else "exception", what))
+        self._server.stop()
+        with contextlib.suppress(OSError):
+            forget_note(self._launch, self._settings)
+        if lost is not None:
+            raise PeerError(explain(f"All tasks must be there until training ends, but {lost.sentence()}", "start all"
+                                    " tasks again; training goes on from the last checkpoint in checkpoint_dir"),
+                            ) from None
+
+    def _lost_task(self, server: RollCall, error: BaseException) -> Cause | None:
+        """The loss of a task, of which an error of TensorFlow's is but the echo."""
+        if isinstance(error, (HvkerasError, KeyboardInterrupt)):
+            return None
+        deadline = time.monotonic() + (_CAUSE_GRACE if isinstance(error, tf.errors.OpError) else 0.0)
+        while server.cause is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return server.cause
+
+    def _own_cause(self, kind: str, what: str) -> Cause:
+        host = socket.gethostname()
+        return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {what}")
+
+    # What follows runs in other threads.
+
+    def _job_ended(self, cause: Cause) -> None:
+        threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
+
+    def _reap(self, cause: Cause) -> None:
+        """Ends a chief that waits inside TensorFlow for a task that will not answer."""
+        if not self._ended.wait(self._settings.exit_grace + _CAUSE_GRACE):
+            self._end_process(cause, 1)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGTERM and self._server is not None:
+            cause = self._own_cause("signal", "received SIGTERM")
+            self._server.fail(cause)
+            self._server.stop()
+            self._end_process(cause, 128 + number)
+
+    def _end_process(self, cause: Cause, code: int) -> None:
+        with contextlib.suppress(OSError):
+            forget_note(self._launch, self._settings)
+        sys.stdout.flush()
+        say(f"{cause.sentence()}; the job ends on all tasks" if cause.kind == "signal" else
+            f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")
+        os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,74 @@
+"""The evaluator: evaluates each checkpoint as it appears, beside the training, until the last one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.launch_environments import Launch
+from hvkeras.output import say
+from hvkeras.parameter_server.datasets import whole
+from hvkeras.parameter_server.server import Attendance
+from hvkeras.parameter_server.training import Plan, built_model
+from hvkeras.settings import Settings
+
+_LOOK = 0.5  # seconds between two looks for a new checkpoint
+
+
+def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir: Any) -> NoReturn:
+    """Evaluates checkpoints until training has ended, and then ends this process.
+
+    Args:
+        launch: This task's place in the cluster.
+        settings: The settings in force.
+        plan: What `train` was asked for.
+        log_dir: Where TensorBoard's files go; None for none.
+
+    Raises:
+        UsageError: There is nothing to evaluate, or nothing to evaluate it on.
+        SystemExit: Training has ended.
+    """
+    checkpoints, validation_data = plan.checkpoints, plan.validation_data
+    if checkpoints is None or validation_data is None:
+        raise UsageError(explain("An evaluator needs checkpoints, and data to evaluate them on", "pass checkpoint_dir="
+                                 " and validation_data= to train(), or start no evaluator",
+                                 checkpoint_dir=checkpoints and "given", validation_data=validation_data))
+    attendance = Attendance(launch, settings)
+    dataset = whole(validation_data, "validation_data")
+    model = built_model(plan, dataset.element_spec)
+    writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
+    seen = max(0, plan.initial_epoch)
+    while True:
+        is_over = attendance.is_over  # asked before the look, so that the last checkpoint is seen
+        found = checkpoints.epochs()
+        if found and found[-1] > seen and not attendance.failed:
+            seen = found[-1]
+            if _restored(checkpoints, model, seen):
+                _tell(seen, model.evaluate(dataset, verbose=0, return_dict=True), writer)
+        elif is_over:
+            attendance.leave()
+        else:
+            attendance.wait(_LOOK)
+
+
+def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:
+    """Whether the checkpoint could be read: the chief may have removed it in the meantime, for newer ones."""
+    try:
+        checkpoints.restore(model, epoch)
+    except UsageError:
+        if checkpoints.path(epoch).exists():
+            raise
+        return False
+    return True
+
+
+def _tell(epoch: int, results: dict[str, float], writer: Any) -> None:
+    say(f"evaluator: epoch {epoch}: " + ", ".join(f"{name} {value:.4f}" for name, value in results.items()))
+    if writer is not None:
+        with writer.as_default(step=epoch):
+            for name, value in results.items():
+                tf.summary.scalar(f"epoch_{name}", value)
+        writer.flush()

@@ -1,0 +1,130 @@
+"""Workers and parameter servers: TensorFlow's server, up until the chief says that the job is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient
+from hvkeras.errors import MachineError, explain
+from hvkeras.failure import SignalWatch
+from hvkeras.launch_environments import Launch
+from hvkeras.output import say
+from hvkeras.rendezvous import claim_port, join_parameter_servers
+from hvkeras.settings import Settings
+
+_LOOK = 0.1  # seconds between two looks at whether the job is over
+_UNWIND = 1.0  # seconds that a task may take to unwind before it is ended
+
+
+class Attendance:
+    """A task's tie to its chief: whether the job is over, and how it ended.
+
+    Args:
+        launch: The task's place in the cluster.
+        settings: The settings in force.
+
+    Raises:
+        HvkerasError: The chief cannot be found in time, or refuses this task.
+    """
+
+    def __init__(self, launch: Launch, settings: Settings) -> None:
+        self._name = launch.tasks[launch.rank]
+        self._over = threading.Event()
+        self._signals = SignalWatch(self._on_signal)
+        self._client: ControlClient = join_parameter_servers(launch, settings, lambda _: self._over.set())
+        if threading.current_thread() is threading.main_thread():
+            self._signals.install()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the job is over, or for some seconds; says whether it is over."""
+        while seconds > 0 and not self.is_over:
+            self._over.wait(min(_LOOK, seconds))
+            seconds -= _LOOK
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self._over.is_set() or self._client.detached
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has ended, and not well."""
+        return self._client.cause is not None
+
+    def leave(self) -> NoReturn:
+        """Ends this process as the job has ended: with 0 at a good end, else with one last line that says why."""
+        self._signals.uninstall()
+        self._client.leave()
+        cause = self._client.cause
+        self._client.close()
+        if cause is not None:
+            say(f"{self._name} on {socket.gethostname()} ends because {_sentence(cause)}")
+        sys.stdout.flush()
+        _end_anyway(1 if cause is not None else 0)
+        sys.exit(1 if cause is not None else 0)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGTERM:
+            who = f"{self._name} on {socket.gethostname()} (pid {os.getpid()})"
+            if self._name.startswith("ps "):  # the others learn why
+                self._client.fail(Cause("signal", None, "", None, f"{who} received SIGTERM"))
+            say(f"{who} received SIGTERM")
+            os._exit(128 + number)
+
+
+def serve(launch: Launch, settings: Settings) -> NoReturn:
+    """Runs the server of a worker or parameter server until the job ends, and then ends this process.
+
+    Args:
+        launch: This task's place in the cluster.
+        settings: The settings in force.
+
+    Raises:
+        MachineError: The task's port is taken.
+        PeerError: The chief cannot be found in time.
+        SystemExit: The job has ended.
+    """
+    server = _started(launch)
+    attendance = Attendance(launch, settings)
+    while not attendance.wait(60.0):
+        pass
+    del server  # TensorFlow cannot stop it; it ends with this process
+    attendance.leave()
+
+
+def _started(launch: Launch) -> Any:
+    import tensorflow as tf
+
+    claim_port(launch).close()
+    role, index = launch.tasks[launch.rank].split()
+    cluster: dict[str, list[str]] = {}
+    for task, address in zip(launch.tasks, launch.cluster, strict=False):
+        if not task.startswith("evaluator "):
+            cluster.setdefault(task.split()[0], []).append(address)
+    try:
+        return tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=role, task_index=int(index),
+                                    protocol="grpc")
+    except tf.errors.OpError as error:
+        raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "end the program"
+                                   " that has the port, or give this task another", address=launch.cluster[launch.rank],
+                                   )) from error
+
+
+def _sentence(cause: Cause) -> str:
+    """Why the job ended; the control channel calls the chief rank 0."""
+    return f"chief 0 on {cause.host} {cause.error}" if cause.rank == 0 else cause.sentence()
+
+
+def _end_anyway(code: int, exit_process: Callable[[int], None] = os._exit) -> None:
+    """Ends the process soon, whatever the interpreter still waits for: threads of TensorFlow's server outlive it."""
+    timer = threading.Timer(_UNWIND, exit_process, (code,))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,149 @@
+"""What workers do: steps of training and evaluation on variables that all of them share.
+
+A step returns what it adds to the metrics. So a step that is done again, since its worker was lost, counts once, and
+no two workers change the same metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat, metrics
+from hvkeras.compat import asynchronous
+from hvkeras.parameter_server.datasets import DatasetFunction, part
+
+_ASSOCIATIVE = ("sum", "max", "min", "first")
+
+
+class Tally:
+    """The metrics of a model, summed up over steps that run elsewhere.
+
+    Args:
+        model: The compiled model, whose metrics have their variables.
+
+    Raises:
+        UsageError: A metric does not say how it is merged.
+    """
+
+    def __init__(self, model: Any) -> None:
+        metrics.check(model)
+        model.reset_metrics()
+        self._model = model
+        self._metrics = [metric for group in compat.metric_groups(model) for metric in group]
+        self.variables = [variable for metric in self._metrics for variable in metric.variables]
+        self.initial = [np.asarray(variable) for variable in self.variables]
+        self._added: list[list[Any]] = []
+
+    def reset(self) -> None:
+        """Forgets all steps."""
+        self._added = []
+
+    def add(self, states: Sequence[Any]) -> None:
+        """Adds steps.
+
+        Args:
+            states: For each variable its values after one or several steps, each of which began anew.
+        """
+        for number in range(len(states[0]) if states else 0):
+            self._added.append([np.asarray(values)[number] for values in states])
+
+    def _merged(self) -> list[Any]:
+        """The state of all steps together; kept in their place where that makes no difference."""
+        merged: list[Any] = []
+        for metric in self._metrics:
+            mine = slice(len(merged), len(merged) + len(metric.variables))
+            merged += metrics.merge_states(metric, [states[mine] for states in self._added])
+        ways = [metrics.merging_of(metric) for metric in self._metrics]
+        if all(way in _ASSOCIATIVE for group in ways for way in ([group] if callable(group) else group)):
+            self._added = [merged]
+        return merged
+
+    def logs(self) -> dict[str, float]:
+        """The results, as Keras's `fit` gives them to callbacks."""
+        values = self._merged() if self._added else self.initial
+        typed = [(variable, np.asarray(value).astype(initial.dtype)) for variable, value, initial in
+                 zip(self.variables, values, self.initial, strict=True)]
+        with asynchronous.OwnState(typed, []):
+            results = self._model.get_metrics_result()
+        return {name: _plain(value) for name, value in results.items()}
+
+
+def training_step(model: Any, strategy: Any, tally: Tally) -> Any:
+    """Makes the function that a worker runs for `steps_per_execution` steps of training.
+
+    Args:
+        model: The compiled model, with all its variables.
+        strategy: The strategy it was made under.
+        tally: The model's metrics.
+
+    Returns:
+        A `tf.function` that takes an iterator of pairs of a worker's number and a batch, and returns for each variable
+        of the metrics the values after each step and replica.
+    """
+    seeds, counters = asynchronous.seed_states(model), asynchronous.step_counters(model.optimizer)
+    steps = compat.steps_per_execution(model)
+
+    def on_replica(iterator: Any) -> list[Any]:
+        worker, batch = next(iterator)
+        # Workers that draw at the same time would read the same state: each has another seed, the first one Keras's.
+        drawn = [tf.convert_to_tensor(compat.native(seed)) for seed in seeds]
+        begin = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in drawn]
+        own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
+        with asynchronous.OwnState(own, counters) as state:
+            model.train_step(batch)
+            after = state.values(seeds)
+        for seed, now, before in zip(seeds, after, begin, strict=True):
+            compat.native(seed).assign_add(now - before)
+        return state.values(tally.variables)
+
+    def one(iterator: Any) -> list[Any]:
+        results = strategy.run(on_replica, args=(iterator,))
+        return [tf.stack(strategy.experimental_local_results(result)) for result in results]
+
+    def several(iterator: Any) -> list[Any]:
+        arrays = [tf.TensorArray(value.dtype, steps, element_shape=(None, *value.shape)) for value in tally.initial]
+        _, arrays = tf.while_loop(
+            lambda step, _: step < steps,
+            lambda step, found: (step + 1, [array.write(step, value) for array, value in
+                                            zip(found, one(iterator), strict=True)]),
+            (tf.constant(0), arrays))
+        return [array.concat() for array in arrays]
+
+    return tf.function(one if steps == 1 else several, autograph=False)
+
+
+def evaluation(model: Any, tally: Tally, function: DatasetFunction, parts: int) -> Any:
+    """Makes the function with which a worker evaluates one part of the validation data.
+
+    Args:
+        model: The compiled model.
+        tally: The model's metrics.
+        function: Makes the validation data.
+        parts: How many parts there are.
+
+    Returns:
+        A `tf.function` that takes the number of the part, and returns for each variable of the metrics one value.
+    """
+
+    def evaluate(index: Any) -> list[Any]:
+        iterator = iter(part(function, "validation_data", parts, index))
+
+        def step(values: list[Any], batch: Any) -> tuple[list[Any], Any]:
+            with asynchronous.OwnState(list(zip(tally.variables, values, strict=True)), []) as state:
+                model.test_step(batch.get_value())
+            return state.values(tally.variables), iterator.get_next_as_optional()
+
+        begin = [tf.constant(value) for value in tally.initial]
+        values, _ = tf.while_loop(lambda _, batch: batch.has_value(), step, (begin, iterator.get_next_as_optional()))
+        return [value[tf.newaxis] for value in values]
+
+    return tf.function(evaluate, autograph=False)
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array

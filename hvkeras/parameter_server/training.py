@@ -1,0 +1,186 @@
+"""The chief's training loop: it hands out steps, gathers what they add to the metrics, and calls Keras's callbacks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.compat import asynchronous
+from hvkeras.errors import UsageError, explain
+from hvkeras.output import say
+from hvkeras.parameter_server.checkpoints import Checkpoints
+from hvkeras.parameter_server.chief import Chief
+from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_workers, steps_of, whole
+from hvkeras.parameter_server.steps import Tally, evaluation, training_step
+
+_AHEAD = 16  # executions a worker that are handed out before the oldest one is done
+_LOGS_EVERY = 0.1  # seconds between two looks at the metrics within an epoch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `train` was asked for; see there."""
+
+    build_model: Any
+    dataset_fn: DatasetFunction
+    epochs: int
+    steps_per_epoch: int | None
+    initial_epoch: int
+    verbose: Any
+    callbacks: Sequence[Any]
+    validation_data: DatasetFunction | None
+    validation_freq: int
+    checkpoints: Checkpoints | None
+
+
+def built_model(plan: Plan, spec: Any) -> Any:
+    """Makes the model, with all variables of its layers, metrics and optimizer.
+
+    Raises:
+        UsageError: `build_model` returned no compiled Keras 3 model.
+    """
+    with asynchronous.names_begin_anew():
+        model = plan.build_model()
+        if not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
+            raise UsageError(explain("build_model must return a Keras 3 model that is compiled with an optimizer",
+                                     "call model.compile(...) in it, and return the model",
+                                     returned=type(model).__name__))
+        asynchronous.build_like(model, spec)
+    return model
+
+
+def fit(chief: Chief, plan: Plan) -> Any:
+    """Trains on the workers of a cluster.
+
+    Args:
+        chief: The cluster.
+        plan: What to do.
+
+    Returns:
+        Keras's `History`, whose model is a plain one with the trained variables.
+    """
+    dataset = whole(plan.dataset_fn, "dataset_fn")
+    steps = plan.steps_per_epoch or steps_of(dataset)
+    with chief.scope():
+        model = built_model(plan, dataset.element_spec)
+    first = _restored_epoch(plan, model)
+    loop = _Loop(chief, plan, model, steps)
+    history = loop.run(max(first, plan.initial_epoch))
+    plain = built_model(plan, dataset.element_spec)
+    _copy(model, plain)
+    history.set_model(plain)
+    return history
+
+
+def _restored_epoch(plan: Plan, model: Any) -> int:
+    """Restores the last checkpoint, if there is one; returns how many epochs it was trained."""
+    found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
+    if not found or plan.checkpoints is None:
+        return 0
+    plan.checkpoints.restore(model, found[-1])
+    say(f"training goes on after epoch {found[-1]}, from {plan.checkpoints.path(found[-1])}")
+    return found[-1]
+
+
+def _copy(model: Any, plain: Any) -> None:
+    """Gives a model that was built alike the values of another one's variables."""
+    for source, target in zip(_everything(model), _everything(plain), strict=True):
+        compat.native(target).assign(compat.native(source).numpy())
+
+
+def _everything(model: Any) -> list[Any]:
+    return [*model.weights, *asynchronous.seed_states(model), *model.optimizer.variables]
+
+
+class _Loop:
+    """One training."""
+
+    def __init__(self, chief: Chief, plan: Plan, model: Any, steps: int) -> None:
+        self._coordinator = chief.coordinator
+        self._workers = chief.workers
+        self._plan = plan
+        self._model = model
+        self._together = compat.steps_per_execution(model)
+        self._steps = steps
+        self._tally = Tally(model)
+        self._step = training_step(model, chief.strategy, self._tally)
+        self._evaluate = None
+        if plan.validation_data is not None:
+            self._evaluate = evaluation(model, self._tally, plan.validation_data, self._workers)
+        verbose = (1 if sys.stdout.isatty() else 2) if plan.verbose == "auto" else plan.verbose
+        self._callbacks = keras.callbacks.CallbackList(
+            list(plan.callbacks), add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=plan.epochs,
+            steps=steps, model=model)
+
+    def run(self, first: int) -> Any:
+        """Trains from an epoch on, and returns the history."""
+        model, plan, logs = self._model, self._plan, {}
+        model.stop_training = False
+        batches = endless_on_workers(self._coordinator, plan.dataset_fn, self._workers)
+        self._callbacks.on_train_begin()
+        for epoch in range(first, plan.epochs):
+            self._callbacks.on_epoch_begin(epoch)
+            logs = self._epoch(batches)
+            if self._evaluate is not None and (epoch + 1) % plan.validation_freq == 0:
+                logs |= {f"val_{name}": value for name, value in self._validation().items()}
+            self._callbacks.on_epoch_end(epoch, logs)
+            if plan.checkpoints is not None:
+                plan.checkpoints.save(model, epoch + 1)
+            if model.stop_training:
+                break
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+        self._callbacks.on_train_end(logs)
+        return model.history
+
+    def _epoch(self, batches: Any) -> dict[str, Any]:
+        self._tally.reset()
+        executions = -(-self._steps // self._together)
+        handed, pending, looked = 0, deque[Any](), 0.0
+        logs: dict[str, Any] = {}
+        for done in range(executions):
+            while handed < min(executions, done + _AHEAD * self._workers) and not self._model.stop_training:
+                self._callbacks.on_train_batch_begin(handed * self._together)
+                pending.append(self._coordinator.schedule(self._step, args=(batches,)))
+                handed += 1
+            if not pending:
+                break
+            self._tally.add(self._result(pending.popleft()))
+            if time.monotonic() - looked > _LOGS_EVERY:
+                logs, looked = self._tally.logs(), time.monotonic()
+            self._callbacks.on_train_batch_end(min((done + 1) * self._together, self._steps) - 1, logs)
+        return self._tally.logs()
+
+    def _validation(self) -> dict[str, Any]:
+        assert self._evaluate is not None
+        self._callbacks.on_test_begin()
+        self._tally.reset()
+        parts = [self._coordinator.schedule(self._evaluate, args=(tf.constant(index, tf.int64),))
+                 for index in range(self._workers)]
+        for found in parts:
+            self._tally.add(self._result(found))
+        logs = self._tally.logs()
+        self._callbacks.on_test_end(logs)
+        return logs
+
+    def _result(self, remote: Any) -> Any:
+        """What a step gave.
+
+        Raises:
+            UsageError: A worker's part has no batches.
+        """
+        try:
+            return remote.fetch()
+        except tf.errors.OutOfRangeError:
+            raise UsageError(explain("dataset_fn must give every worker batches", "shard by examples rather than files,"
+                                     " or start fewer workers", workers=self._workers)) from None
+        except tf.errors.CancelledError:
+            self._coordinator.join()  # raises what the others were cancelled for
+            raise
