@@ -18,7 +18,7 @@ from hvkeras.compat.optimizers import inner_optimizer, step_counter_variable
 from hvkeras.compat.variables import native
 
 
-class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no types
+class OwnState(keras.StatelessScope):  # type: ignore[misc]  # it ships no types
     """In this scope some variables have values of their own; others are changed for all, counters in one operation.
 
     Args:

@@ -55,7 +55,7 @@ def train(
         checkpoint_dir: Folder for a checkpoint after each epoch, from which training goes on when all tasks are started
             again; the chief and the evaluator use it.
         checkpoints_to_keep: How many of the newest are kept.
-        log_dir: Where the evaluator writes for TensorBoard, in a folder `evaluator`.
+        log_dir: Where the evaluator writes its results for TensorBoard, in a folder `evaluator`.
 
     Returns:
         Keras's `History`. Its `model` is a plain model with the trained weights and optimizer, to evaluate or save.

@@ -83,7 +83,8 @@ class Checkpoints:
             for variable, value in zip(asynchronous.seed_states(model), seeds, strict=True):
                 compat.native(variable).assign(value)
         except (OSError, ValueError, KeyError) as error:
-            raise UsageError(explain(f"A checkpoint must be of the model that is trained ({error})", "build the same"
+            reason = str(error).splitlines()[0]
+            raise UsageError(explain(f"A checkpoint must be of the model that is trained ({reason})", "build the same"
                                      " model, or pass another checkpoint_dir to begin anew", path=str(path))) from error
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer, Member
+from hvkeras.errors import PeerError
 from hvkeras.launch_environments import Launch
 from hvkeras.output import say
 from hvkeras.rendezvous import Waiting, deadlines_of, task_name
@@ -52,6 +53,8 @@ class RollCall(ControlServer):
         """
         waiting = Waiting(self._start_timeout)
         while missing := [rank for rank in range(1, self.size) if rank not in self._members]:
+            if self.cause is not None:
+                raise PeerError(f"The job ended: {self.cause.sentence()}")
             waiting.check(", ".join(task_name(self._launch, rank) for rank in missing), "not connected to the chief")
             time.sleep(_LOOK)
         self._all_came = True

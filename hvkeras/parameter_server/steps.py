@@ -72,20 +72,20 @@ class Tally:
         return {name: _plain(value) for name, value in results.items()}
 
 
-def training_step(model: Any, strategy: Any, tally: Tally) -> Any:
-    """Makes the function that a worker runs for `steps_per_execution` steps of training.
+def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
+    """Makes the function that a worker runs for some steps of training.
 
     Args:
         model: The compiled model, with all its variables.
         strategy: The strategy it was made under.
         tally: The model's metrics.
+        steps: How many steps it makes in one call.
 
     Returns:
         A `tf.function` that takes an iterator of pairs of a worker's number and a batch, and returns for each variable
         of the metrics the values after each step and replica.
     """
     seeds, counters = asynchronous.seed_states(model), asynchronous.step_counters(model.optimizer)
-    steps = compat.steps_per_execution(model)
 
     def on_replica(iterator: Any) -> list[Any]:
         worker, batch = next(iterator)
@@ -95,10 +95,10 @@ def training_step(model: Any, strategy: Any, tally: Tally) -> Any:
         own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
         with asynchronous.OwnState(own, counters) as state:
             model.train_step(batch)
-            after = state.values(seeds)
-        for seed, now, before in zip(seeds, after, begin, strict=True):
+        for seed, now, before in zip(seeds, state.values(seeds), begin, strict=True):
             compat.native(seed).assign_add(now - before)
-        return state.values(tally.variables)
+        own_values: list[Any] = state.values(tally.variables)
+        return own_values
 
     def one(iterator: Any) -> list[Any]:
         results = strategy.run(on_replica, args=(iterator,))

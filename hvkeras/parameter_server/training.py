@@ -19,7 +19,7 @@ from hvkeras.output import say
 from hvkeras.parameter_server.checkpoints import Checkpoints
 from hvkeras.parameter_server.chief import Chief
 from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_workers, steps_of, whole
-from hvkeras.parameter_server.steps import Tally, evaluation, training_step
+from hvkeras.parameter_server.steps import Tally, evaluation, training_steps
 
 _AHEAD = 16  # executions a worker that are handed out before the oldest one is done
 _LOGS_EVERY = 0.1  # seconds between two looks at the metrics within an epoch
@@ -111,7 +111,9 @@ class _Loop:
         self._together = compat.steps_per_execution(model)
         self._steps = steps
         self._tally = Tally(model)
-        self._step = training_step(model, chief.strategy, self._tally)
+        rest = steps % self._together
+        self._execute = training_steps(model, chief.strategy, self._tally, self._together)
+        self._execute_last = training_steps(model, chief.strategy, self._tally, rest) if rest else self._execute
         self._evaluate = None
         if plan.validation_data is not None:
             self._evaluate = evaluation(model, self._tally, plan.validation_data, self._workers)
@@ -148,8 +150,9 @@ class _Loop:
         for done in range(executions):
             while handed < min(executions, done + _AHEAD * self._workers) and not self._model.stop_training:
                 self._callbacks.on_train_batch_begin(handed * self._together)
-                pending.append(self._coordinator.schedule(self._step, args=(batches,)))
                 handed += 1
+                execute = self._execute if handed < executions else self._execute_last
+                pending.append(self._coordinator.schedule(execute, args=(batches,)))
             if not pending:
                 break
             self._tally.add(self._result(pending.popleft()))

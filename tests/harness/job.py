@@ -73,16 +73,21 @@ class Outcome:
         Raises:
             LaunchError: The check raised on a rank, or never ran there.
         """
-        found = []
-        for rank in range(self.np):
-            path = self.folder / "results" / f"rank.{rank}.json"
-            results = json.loads(path.read_text()) if path.exists() else {}
-            errors = [f"check {name} raised:\n{one['error']}" for name, one in results.items() if "error" in one]
-            if "value" not in results.get(check, {}):
-                reason = "\n".join(errors) or self.stderr(rank)[-3000:]
-                raise LaunchError(f"rank {rank} has no result of {check}: {reason}\n{self.report()}")
-            found.append(results[check]["value"])
-        return found
+        return [self.result(check, rank) for rank in range(self.np)]
+
+    def result(self, check: str, rank: int) -> Any:
+        """The value of a check on one rank.
+
+        Raises:
+            LaunchError: The check raised there, or never ran.
+        """
+        path = self.folder / "results" / f"rank.{rank}.json"
+        results = json.loads(path.read_text()) if path.exists() else {}
+        errors = [f"check {name} raised:\n{one['error']}" for name, one in results.items() if "error" in one]
+        if "value" not in results.get(check, {}):
+            reason = "\n".join(errors) or self.stderr(rank)[-3000:]
+            raise LaunchError(f"rank {rank} has no result of {check}: {reason}\n{self.report()}")
+        return results[check]["value"]
 
     def report(self) -> str:
         """The failure in words: the first failing rank's log, then the launcher's, then the other ranks'."""
@@ -108,6 +113,7 @@ class Job:
         self._began = time.monotonic()
         self._ends = self._began + deadline
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._started: list[tuple[Command, Mapping[str, str]]] = []
         self._ranks: list[int | None] = []
         self._first_failing: int | None = None
         # Short and in memory: Open MPI puts sockets and shared segments there.
@@ -120,9 +126,10 @@ class Job:
         environment = clean_environment(self._scratch) | dict(command.environment) | dict(env)
         environment |= {MARK: self._mark, RESULTS: str(self.folder / "results")}
         logs = self.folder / ("launcher" if command.rank is None else f"logs/rank.{command.rank}")
-        logs.mkdir(parents=True)
+        logs.mkdir(parents=True, exist_ok=True)
         self._ranks.append(command.rank)
-        with open(logs / "stdout", "wb") as out, open(logs / "stderr", "wb") as err:
+        self._started.append((command, env))
+        with open(logs / "stdout", "ab") as out, open(logs / "stderr", "ab") as err:
             self._processes.append(
                 subprocess.Popen(
                     command.arguments,
@@ -134,6 +141,11 @@ class Job:
                     start_new_session=True,
                 )
             )
+
+    def start_again(self, rank: int) -> None:
+        """Starts the process of a rank once more, when it has ended; it adds to the rank's log."""
+        self._processes[rank].wait(timeout=10)
+        self.start(*self._started[rank])
 
     def launcher(self) -> subprocess.Popen[bytes]:
         """The launcher's process (with TF_CONFIG, the first rank's)."""

@@ -1,0 +1,61 @@
+"""Training with parameter servers: with one worker all numbers are those of Keras's own `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "parameter_server.py"
+
+
+@pytest.fixture
+def result(launch_once: Callable[..., Outcome]) -> Callable[[str], Any]:
+    """What a check of the chief returned."""
+    outcome = launch_once("tf_config", WORKER, np=4, roles=("chief", "worker", "ps", "ps"))
+    assert outcome.stdout(0).endswith("the chief is done\n")
+    return lambda check: outcome.result(check, 0)
+
+
+@pytest.mark.parametrize("check", ["adam_and_all_kinds_of_layers", "several_inputs_and_momentum",
+                                   "several_steps_an_execution_with_moving_averages_and_decay"])
+def test_one_worker_trains_as_fit_does(check: str, result: Callable[[str], Any]) -> None:
+    assert result(check) < 1e-5
+
+
+def test_variables_are_spread_by_size(result: Callable[[str], Any]) -> None:
+    found = result("variables_are_spread_by_size")
+    # Kernels of 1,024 bytes, biases of 256 and 16 bytes, and four weights and a bias: each goes to the emptier server.
+    assert found["places"] == [0, 1, 1, 0, 0, 0]
+    assert found["slots"] == [place for place in found["places"] for _ in range(2)]  # Adam's two beside each
+    assert (found["batches"], found["last"]) == (4, 3)
+
+
+def test_keras_callbacks_work(result: Callable[[str], Any]) -> None:
+    names, epochs, rate, iterations = result("keras_callbacks")
+    assert names == ["accuracy", "auc", "learning_rate", "loss", "val_accuracy", "val_auc", "val_loss"]
+    assert epochs == 2
+    assert rate == pytest.approx(0.005)
+    assert iterations == 8  # of ModelCheckpoint's file, which opens without the cluster
+
+
+def test_training_goes_on_from_a_checkpoint(result: Callable[[str], Any]) -> None:
+    distance, same_history, kept, epochs, done = result("going_on_from_a_checkpoint")
+    assert distance < 1e-6 and same_history
+    assert kept == [3, 4]
+    assert (epochs, done) == ([2, 3], [])
+
+
+def test_a_checkpoint_of_another_model_is_refused(result: Callable[[str], Any]) -> None:
+    text = result("a_checkpoint_of_another_model")
+    assert text.startswith("UsageError: A checkpoint must be of the model that is trained")
+    assert "epoch-00004.weights.h5" in text and "HINT: " in text
+
+
+def test_an_error_in_a_step_is_raised(result: Callable[[str], Any]) -> None:
+    assert "InvalidArgumentError" in result("an_error_in_a_step")
+    assert "Tensor had NaN values" in result("an_error_in_a_step")
