@@ -165,7 +165,7 @@ class FailureHooks:
             say(f"{cause.sentence()}; the job ends on all ranks")
         else:
             say(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
-        _silence_engines()
+        silence_engines()
 
     def _cause_of(self, error: BaseException) -> Cause:
         if isinstance(error, KeyboardInterrupt):
@@ -210,7 +210,7 @@ class FailureHooks:
             os._exit(128 + number)
 
 
-def _silence_engines() -> None:
+def silence_engines() -> None:
     """Keeps what engines log about collectives that the end of this process cuts off from following its last line."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

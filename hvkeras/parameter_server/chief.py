@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from hvkeras.control.cause import Cause
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
-from hvkeras.failure import SignalWatch, summary
+from hvkeras.failure import SignalWatch, silence_engines, summary
 from hvkeras.launch_environments import Launch
 from hvkeras.network import split_address
 from hvkeras.output import prints_at, say
@@ -142,6 +143,8 @@ class Chief:
         logging.getLogger("tensorflow").setLevel(self._log_level)
         self._signals.uninstall()
         self._ended.set()
+        if error is not None:
+            atexit.register(silence_engines)  # of tasks that are gone TensorFlow tells after the last line
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
@@ -190,6 +193,7 @@ class Chief:
         sys.stdout.flush()
         say(f"{cause.sentence()}; the job ends on all tasks" if cause.kind == "signal" else
             f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")
+        silence_engines()
         os._exit(code)
 
 

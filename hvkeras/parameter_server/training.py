@@ -22,6 +22,7 @@ from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_worker
 from hvkeras.parameter_server.steps import Tally, evaluation, training_steps
 
 _AHEAD = 16  # executions a worker that are handed out before the oldest one is done
+_RETRY = 0.1  # seconds until a result that could not be brought here is asked for again
 _LOGS_EVERY = 0.1  # seconds between two looks at the metrics within an epoch
 
 
@@ -180,10 +181,19 @@ class _Loop:
             UsageError: A worker's part has no batches.
         """
         try:
-            return remote.fetch()
+            return self._fetched(remote)
         except tf.errors.OutOfRangeError:
             raise UsageError(explain("dataset_fn must give every worker batches", "shard by examples rather than files,"
                                      " or start fewer workers", workers=self._workers)) from None
-        except tf.errors.CancelledError:
-            self._coordinator.join()  # raises what the others were cancelled for
-            raise
+
+    def _fetched(self, remote: Any) -> Any:
+        """Brings a result here; one that is lost with its worker is computed again by another, and replaced."""
+        all_done = False
+        while True:
+            try:
+                return remote.fetch()
+            except tf.errors.OpError:
+                if all_done:
+                    raise
+                all_done = self._coordinator.done()  # raises what a step failed with
+                time.sleep(_RETRY)

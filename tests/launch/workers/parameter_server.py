@@ -1,4 +1,4 @@
-"""Trains with parameter servers, for epochs enough to be interfered with; the second argument is a folder to write to."""
+"""Trains with parameter servers, for epochs enough to be interfered with; the second argument is a folder to use."""
 
 from __future__ import annotations
 
