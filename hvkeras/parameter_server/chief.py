@@ -177,7 +177,8 @@ class Chief:
 
     def _reap(self, cause: Cause) -> None:
         """Ends a chief that waits inside TensorFlow for a task that will not answer."""
-        if not self._ended.wait(self._settings.exit_grace + _CAUSE_GRACE):
+        # Of a task that is gone TensorFlow tells by itself soon, of one that stands still it never does.
+        if not self._ended.wait(self._settings.exit_grace + (0 if cause.kind == "silent" else _CAUSE_GRACE)):
             self._end_process(cause, 1)
 
     def _on_signal(self, number: int) -> None:

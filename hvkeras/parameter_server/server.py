@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.errors import MachineError, explain
-from hvkeras.failure import SignalWatch
+from hvkeras.failure import SignalWatch, silence_engines
 from hvkeras.launch_environments import Launch
 from hvkeras.output import say
 from hvkeras.rendezvous import claim_port, join_parameter_servers
@@ -67,6 +67,7 @@ class Attendance:
         self._client.close()
         if cause is not None:
             say(f"{self._name} on {socket.gethostname()} ends because {_sentence(cause)}")
+        silence_engines()
         sys.stdout.flush()
         _end_anyway(1 if cause is not None else 0)
         sys.exit(1 if cause is not None else 0)
@@ -77,6 +78,7 @@ class Attendance:
             if self._name.startswith("ps "):  # the others learn why
                 self._client.fail(Cause("signal", None, "", None, f"{who} received SIGTERM"))
             say(f"{who} received SIGTERM")
+            silence_engines()
             os._exit(128 + number)
 
 

@@ -54,6 +54,12 @@ def built_model(plan: Plan, spec: Any) -> Any:
             raise UsageError(explain("build_model must return a Keras 3 model that is compiled with an optimizer",
                                      "call model.compile(...) in it, and return the model",
                                      returned=type(model).__name__))
+        optimizer = compat.inner_optimizer(model.optimizer) or model.optimizer
+        passes = getattr(optimizer, "gradient_accumulation_steps", None)
+        if passes:
+            raise UsageError(explain("Gradients cannot be accumulated on variables that several workers change at the"
+                                     " same time", "leave gradient_accumulation_steps out, and make larger batches",
+                                     gradient_accumulation_steps=passes))
         asynchronous.build_like(model, spec)
     return model
 

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import pytest
 import tensorflow as tf
 
@@ -43,6 +44,8 @@ def test_the_example_trains_and_the_evaluator_sees_the_last_checkpoint(launch: C
     assert len(found) == 1 and float(found[0]) >= 0.93
     assert "hvkeras: asynchronous training on 2 workers and 1 parameter server\n" in outcome.stderr(0)
     assert f"hvkeras: evaluator: epoch 5: accuracy {found[0]}, loss " in last_line(outcome.stderr(4))
+    with h5py.File(outcome.cwd / "saved" / "epoch-00005.weights.h5") as file:
+        assert file["optimizer/vars/0"][()] == 5 * 47  # both workers count steps, and none is lost
     assert not any(outcome.stdout(rank) for rank in range(1, 5))
     assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == [
         f"epoch-0000{epoch}.weights.h5" for epoch in (3, 4, 5)]
@@ -138,11 +141,11 @@ def wait_for_epochs_from_checkpoint(job: Job) -> None:
 def test_missing_tasks_are_named_on_all_others(tmp_path: Path) -> None:
     with start_job("tf_config", WORKER, (ENDLESS, str(tmp_path)), np=4, folder=tmp_path, expect_failure=True,
                    roles=("chief", "worker", "worker", "ps"), start_order=(0, 1),
-                   env={"HVKERAS_START_TIMEOUT": "8"}) as job:
+                   env={"HVKERAS_START_TIMEOUT": "7"}) as job:
         outcome = job.wait(deadline=60.0)
     assert outcome.exit_codes == (1, 1)
     for rank in (0, 1):
-        assert re.search(r"within 8 s, but worker 1 \(localhost:\d+\), ps 0 \(localhost:\d+\) did not come",
+        assert re.search(r"within 7 s, but worker 1 \(localhost:\d+\), ps 0 \(localhost:\d+\) did not come",
                          last_line(outcome.stderr(rank)))
 
 

@@ -150,23 +150,32 @@ def going_on_from_a_checkpoint() -> Any:
 
 
 @check
-def a_checkpoint_of_another_model() -> str:
-    try:
-        fit(CHIEF, plan(compiled(two_inputs, keras.optimizers.SGD), batches(2), checkpoints=Checkpoints("checkpoints")))
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+def what_cannot_be() -> Any:
+    """The errors of plans that cannot work, by name."""
+    no_number = lambda x, y, w: (tf.debugging.check_numerics(x * float("nan"), "no number"), y, w)  # noqa: E731
+    sgd = compiled(dense, keras.optimizers.SGD)
+    plans = {
+        "another model": plan(compiled(two_inputs, keras.optimizers.SGD), batches(2),
+                              checkpoints=Checkpoints("checkpoints")),
+        "an error in a step": plan(sgd, lambda context: batches()(context).map(no_number)),
+        "no batches": plan(sgd, lambda context: batches()(context).take(0)),
+        "no length": plan(sgd, lambda context: batches()(context).repeat()),
+        "no dataset": plan(sgd, lambda _: [1, 2]),
+        "no model": plan(lambda: None),
+        "accumulation": plan(compiled(dense, lambda: keras.optimizers.SGD(gradient_accumulation_steps=2))),
+    }
+    errors = {}
+    for name, one in plans.items():
+        try:
+            fit(CHIEF, one)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 @check
-def an_error_in_a_step() -> str:
-    try:
-        fit(CHIEF, plan(compiled(dense, keras.optimizers.SGD),
-                        lambda context: batches()(context).map(lambda x, y, w: (tf.debugging.check_numerics(
-                            x * float("nan"), "no number"), y, w))))
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+def training_after_all_these_errors() -> float:
+    return apart(dense, lambda: keras.optimizers.SGD(0.1))
 
 
 if __name__ == "__main__":
