@@ -5,12 +5,15 @@ They derive from the callbacks of the Keras that `tf.keras` is when they are imp
 
 from __future__ import annotations
 
+from hvkeras.callbacks.backup_and_restore import BackupAndRestore
 from hvkeras.callbacks.best_model import BestModelCheckpoint
 from hvkeras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
 from hvkeras.callbacks.learning_rate_warmup import LearningRateWarmupCallback
 from hvkeras.callbacks.metric_average import MetricAverageCallback
+from hvkeras.callbacks.model_checkpoint import ModelCheckpoint
 from hvkeras.callbacks.tensorboard import TensorBoard
 
-__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
-           "LearningRateWarmupCallback", "MetricAverageCallback", "TensorBoard"]
+__all__ = ["BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
+           "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback", "ModelCheckpoint",
+           "TensorBoard"]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from hvkeras import compat, context
-from hvkeras.callbacks.leading import leads
+from hvkeras.callbacks.model_checkpoint import ModelCheckpoint
 from hvkeras.errors import UsageError, explain
 
-_ModelCheckpoint: Any = compat.default_keras().callbacks.ModelCheckpoint
-_SINGLE_FILES = (".keras", ".h5")
 
-
-class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
+class BestModelCheckpoint(ModelCheckpoint):
     """Saves the model whenever the monitored value is the best so far; rank 0 alone writes.
 
     A single file (`.keras`, `.h5`, `.weights.h5`) is replaced at once when the new one is complete: who reads it
@@ -64,47 +58,3 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ship
                 f'pass filepath="best{endings[0]}"', filepath=self.filepath,
                 save_weights_only=self.save_weights_only))
         super().on_train_begin(logs)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves on rank 0, where `save_freq` is a number of batches."""
-        if self.save_freq != "epoch" and leads(self.model):
-            compat.settle_direction(self)
-            with _files_at_once(self.model):
-                super().on_train_batch_end(batch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves on rank 0, if the epoch was the best."""
-        if leads(self.model):
-            with _files_at_once(self.model):
-                super().on_epoch_end(epoch, logs)
-
-
-@contextlib.contextmanager
-def _files_at_once(model: Any) -> Iterator[None]:
-    """Meanwhile `model.save` and `model.save_weights` replace a file only when the new one is complete."""
-    names = ("save", "save_weights")
-    before = {name: model.__dict__[name] for name in names if name in model.__dict__}
-    model.__dict__.update({name: _at_once(getattr(model, name)) for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del model.__dict__[name]
-        model.__dict__.update(before)
-
-
-def _at_once(write: Callable[..., Any]) -> Callable[..., Any]:
-    def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
-        path = Path(filepath)
-        if "://" in str(filepath) or path.suffix not in _SINGLE_FILES:
-            write(filepath, *args, **kwargs)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".partial-{path.name}")
-        try:
-            write(str(partial), *args, **kwargs)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    return save

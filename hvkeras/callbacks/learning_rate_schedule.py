@@ -70,12 +70,12 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         self._steps = 0  # of an epoch; 0 if unknown
         self._ahead: int | None = None  # how many steps the schedule is ahead of `fit`'s epochs
         self._rate: float | None = None  # what the optimizer has, as far as known
-        self._unfinished = False
+        self._unfinished = self._begun = False
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Checks the optimizer."""
         context.current()
-        self._ahead, self._unfinished = None, False
+        self._ahead, self._unfinished, self._begun = None, False, False
         optimizer = self.model.optimizer
         if compat.learning_rate(optimizer) is None:
             raise self._error("the optimizer's learning rate must be a number", self._instead_of_a_schedule(),
@@ -92,6 +92,9 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Sets the rate of this step, if the epoch is one of the callback's."""
+        if not self._begun:
+            self._begun = True
+            self._ahead = 0 if batch else self._ahead  # BackupAndRestore goes on amid an epoch, and `batch` says where
         epoch = self._epoch_at(min(batch, self._steps - 1))  # further steps belong to the same epoch
         if epoch < self.start_epoch:
             return

@@ -1,0 +1,226 @@
+"""`BackupAndRestore`: training that was cut off goes on where it was last saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hvkeras import compat
+from hvkeras.callbacks import callback_states, randomness
+from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
+from hvkeras.callbacks.company import Company, company_of
+from hvkeras.callbacks.leading import tells
+from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
+from hvkeras.optimizer import distributed_part
+from hvkeras.output import say
+
+_Callback: Any = compat.default_keras().callbacks.Callback
+
+
+class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
+    """Saves the state of training as it goes, and restores it on all workers when the script is started again.
+
+    The parameters are those of Keras's `BackupAndRestore`. It goes into the list of callbacks on every rank, under
+    `hvd.init()` and under strategies of tf.distribute alike. The chief alone writes, reads, and gives what it has
+    read to the others, so the folder need not be shared. A run that is killed at any moment leaves the last
+    complete backup; the next one goes on with it, with the step of the epoch after which it was saved, on any
+    number of workers and any backend.
+
+    Example:
+        model.fit(dataset, epochs=10, callbacks=[hvd.callbacks.BackupAndRestore("backup", save_freq=100)])
+
+    Args:
+        backup_dir: The folder, of this training alone.
+        save_freq: "epoch", or after how many steps to save. The last step of an epoch is saved when
+            the epoch has ended.
+        double_checkpoint: Whether to keep the backup before the last as well, for the case that the disk spoils one.
+        delete_checkpoint: Whether to remove the backup when training has come to its end.
+
+    Raises:
+        UnsupportedError: `tf.keras` is tf_keras.
+        UsageError: An argument is wrong; or, when training begins, the model has no weights yet, or the backup is of
+            another one or of another optimizer.
+        MachineError: In training: the backup cannot be written.
+    """
+
+    def __init__(self, backup_dir: Any, save_freq: Any = "epoch", double_checkpoint: bool = False,
+                 delete_checkpoint: bool = True) -> None:
+        super().__init__()
+        if not compat.is_keras_3(compat.default_keras()):
+            raise UnsupportedError(explain("hvkeras's BackupAndRestore needs Keras 3", "leave TF_USE_LEGACY_KERAS out,"
+                                           " or use hvd.elastic, which works with tf_keras"))
+        if not isinstance(backup_dir, (str, os.PathLike)) or not os.fspath(backup_dir) or "://" in str(backup_dir):
+            raise UsageError(explain("BackupAndRestore must know a folder of this machine to write to",
+                                     'pass backup_dir="backup"', backup_dir=backup_dir))
+        steps = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
+        if save_freq != "epoch" and not steps:
+            raise UsageError(explain('save_freq must be "epoch" or a positive number of steps', "pass save_freq=100",
+                                     save_freq=save_freq))
+        self.backup_dir, self.save_freq = os.fspath(backup_dir), save_freq
+        self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
+        self._folder = BackupFolder(Path(self.backup_dir), double_checkpoint)
+        if steps:  # not as a method: Keras waits for the logs of each step where there is one
+            self.on_train_batch_end = self._after_step
+        self._company = Company(leads=True)
+        self._restored: Backup | None = None  # until its epoch has begun
+        self._others: Sequence[Any] = ()
+        self._random_at_epoch: Any = None
+        self._steps: int | None = None  # of an epoch
+        self._rows: int | None = None  # of a step, on all workers
+        self._epoch = self._begun = self._counted = self._since = 0
+        self._owed = False  # whether the epoch's end shall save
+
+    def set_model(self, model: Any) -> None:
+        """Keeps the model, before training begins."""
+        super().set_model(model)
+        compat.hook_resuming()
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Restores what was saved, on every worker."""
+        model = self.model
+        if not model.built:
+            raise UsageError(explain("BackupAndRestore needs a model with its weights", "give it an input shape, or"
+                                     " call it on a batch before fit()", model=getattr(model, "name", model)))
+        compat.build_optimizer(model.optimizer, model.trainable_variables)
+        self._company = company_of(model)
+        self._restored, self._owed = None, False
+        self._begun = self._counted = self._since = 0
+        self._steps = (self.params or {}).get("steps")
+        compat.begin_with_epoch(model, None)
+        own = randomness.capture()
+        found = self._company.give(self._read(own) if self._company.leads else None)
+        if isinstance(found, str):
+            raise UsageError(found)
+        if found is None:
+            return
+        backup, seeds, random_of_chief = found
+        self._company.give_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
+        if backup.seeds is not None:
+            randomness.restore_layer_seeds(model, backup.seeds, seeds)
+        alike = [None if states is None else randomness.of_alike(states, own, random_of_chief)
+                 for states in (backup.random, backup.random_at_epoch)]
+        self._restored = Backup(backup.position, callbacks=backup.callbacks, random=alike[0], random_at_epoch=alike[1])
+        compat.begin_with_epoch(model, backup.position.epoch)
+
+    def comes_last(self, callbacks: Sequence[Any]) -> None:
+        """Learns which callbacks there are, when all of them have begun and this one is the last.
+
+        Args:
+            callbacks: All callbacks of this `fit`.
+        """
+        self._others = callbacks
+        if self._restored is not None:
+            callback_states.restore(callbacks, self._restored.callbacks or {})
+            if self._restored.random is not None and not self._restored.position.step:
+                randomness.restore(self._restored.random)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Has the data go on where they were."""
+        self._epoch, self._begun, self._counted = epoch, 0, 0
+        compat.begin_with_epoch(self.model, None)
+        self._random_at_epoch = randomness.capture()
+        compat.at_next_pass(self._pass_begins)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Counts; the number that Keras gives a step's end differs between versions."""
+        self._begun = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Saves, when all other callbacks had their say."""
+        if self._steps is None:
+            self._steps = self._done() or None
+        if self.save_freq == "epoch" or self._owed:
+            self._save(Position(epoch + 1, 0, self._steps, self._rows, self._company.workers))
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Removes the backup, if that is wished."""
+        compat.begin_with_epoch(self.model, None)
+        if self.delete_checkpoint and self._company.leads:
+            self._folder.remove()
+
+    def _read(self, own: Any) -> Any:
+        """The backup with the chief's random states, None without one, or what is wrong with it, for all workers."""
+        seeds, optimizer = randomness.layer_seeds(self.model), self._optimizer()
+        try:
+            self._folder.remove_leftovers()
+            found = self._folder.load(self.model, optimizer)
+        except HvkerasError as error:
+            return str(error)
+        except OSError as error:
+            return explain(f"The folder of a backup must be readable and writable ({error.strerror or error})",
+                           "pass another backup_dir", backup_dir=self.backup_dir)
+        if found is None:
+            return None
+        backup, note = found
+        if backup.seeds is not None and len(backup.seeds) != len(seeds):
+            return explain("A backup must be of the model that is trained", "remove the folder to begin anew",
+                           random_seeds=len(backup.seeds), of_the_model=len(seeds), backup_dir=self.backup_dir)
+        if tells(self.model):
+            position, by = backup.position, backup.position.workers
+            step = f" after step {position.step}" if position.step else ""
+            say(f"training goes on with epoch {position.epoch + 1}{step}, from the backup of {by} "
+                f"worker{'s' * (by > 1)} in {self.backup_dir}{f' ({note})' if note else ''}")
+        return backup, seeds, own
+
+    def _pass_begins(self, facts: compat.PassFacts) -> compat.Done | None:
+        """Learns of the data of an epoch, and says what of them was trained on."""
+        self._steps = facts.steps or self._steps
+        self._rows = None if facts.rows is None else facts.rows * self._company.size
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return None
+        position = restored.position
+        step = position.step_for(facts.steps, self._rows, self._company.workers)
+        if step is None:
+            step = 0
+            if tells(self.model):
+                say(f"nobody can tell where {self._company.workers} workers go on in data of unknown length that"
+                    f" {position.workers} workers had: epoch {position.epoch + 1} begins anew")
+        at_epoch = self._random_at_epoch
+        if step and restored.random_at_epoch is not None:
+            at_epoch = self._random_at_epoch = {**at_epoch, **restored.random_at_epoch}
+        self._counted = step
+        if facts.runs_on and position.epoch and facts.steps and tells(self.model):
+            say(f"reads past {position.epoch * facts.steps + step} batches, as the epochs share one pass over the data")
+
+        def after() -> None:
+            if position.step and restored.random is not None:
+                randomness.restore(restored.random)
+
+        return compat.Done(position.epoch, step, position.steps, lambda: randomness.restore(at_epoch), after)
+
+    def _after_step(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Saves, if it is time to."""
+        done = self._done()
+        self._since += done - self._counted
+        self._counted = done
+        if self._since < self.save_freq or not self._is_whole():
+            return
+        if done == self._steps:  # validation, and the callbacks of the epoch's end, belong to it
+            self._owed = True
+        else:
+            self._save(Position(self._epoch, done, self._steps, self._rows, self._company.workers))
+
+    def _done(self) -> int:
+        """The steps of this epoch that are done."""
+        done = self._begun + compat.steps_per_execution(self.model)
+        return done if self._steps is None else min(done, self._steps)
+
+    def _is_whole(self) -> bool:
+        """Whether no rank holds gradients that it has not yet shared (`backward_passes_per_step`)."""
+        part = distributed_part(self.model.optimizer)
+        return part is None or compat.step_counter(self.model.optimizer) % part._hvkeras_passes[0] == 0
+
+    def _save(self, position: Position) -> None:
+        self._since, self._owed = 0, False
+        if self._company.leads:
+            self._folder.write(self.model, Backup(
+                position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),
+                self._random_at_epoch if position.step else None, callback_states.states_of(self._others)))
+
+    def _optimizer(self) -> str:
+        """The class of the optimizer, which a wrapper leaves as it is."""
+        optimizer = self.model.optimizer
+        return type(compat.inner_optimizer(optimizer) or optimizer).__name__

@@ -1,0 +1,200 @@
+"""The file of `BackupAndRestore`: Keras's weights and optimizer, and beside them what training goes on with.
+
+It is a `.weights.h5` that Keras's `model.load_weights` reads. What Keras has no place for is in the group
+`hvkeras`: one text of JSON, and the arrays that it names by number. Model and position can so be replaced at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvkeras.callbacks.whole_files import plain_state, remove_leftovers, replacing
+from hvkeras.errors import MachineError, UsageError, explain
+
+_GROUP, _FORMAT, _ARRAY = "hvkeras", 1, "array of this file"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training is, as any number of workers can read it.
+
+    Attributes:
+        epoch: The epoch, which counts from 0.
+        step: The steps of it that are done.
+        steps: The steps of an epoch; None if unknown.
+        rows: The samples of one step, those of all workers together; None if unknown.
+        workers: How many processes trained.
+    """
+
+    epoch: int
+    step: int = 0
+    steps: int | None = None
+    rows: int | None = None
+    workers: int = 1
+
+    def step_for(self, steps: int | None, rows: int | None, workers: int) -> int | None:
+        """The step at which an epoch goes on where its steps are others; None if nobody can tell.
+
+        What is no whole step is trained on again.
+
+        Args:
+            steps: The steps of an epoch now; None if unknown.
+            rows: The samples of a step now, those of all workers together; None if unknown.
+            workers: How many processes train now.
+        """
+        alike = (self.steps, self.rows, self.workers) == (steps, rows, workers)
+        if not self.step or alike:
+            return self.step
+        if self.rows and rows:
+            here = self.step * self.rows // rows
+        elif self.steps and steps:
+            here = self.step * steps // self.steps
+        elif self.workers == workers:  # what is not known of the data now was not known then, or the other way round
+            here = self.step
+        else:
+            return None
+        return here if steps is None else min(here, steps - 1)
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What is in the file beside the model.
+
+    Attributes:
+        position: Where training is.
+        optimizer: The class of the optimizer.
+        seeds: The states of the layers' seeds.
+        random: The states of the global random generators.
+        random_at_epoch: The same as they were when the data of the epoch began; None between two epochs.
+        callbacks: The states of callbacks, by their name.
+    """
+
+    position: Position
+    optimizer: str = ""
+    seeds: Any = None
+    random: Any = None
+    random_at_epoch: Any = None
+    callbacks: Any = None
+
+
+class BackupFolder:
+    """A folder with the last backup, and on request the one before.
+
+    Args:
+        path: The folder.
+        keeps_two: Whether the one before is kept.
+    """
+
+    def __init__(self, path: Path, keeps_two: bool) -> None:
+        self._folder, self._keeps_two = path, keeps_two
+        self._file = path / "latest.weights.h5"
+        self._former = path / "previous.weights.h5"
+        self._of_keras = path / "training_metadata.json"
+
+    def write(self, model: Any, backup: Backup) -> None:
+        """Replaces the backup.
+
+        Args:
+            model: The model with its optimizer.
+            backup: What else there is.
+
+        Raises:
+            MachineError: The file cannot be written; the former one is still there.
+        """
+        try:
+            with replacing(self._file) as partial, plain_state(model):
+                model.save_weights(str(partial))
+                _add(partial, backup)
+                if self._keeps_two and self._file.exists():
+                    self._file.replace(self._former)
+            self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup takes the place of
+        except OSError as error:
+            raise MachineError(explain(f"A backup must be writable ({error.strerror or error})", "give BackupAndRestore"
+                                       " a folder with room", backup_dir=str(self._folder))) from error
+
+    def load(self, model: Any, optimizer: str) -> tuple[Backup, str] | None:
+        """Gives a model the weights and the optimizer's state of the last backup that can be read.
+
+        Args:
+            model: The model, whose optimizer has its variables.
+            optimizer: The class of the optimizer.
+
+        Returns:
+            What else is in the file, and what the user must know, in words; None if there is no backup.
+
+        Raises:
+            UsageError: It is of another model, or cannot be read.
+        """
+        found = [path for path in (self._file, self._former) if path.exists()]
+        for number, path in enumerate(found):
+            try:
+                backup = self._extra(path)
+                if backup.optimizer and backup.optimizer != optimizer:
+                    raise UsageError(explain("A backup goes on with the optimizer that it was made with", "compile with"
+                                             " it, or remove the folder to begin anew", backup=backup.optimizer,
+                                             optimizer=optimizer, backup_dir=str(self._folder)))
+                model.load_weights(str(path))
+            except OSError as error:
+                if number + 1 < len(found):
+                    continue
+                raise UsageError(explain(f"A backup must be readable ({error})", "remove it to begin anew",
+                                         path=str(path))) from error
+            except UsageError:
+                raise
+            except Exception as error:  # whatever Keras raises where the variables do not fit
+                raise UsageError(explain(f"A backup must be of the model that is trained ({type(error).__name__}:"
+                                         f" {' '.join(str(error).split())[:500]})", "remove the folder to begin anew,"
+                                         " or give each training one of its own", path=str(path))) from error
+            return backup, f"{path.name}, as {found[0].name} cannot be read" if number else ""
+        return None
+
+    def _extra(self, path: Path) -> Backup:
+        """What the file has beside the model; of one that Keras's own callback wrote, the epoch is in another file."""
+        import h5py  # type: ignore[import-untyped]
+
+        with h5py.File(path, "r") as file:
+            group = file.get(_GROUP)
+            if group is None:
+                epoch = json.loads(self._of_keras.read_text())["epoch"] if self._of_keras.exists() else 0
+                return Backup(Position(epoch))
+            kept = json.loads(group["state"][()].tobytes(), object_hook=lambda found: (
+                group[found[_ARRAY]][()] if _ARRAY in found else found))
+        if kept.pop("format", None) != _FORMAT:
+            raise UsageError(explain("A backup must be of this version of hvkeras", "go on with the version that wrote"
+                                     " it, or remove it", path=str(path)))
+        return Backup(**{**kept, "position": Position(**kept["position"])})
+
+    def remove_leftovers(self) -> None:
+        """Removes what a killed process left."""
+        remove_leftovers(self._file)
+
+    def remove(self) -> None:
+        """Removes the backup, and the folder if nothing else is in it."""
+        self.remove_leftovers()
+        for path in (self._file, self._former, self._of_keras):
+            path.unlink(missing_ok=True)
+        if self._folder.is_dir() and not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+
+def _add(path: Path, backup: Backup) -> None:
+    """Adds to a file of Keras's what Keras has no place for."""
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        group = file.create_group(_GROUP)
+
+        def apart(array: Any) -> Any:
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"a backup has no place for {type(array)}")
+            name = str(len(group))
+            group.create_dataset(name, data=array)
+            return {_ARRAY: name}
+
+        text = json.dumps({"format": _FORMAT, **asdict(backup)}, default=apart).encode()
+        group.create_dataset("state", data=np.frombuffer(text, np.uint8))

@@ -1,0 +1,51 @@
+"""The states of Keras's own callbacks that decide by what they have seen."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# By the class of the callback, or one of its bases.
+_KEPT = {
+    "EarlyStopping": ("best", "wait", "best_epoch", "stopped_epoch", "best_weights"),
+    "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
+    "ModelCheckpoint": ("best",),
+}
+
+
+def states_of(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """What Keras's callbacks have seen so far, as numbers and arrays, by names that a later run has as well."""
+    return {key: {name: _plain(getattr(callback, name)) for name in names if hasattr(callback, name)}
+            for key, callback, names in _known(callbacks)}
+
+
+def restore(callbacks: Sequence[Any], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Gives callbacks what those of the same kind, monitor and place had seen."""
+    for key, callback, names in _known(callbacks):
+        for name in names:
+            if name in states.get(key, {}):
+                setattr(callback, name, states[key][name])
+
+
+def _known(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    seen: dict[str, int] = {}
+    for callback in callbacks:
+        kind = next((cls.__name__ for cls in type(callback).__mro__ if cls.__name__ in _KEPT), None)
+        if kind is not None:
+            name = f"{kind} of {getattr(callback, 'monitor', '')}"
+            seen[name] = seen.get(name, 0) + 1
+            yield f"{name}, number {seen[name]}", callback, _KEPT[kind]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as Python's, arrays as NumPy's."""
+    if isinstance(value, (list, tuple)):
+        return [np.asarray(one) for one in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(np.asarray(value))

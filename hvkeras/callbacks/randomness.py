@@ -1,0 +1,92 @@
+"""The states of random generators: Python's, NumPy's, TensorFlow's and Keras's global ones, and those of layers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.ops import stateful_random_ops
+
+from hvkeras import compat
+
+
+def capture() -> dict[str, Any]:
+    """The states of the global generators; None for one that nobody uses."""
+    seeds = getattr(eager_context.context(), "_rng", None)  # where eager operations draw from after tf.random.set_seed
+    generator, keras_seed = stateful_random_ops.global_generator, compat.global_seed()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    if numpy_state["bit_generator"] == "MT19937":
+        inner = numpy_state["state"]
+        numpy_state = {**numpy_state, "state": {"key": inner["key"].tolist(), "pos": int(inner["pos"])}}
+    else:  # NumPy's functions were given another generator
+        numpy_state = None
+    return {
+        "python": _listed(random.getstate()),
+        "numpy": numpy_state,
+        "tensorflow": None if seeds is None else _listed(seeds.getstate()),
+        "generator": None if generator is None else [int(generator.algorithm), generator.state.numpy().tolist()],
+        "keras": None if keras_seed is None else compat.value_of(keras_seed).tolist(),
+    }
+
+
+def restore(states: Mapping[str, Any]) -> None:
+    """Sets the global generators to states that `capture` gave; those it does not name stay as they are."""
+    if states.get("keras"):  # first, as it may be made, from Python's generator
+        compat.global_seed(make=True).assign(states["keras"])
+    if states.get("python"):
+        random.setstate(_tupled(states["python"]))
+    if states.get("numpy"):
+        kept = states["numpy"]
+        np.random.set_state({**kept, "state": {**kept["state"], "key": np.asarray(kept["state"]["key"], np.uint32)}})
+    if states.get("tensorflow"):
+        seeds = getattr(eager_context.context(), "_rng", None)
+        if seeds is not None:
+            seeds.setstate(_tupled(states["tensorflow"]))
+    if states.get("generator"):
+        algorithm, state = states["generator"]
+        tf.random.set_global_generator(tf.random.Generator.from_state(state, algorithm))
+
+
+def of_alike(states: Mapping[str, Any], own: Mapping[str, Any], chief: Mapping[str, Any]) -> dict[str, Any]:
+    """The states that this process takes over: those of generators that it seeded as the chief did.
+
+    Processes that are seeded each in its own way must not draw the same numbers from now on.
+
+    Args:
+        states: What the chief had saved.
+        own: This process's states when it was started again.
+        chief: The chief's, when it was.
+    """
+    return {name: state for name, state in states.items() if own.get(name) == chief.get(name)}
+
+
+def layer_seeds(model: Any) -> list[list[int]]:
+    """The states of the layers' seeds: each a seed, and how often it was drawn from."""
+    return [compat.value_of(variable).tolist() for variable in compat.seed_variables(model)]
+
+
+def restore_layer_seeds(model: Any, saved: list[list[int]], chief: list[list[int]]) -> None:
+    """Sets the layers' seeds to what was saved; a seed that differs from the chief's stays, and is drawn from as often.
+
+    Args:
+        model: The model.
+        saved: What the chief had saved.
+        chief: The chief's, when it was started again.
+    """
+    variables = compat.seed_variables(model)
+    for variable, (seed, drawn), (seed_of_chief, _) in zip(variables, saved, chief, strict=True):
+        own = int(compat.value_of(variable)[0])
+        variable.assign([seed if own == seed_of_chief else own, drawn])
+
+
+def _listed(state: Any) -> Any:
+    """Tuples as lists, which JSON keeps."""
+    return [_listed(one) for one in state] if isinstance(state, tuple) else state
+
+
+def _tupled(state: Any) -> Any:
+    return tuple(_tupled(one) for one in state) if isinstance(state, list) else state
