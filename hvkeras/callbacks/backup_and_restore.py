@@ -129,8 +129,6 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, when all other callbacks had their say."""
-        if self._steps is None:
-            self._steps = self._done() or None
         if self.save_freq == "epoch" or self._owed:
             self._save(Position(epoch + 1, 0, self._steps, self._rows, self._company.workers))
 
@@ -166,13 +164,14 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
 
     def _pass_begins(self, facts: compat.PassFacts) -> compat.Done | None:
         """Learns of the data of an epoch, and says what of them was trained on."""
-        self._steps = facts.steps or self._steps
+        if self._steps is not None:  # else Keras guesses from the second epoch on
+            self._steps = facts.steps
         self._rows = None if facts.rows is None else facts.rows * self._company.size
         restored, self._restored = self._restored, None
         if restored is None:
             return None
         position = restored.position
-        step = position.step_for(facts.steps, self._rows, self._company.workers)
+        step = position.step_for(self._steps, self._rows, self._company.workers)
         if step is None:
             step = 0
             if tells(self.model):
@@ -189,7 +188,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
             if position.step and restored.random is not None:
                 randomness.restore(restored.random)
 
-        return compat.Done(position.epoch, step, position.steps, lambda: randomness.restore(at_epoch), after)
+        return compat.Done(position.epoch, step, lambda: randomness.restore(at_epoch), after)
 
     def _after_step(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, if it is time to."""

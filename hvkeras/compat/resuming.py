@@ -35,14 +35,12 @@ class Done:
     Attributes:
         epochs: Epochs that are over.
         steps: Steps of the epoch that begins now.
-        steps_of_epoch: The steps that an epoch had, for data that does not tell; None if unknown.
         before: Called when the data of the epochs before are behind.
         after: Called when the steps before are behind.
     """
 
     epochs: int
     steps: int
-    steps_of_epoch: int | None
     before: Callable[[], None]
     after: Callable[[], None]
 
@@ -89,7 +87,7 @@ def _follow(original: Callable[..., Any], self: Any) -> Any:
 def _go_on(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]:
     """The steps of an epoch that are not done yet."""
     for _ in range(done.epochs):
-        _pass_over(original, self, done.steps_of_epoch)
+        _pass_over(original, self)
     done.before()
     each = int(self.steps_per_execution)
     executions, more = divmod(done.steps, each)
@@ -104,16 +102,14 @@ def _go_on(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]
         yield step, *rest
 
 
-def _pass_over(original: Callable[..., Any], self: Any, steps: int | None) -> None:
+def _pass_over(original: Callable[..., Any], self: Any) -> None:
     """Goes through an epoch as Keras does; data are read only where one iterator gives those of all epochs."""
-    known = self.num_batches
-    steps_made = original(self)
-    for made in steps_made:
+    steps = original(self)
+    for made in steps:
         if self.steps_per_epoch and not _take(made[-1], int(self.steps_per_execution)):
             break
-        if known is None:  # Keras learns the number when the data end
-            steps_made.close()
-            self._num_batches, self._current_iterator = steps, None
+        if self.num_batches is None:  # Keras would go on until the data end
+            steps.close()
             self.data_adapter.on_epoch_end()
             return
 

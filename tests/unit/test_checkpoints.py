@@ -90,15 +90,16 @@ def generator() -> Iterator[Any]:
 
 DATA: dict[str, Any] = {
     "arrays": lambda: {"x": X, "y": Y, "batch_size": 4},
-    "shuffled dataset": lambda: {"x": dataset()},
-    "unknown length": lambda: {"x": dataset().filter(lambda x, y: True)},
-    "endless dataset": lambda: {"x": dataset().repeat(), "steps_per_epoch": 5},
-    "generator": lambda: {"x": generator(), "steps_per_epoch": 6},
+    "shuffled dataset": lambda: {"x": dataset(), "shuffle": None},
+    "unknown length": lambda: {"x": dataset().filter(lambda x, y: True), "shuffle": None},
+    "endless dataset": lambda: {"x": dataset().repeat(), "steps_per_epoch": 5, "shuffle": None},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 6, "shuffle": None},
     "PyDataset": lambda: {"x": Batches(), "shuffle": True},
 }
 
 
 def compiled(optimizer: Any = None, **options: Any) -> Any:
+    keras.utils.clear_session()  # as in a new process
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization(),
                               keras.layers.Dropout(0.3), keras.layers.Dense(1)])

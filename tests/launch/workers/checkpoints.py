@@ -1,0 +1,150 @@
+"""Training that is cut off and goes on, in one job: `checkpoints.py ranks` with hvkeras, `workers` under a strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+from harness.checks import check, run_checks
+from hvkeras.callbacks import BackupAndRestore, BroadcastGlobalVariablesCallback, ModelCheckpoint
+
+RANKS = sys.argv[1] == "ranks"
+if RANKS:
+    hvd.init()
+    RANK, SIZE, STRATEGY = hvd.rank(), hvd.size(), None
+else:
+    STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
+    RANK, SIZE = STRATEGY.cluster_resolver.task_id, 2
+X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+Y = (X @ [[1.0], [2], [-1], [0.5]]).astype("float32")
+FOLDER = Path(f"of rank {RANK}")  # no folder is shared
+
+
+class CutOffError(Exception):
+    pass
+
+
+class CutOff(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise CutOffError
+
+
+class Worse(keras.callbacks.Callback):  # type: ignore[misc]
+    """Logs a value of which the second is the best."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["made"] = [2.0, 1.0, 3.0][epoch]
+
+
+def scope() -> Any:
+    return contextlib.nullcontext() if STRATEGY is None else STRATEGY.scope()
+
+
+def compiled() -> Any:
+    keras.utils.set_random_seed(7 + RANK if RANKS else 7)  # each rank has dropout masks of its own
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.BatchNormalization(),
+                                  keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+        adam = keras.optimizers.Adam(0.02)
+        model.compile(hvd.DistributedOptimizer(adam) if RANKS else adam, "mse")
+    return model
+
+
+def dataset() -> Any:
+    whole = tf.data.Dataset.from_tensor_slices((X, Y))
+    return hvd.shard(whole, shuffle=96).batch(24 // SIZE) if RANKS else whole.shuffle(96, seed=5).batch(24)
+
+
+def trained(*callbacks: Any, cut: int | None = None) -> Any:
+    """A model after three epochs of four steps, or after `cut` steps."""
+    model, data = compiled(), dataset()
+    with warnings.catch_warnings(), contextlib.suppress(CutOffError):
+        warnings.simplefilter("ignore")
+        model.fit(data, epochs=3, verbose=0, shuffle=None, callbacks=[
+            *callbacks, *([BroadcastGlobalVariablesCallback(0)] if RANKS else []),
+            keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=10, cooldown=1),
+            *([] if cut is None else [CutOff(cut)])])
+    return model
+
+
+def values(model: Any) -> list[Any]:
+    """All that training depends on: weights, the optimizer's variables, and the layers' seeds.
+
+    The moving statistics of BatchNormalization are each worker's own, and all resume with the chief's.
+    """
+    return [np.asarray(variable) for variable in model.variables + model.optimizer.variables
+            if RANK == 0 or "moving" not in variable.path]
+
+
+@check
+def goes_on_exactly() -> Any:
+    """Whether each variable is the same after a cut in an epoch and one between two; and what is left on the disk."""
+    whole = values(trained())
+    found = []
+    for save_freq, cut in ((1, 6), ("epoch", 9)):
+        FOLDER.mkdir()
+        backup = FOLDER / "backup"
+        cut_off = values(trained(BackupAndRestore(backup, save_freq, delete_checkpoint=False), cut=cut))
+        files = [path.name for path in backup.iterdir()] if backup.exists() else []
+        resumed = values(trained(BackupAndRestore(backup, save_freq)))
+        found.append({
+            "same": all(np.array_equal(one, other) for one, other in zip(whole, resumed, strict=True)),
+            "cut": any(not np.array_equal(one, other) for one, other in zip(whole, cut_off, strict=True)),
+            "files": files, "left": [path.name for path in FOLDER.iterdir()]})
+        os.removedirs(FOLDER)
+    return found
+
+
+@check
+def the_best_is_kept() -> Any:
+    """What ModelCheckpoint leaves, and how far it is from the model, once opened without a strategy."""
+    model = trained(Worse(), ModelCheckpoint(FOLDER / "{epoch}-{made:.0f}.keras", "made", mode="min",
+                                             save_best_only=True),
+                    ModelCheckpoint(FOLDER / "last.weights.h5", save_weights_only=True, save_freq=2))
+    if not FOLDER.exists():
+        return {"files": []}
+    again = keras.models.load_model(FOLDER / "2-1.keras")
+    names = sorted(path.name for path in FOLDER.iterdir())
+    again.load_weights(FOLDER / "last.weights.h5")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = hvd.alone() if RANKS else contextlib.nullcontext()
+        with alone:
+            again.fit(X, Y, verbose=0)  # with the state of the plain optimizer
+    again.load_weights(FOLDER / "last.weights.h5")
+    return {"files": names, "optimizer": type(again.optimizer).__mro__[0].__module__,
+            "apart": max(float(np.abs(one - other).max()) for one, other in
+                         zip(model.get_weights(), again.get_weights(), strict=True))}
+
+
+@check
+def what_others_wrote_opens_here() -> Any:
+    """A model that one process saved without a strategy, opened under this one's."""
+    path = FOLDER / "plain.keras"
+    FOLDER.mkdir(exist_ok=True)
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    plain.compile("adam", "mse")
+    plain.save(path)
+    with scope():
+        opened = keras.models.load_model(path)
+    return [float(np.abs(one - other).max()) for one, other in zip(plain.get_weights(), opened.get_weights(),
+                                                                    strict=True)]
+
+
+if __name__ == "__main__":
+    run_checks(after=hvd.shutdown if RANKS else None)
