@@ -28,6 +28,25 @@ def restore(callbacks: Sequence[Any], states: Mapping[str, Mapping[str, Any]]) -
         for name in names:
             if name in states.get(key, {}):
                 setattr(callback, name, states[key][name])
+        if "best" in states.get(key, {}):
+            _keep_best(callback, states[key]["best"])
+
+
+def _keep_best(callback: Any, best: Any) -> None:
+    """Has a callback keep its best value where it finds out whether less or more is better, at the end of an epoch.
+
+    Older Keras 3 takes the worst of all values for the best there.
+    """
+    find_out = getattr(callback, "_set_monitor_op", None)
+    if find_out is None or getattr(callback, "monitor_op", True) is not None:
+        return
+
+    def once() -> None:
+        find_out()
+        callback.best = best
+        del callback._set_monitor_op  # this function, which hides the method
+
+    callback._set_monitor_op = once
 
 
 def _known(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:

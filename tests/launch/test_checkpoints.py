@@ -35,7 +35,6 @@ def test_resumed_training_is_the_same_to_the_last_bit(outcome: Outcome) -> None:
             assert case["files"] == ([] if rank else ["latest.weights.h5"])
             assert case["left"] == []
     assert outcome.stderr(0).count("training goes on with epoch 2 after step 2, from the backup of 2 workers") == 1
-    assert outcome.stderr(0).count("training goes on with epoch 3, from the backup of 2 workers") == 1
     assert "training goes on" not in outcome.stderr(1)
 
 
@@ -54,6 +53,7 @@ def test_training_goes_on_at_other_sizes_and_on_other_backends(tmp_path: Path) -
         ("hvkeras_run", 2, "ranks", ("1", "2", "1"), {"backend": "native"}, "rank 1"),  # rank 1 alone is killed
         ("tf_config", 4, "ranks", ("1", "3", "0"), {"backend": "tfdist"}, "rank 0"),  # the chief
         ("tf_config", 2, "workers", ("2", "1"), {}, "all"),
+        ("none", 1, "devices", ("2", "2"), {}, "all"),
     ):
         with start_job(launcher, worker, (how, str(folder), *where), np=np, folder=tmp_path,
                        expect_failure=True, **options) as job:
@@ -66,7 +66,7 @@ def test_training_goes_on_at_other_sizes_and_on_other_backends(tmp_path: Path) -
     with start_job("none", worker, ("plain", str(folder)), np=1, folder=tmp_path) as job:
         outcome = job.wait()
     assert outcome.results("how_far_apart")[0] < 1e-5
-    assert re.search(r"goes on with epoch (2 after step 3|3( after step 1)?), from the backup of 2 workers",
+    assert re.search(r"goes on with epoch 3( after step [12])?, from the backup of [12] workers?",
                      outcome.stderr(0))
     assert not folder.exists()
 

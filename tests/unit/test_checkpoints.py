@@ -156,6 +156,7 @@ def test_executions_of_several_steps_go_on_where_they_were(tmp_path: Path) -> No
     assert_same_state(resumed, whole)
 
 
+@pytest.mark.oldest
 def test_callbacks_go_on_with_what_they_have_seen(tmp_path: Path) -> None:
     def watching() -> Any:
         return [keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=2, min_delta=100),
@@ -166,7 +167,7 @@ def test_callbacks_go_on_with_what_they_have_seen(tmp_path: Path) -> None:
     last = watching()
     resumed, _ = train(tmp_path, DATA["arrays"], more=last)
     assert_same_state(resumed, whole)
-    assert float(resumed.optimizer.learning_rate) == pytest.approx(0.01)
+    assert resumed.optimizer.learning_rate.numpy() == pytest.approx(0.01)
     assert last[1].stopped_epoch == 2
     assert len(undisturbed) == 18
 
@@ -232,7 +233,6 @@ def test_data_of_unknown_length_begin_the_epoch_anew_at_another_size(tmp_path: P
     assert capsys.readouterr().err.count("nobody can tell where 1 workers go on in data of unknown length") == 1
 
 
-@pytest.mark.oldest
 def test_data_that_end_where_the_backup_was_made(tmp_path: Path) -> None:
     """Nobody knew at the sixth step that it was the last of the epoch."""
     train(tmp_path, DATA["unknown length"], 6, 6)
@@ -257,13 +257,12 @@ def test_a_backup_of_something_else_is_refused(tmp_path: Path) -> None:
         train(tmp_path, DATA["arrays"], optimizer=keras.optimizers.Adam())
     wider = keras.Sequential([keras.Input((3,)), keras.layers.Dense(7), keras.layers.Dense(1)])
     wider.compile("sgd", "mse")
-    with warnings.catch_warnings(), pytest.raises(hvd.UsageError, match="must be of the model that is trained"):
-        warnings.simplefilter("ignore")
+    with pytest.raises(hvd.UsageError, match="must be of the model that is trained"):
         wider.fit(X, Y, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     callback = BackupAndRestore(tmp_path)
     callback.set_model(unbuilt)
-    with pytest.raises(hvd.UsageError, match="needs a model with its weights.*call it on a batch"):
+    with pytest.raises(hvd.UsageError, match=r"needs a model with its weights.*call it on a batch"):
         callback.on_train_begin()
 
 
@@ -275,7 +274,7 @@ def test_a_spoilt_backup_is_told_and_the_one_before_is_used(tmp_path: Path, caps
     assert "previous.weights.h5, as latest.weights.h5 cannot be read" in capsys.readouterr().err
     for path in tmp_path.iterdir():
         path.write_bytes(b"no HDF5")
-    with pytest.raises(hvd.UsageError, match="must be readable.*remove it to begin anew"):
+    with pytest.raises(hvd.UsageError, match=r"must be readable.*remove it to begin anew"):
         train(tmp_path, DATA["arrays"])
 
 
@@ -290,7 +289,7 @@ def test_a_folder_is_left_as_it_was_found(tmp_path: Path) -> None:
 
 def test_a_backup_that_cannot_be_written_ends_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(hvd.MachineError, match="must be writable.*folder with room.*"):
+    with pytest.raises(hvd.MachineError, match=r"must be writable.*folder with room.*"):
         train(tmp_path / "file" / "backup", DATA["arrays"])
 
 

@@ -1,7 +1,8 @@
 """Trains with backups, each time with other workers: `relay.py <how> <folder> <epoch> <step> [rank]`.
 
-`how` is "ranks", "workers" or "plain"; the process is killed before that step, or that rank alone is. Without an
-epoch it trains to the end, and writes down how far the weights are from those of an undisturbed run.
+`how` is "ranks", "workers", "devices" (two of one process) or "plain"; the process is killed before that step, or
+that rank alone is. Without an epoch it trains to the end, and writes down how far the weights are from those of an
+undisturbed run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ END = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 3 else None
 VICTIM = int(sys.argv[5]) if len(sys.argv) > 5 else None
 if HOW == "ranks":
     hvd.init()
-STRATEGY = tf.distribute.MultiWorkerMirroredStrategy() if HOW == "workers" else None
+STRATEGY = None
+if HOW == "workers":
+    STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
+elif HOW == "devices":
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
+                                               [tf.config.LogicalDeviceConfiguration()] * 2)
+    STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
 Y = (X @ [[1.0], [2], [-1], [0.5]]).astype("float32")
 
