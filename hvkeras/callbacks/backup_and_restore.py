@@ -109,7 +109,12 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
 
         Args:
             callbacks: All callbacks of this `fit`.
+
+        Raises:
+            UsageError: Two of them are a `BackupAndRestore`.
         """
+        if sum(isinstance(callback, BackupAndRestore) for callback in callbacks) > 1:
+            raise UsageError(explain("One fit() takes one BackupAndRestore", "remove the others from callbacks"))
         self._others = callbacks
         if self._restored is not None:
             callback_states.restore(callbacks, self._restored.callbacks or {})

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hvkeras import compat
 from hvkeras.callbacks.whole_files import plain_state, remove_leftovers, replacing
 from hvkeras.errors import MachineError, UsageError, explain
 
@@ -138,7 +139,8 @@ class BackupFolder:
                     raise UsageError(explain("A backup goes on with the optimizer that it was made with", "compile with"
                                              " it, or remove the folder to begin anew", backup=backup.optimizer,
                                              optimizer=optimizer, backup_dir=str(self._folder)))
-                model.load_weights(str(path))
+                with compat.assigning_locally():
+                    model.load_weights(str(path))
             except OSError as error:
                 if number + 1 < len(found):
                     continue

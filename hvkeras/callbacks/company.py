@@ -78,17 +78,18 @@ class _Workers(Company):
         return thing if self.leads else pickle.loads(received.astype(np.uint8).tobytes())
 
     def give_variables(self, variables: Sequence[Any]) -> None:
-        natives = [compat.native(variable) for variable in variables]
+        parts = [compat.local_parts(variable) for variable in variables]
         for sent in (np.float32, np.float64, np.int64):
-            those = [variable for variable in natives if _sent_as(variable.dtype) is sent]
+            those = [local for local in parts if _sent_as(local[0].dtype) is sent]
             if those:
-                flat = np.concatenate([variable.numpy().astype(sent).ravel() for variable in those])
+                flat = np.concatenate([local[0].numpy().astype(sent).ravel() for local in those])
                 flat = np.concatenate([self._from_chief(flat[begin : begin + _CHUNK])
                                        for begin in range(0, flat.size, _CHUNK)])
-                for variable in those:
-                    count = int(variable.shape.num_elements())
-                    part, flat = flat[:count], flat[count:]
-                    variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+                for local in those:
+                    count = int(local[0].shape.num_elements())
+                    values, flat = flat[:count], flat[count:]
+                    for part in local:
+                        part.assign(tf.cast(tf.reshape(values, part.shape), part.dtype))
 
     def _from_chief(self, values: Any) -> Any:
         given = self._strategy.run(self._sum_up, args=(tf.constant(values),))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,29 @@ def native(variable: Any) -> Any:
     """The `tf.Variable` of a Keras 3 variable; any other as it is."""
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) else value
+
+
+def local_parts(variable: Any) -> tuple[Any, ...]:
+    """This process's own variables behind one of a strategy's; any other by itself."""
+    variable = native(variable)
+    return tuple(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
+
+
+@contextlib.contextmanager
+def assigning_locally() -> Iterator[None]:
+    """Meanwhile Keras 3 assigns to this process's variables, where a strategy would ask the other workers."""
+    import keras
+
+    def assign(self: Any, value: Any) -> None:
+        for part in local_parts(self):
+            part.assign(tf.cast(value, part.dtype))
+
+    original = keras.Variable._direct_assign
+    keras.Variable._direct_assign = assign
+    try:
+        yield
+    finally:
+        keras.Variable._direct_assign = original
 
 
 def variable_key(variable: Any) -> Any:

@@ -259,6 +259,8 @@ def test_a_backup_of_something_else_is_refused(tmp_path: Path) -> None:
     wider.compile("sgd", "mse")
     with pytest.raises(hvd.UsageError, match="must be of the model that is trained"):
         wider.fit(X, Y, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
+    with pytest.raises(hvd.UsageError, match="takes one BackupAndRestore"):
+        compiled().fit(X, Y, verbose=0, callbacks=[BackupAndRestore(tmp_path / name) for name in "ab"])
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     callback = BackupAndRestore(tmp_path)
     callback.set_model(unbuilt)
