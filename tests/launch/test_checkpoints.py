@@ -96,9 +96,11 @@ while True:
 def test_a_kill_amid_writing_leaves_a_whole_file(kept: str, tmp_path: Path) -> None:
     """Each start reads what the one before left, and fails if it cannot."""
     wrote = 0
+    folder = tmp_path / "backup"
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", WRITER, str(tmp_path), kept],
-                                   stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", WRITER, str(folder), kept],
+                                   stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+                                   env={**os.environ, "TMPDIR": str(tmp_path)})
         assert process.stdout is not None
         with process:
             assert process.stdout.readline() == f"read {wrote} []\n" or wrote, "the first start finds nothing"
@@ -106,8 +108,8 @@ def test_a_kill_amid_writing_leaves_a_whole_file(kept: str, tmp_path: Path) -> N
             os.kill(process.pid, signal.SIGKILL)
             lines = process.stdout.read().splitlines()
         wrote = int(lines[-1].split()[-1]) if lines else wrote
-        found = tmp_path / "latest.weights.h5"
-        found = found if found.exists() else tmp_path / "previous.weights.h5"
+        found = folder / "latest.weights.h5"
+        found = found if found.exists() else folder / "previous.weights.h5"
         with h5py.File(found) as file:
             step = file["optimizer"]["vars"]["0"][()]
             assert step >= wrote
