@@ -44,12 +44,14 @@ class Start:
             for a single process.
         launch: How this process was launched.
         settings: The settings in force.
+        keeps_gpus: Whether a rank that has its host to itself keeps all GPUs rather than one, for a strategy.
     """
 
     topology: Topology
     control: ControlClient | None
     launch: Launch
     settings: Settings
+    keeps_gpus: bool = False
 
 
 class Backend(abc.ABC):

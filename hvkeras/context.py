@@ -50,6 +50,7 @@ class Job:
 
 
 _job: Job | None = None
+STRATEGY_BACKEND = "tfdist"  # whose cluster strategies that span ranks are built on
 
 
 class _Process:
@@ -124,6 +125,37 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
     _start_companions(_job, process_sets)
 
 
+def init_for_strategy() -> Backend:
+    """Joins the job as `init()` does, if that has not been called, and has TensorFlow's collectives run on all ranks.
+
+    A job that has another engine keeps it, and gets TensorFlow's beside it. Where `init()` was not called, a rank that
+    has its host to itself keeps all GPUs.
+
+    Returns:
+        The engine of TensorFlow's collectives; that of a single process where there is but one.
+
+    Raises:
+        HvkerasError: As `init()` does, or TensorFlow was used before.
+    """
+    global _job  # noqa: PLW0603 - a process takes part in one job
+    if _job is None:
+        settings = Settings()
+        quiet_engines(settings.log_level)
+        launch = detect_launch()
+        _job = (_join(launch, settings, STRATEGY_BACKEND, keeps_gpus=True) if launch.size > 1
+                else _alone(launch, settings, settings.backend))
+        _start_companions(_job, None)
+    job = _job
+    if job.topology.size == 1 or job.backend.name == STRATEGY_BACKEND or job.control is None or job.hooks is None:
+        return job.backend
+    engine = _Process.engines.setdefault(STRATEGY_BACKEND, backend_class(STRATEGY_BACKEND)())
+    if engine not in job.hooks.backends:
+        engine.start(Start(job.topology, job.control, job.launch, job.settings))
+        job.hooks.backends.append(engine)
+        job.hooks.renew_signals()
+    return engine
+
+
 def _start_companions(job: Job, process_sets: Any) -> None:
     """Starts what stands around a job: the record, what `fit` does on several ranks, the timeline, and process sets."""
     if job.control is not None:
@@ -169,7 +201,7 @@ def shutdown() -> None:
     job.backend.stop()
     if job.hooks is not None:
         job.hooks.uninstall()
-        job.hooks.backend = None
+        job.hooks.backends = []
     if job.control is not None:
         job.control.leave()
 
@@ -215,10 +247,11 @@ def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     return Job(launch, settings, topology, engine, _entries(), None, None)
 
 
-def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None) -> Job:
+def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
+          keeps_gpus: bool = False) -> Job:
     """Builds a job of several ranks: meet, agree, start the engine, and prove that it counts the same.
 
-    A placeholder stands for engines that the caller will start.
+    A placeholder stands for engines that the caller will start; for `keeps_gpus` see `Start`.
     """
     meeting, hooks = _meeting(launch, settings)
     client = meeting.client
@@ -238,8 +271,8 @@ def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backe
             return Job(launch, settings, topology, placeholder, entries, client, hooks)
         name = _agree_on_backend(launch, facts)
         engine = _Process.engines.setdefault(name, backend_class(name)())
-        hooks.backend = engine
-        counted = engine.start(Start(topology, client, launch, settings))
+        hooks.backends = [engine]
+        counted = engine.start(Start(topology, client, launch, settings, keeps_gpus))
         hooks.renew_signals()
         _check_size(launch, engine, counted)
         client.gather(f"started {_Process.sessions}", counted, settings.start_timeout)

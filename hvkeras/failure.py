@@ -44,7 +44,7 @@ class FailureHooks:
     """
 
     def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool) -> None:
-        self.backend: Backend | None = None
+        self.backends: list[Backend] = []
         self._client = client
         self._host = host
         self._rank = client.introduction.rank
@@ -175,15 +175,15 @@ class FailureHooks:
                      text[-60_000:])
 
     def _is_echo(self, error: BaseException) -> bool:
-        return isinstance(error, PeerError) or (self.backend is not None and self.backend.is_peer_failure(error))
+        return isinstance(error, PeerError) or any(backend.is_peer_failure(error) for backend in self.backends)
 
     # The end of the job, in other threads.
 
     def _reap(self, cause: Cause) -> None:
         if cause.rank == self._rank and self._unwinding.is_set():
             return
-        if self.backend is not None:
-            self.backend.abort(cause.sentence())
+        for backend in self.backends:
+            backend.abort(cause.sentence())
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline:
             if self._unwinding.wait(0.05):

@@ -64,7 +64,7 @@ def shared_by(model: Any) -> ProcessSet | None:
     """The ranks that use this model together; None where this rank uses it by itself."""
     if _Calls.alone or not context.is_initialized() or context.current().topology.size == 1:
         return None
-    if graphs.reducing_strategy() is not None:
+    if graphs.spans_workers(graphs.reducing_strategy(model)):
         return None
     part = distributed_part(getattr(model, "optimizer", None))
     process_set = global_process_set if part is None else part._hvkeras_exchange.process_set

@@ -95,14 +95,17 @@ _CONTROL_FLOW_GRAPHS = (
 )
 
 
-def reducing_strategy() -> Any:
-    """The user's `tf.distribute` strategy if it reduces gradients itself, else None."""
-    if not tf.distribute.has_strategy():
-        return None
-    strategy = tf.distribute.get_strategy()
+def reducing_strategy(model: Any = None) -> Any:
+    """The user's `tf.distribute` strategy if it reduces gradients itself, else None.
+
+    Args:
+        model: Where given, the strategy that it was made under counts, whatever is in force.
+    """
+    own = getattr(model, "distribute_strategy", None)
+    strategy = tf.distribute.get_strategy() if own is None else own
     return strategy if strategy.num_replicas_in_sync > 1 or spans_workers(strategy) else None
 
 
 def spans_workers(strategy: Any) -> bool:
-    """Whether a strategy reduces over several processes."""
-    return bool(strategy.extended._in_multi_worker_mode())
+    """Whether a strategy reduces over several processes; None does not."""
+    return strategy is not None and bool(strategy.extended._in_multi_worker_mode())

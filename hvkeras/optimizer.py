@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from hvkeras import compat, context, graphs
+from hvkeras import compat, context, graphs, replicas
 from hvkeras.accumulation import Accumulation
 from hvkeras.buckets import Exchange, checked_groups, reduce_gradients
 from hvkeras.compression import Compression
@@ -115,20 +116,26 @@ class Distributed:
             gradients: This rank's gradients.
             variables: Their variables.
         """
-        strategy = graphs.reducing_strategy()
-        if strategy is not None:
-            _step_aside(strategy)
-            return apply(list(gradients))
+        within = replicas.strategy_within_rank()
+        if within is None and graphs.reducing_strategy() is not None:
+            return apply(list(gradients))  # the strategy reaches all ranks
         variables = list(variables)
         for layer in self.__dict__.get("_hvkeras_local_layers", ()):
             for weight in layer.trainable_weights:
                 self.register_local_var(weight)
         skips_together = compat.inner_optimizer(optimizer) is not None
 
+        def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
+            return reduce_gradients(rank_gradients, variables, self._hvkeras_exchange,
+                                    self.__dict__.get("_hvkeras_local", ()), skips_together)
+
         def update(local_gradients: Sequence[Any]) -> Any:
-            reduced = reduce_gradients(local_gradients, variables, self._hvkeras_exchange,
-                                       self.__dict__.get("_hvkeras_local", ()), skips_together)
-            with compat.attribute(self, "_hvkeras_reduced", True):
+            if within is None:
+                reduced = over_ranks(local_gradients)
+            else:
+                self._hvkeras_require_replicas(within)
+                reduced = replicas.reduce_over_both(local_gradients, over_ranks)
+            with self._hvkeras_finishing():
                 return apply(reduced)
 
         if self._hvkeras_passes[0] == 1:
@@ -137,6 +144,33 @@ class Distributed:
         accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
         accumulation.step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
         return optimizer.iterations
+
+    @contextlib.contextmanager
+    def _hvkeras_finishing(self) -> Iterator[None]:
+        """The time in which this replica applies what is reduced; the others of its rank have times of their own."""
+        finishing, replica = self.__dict__.setdefault("_hvkeras_finishing_replicas", set()), replicas.number_of_replica()
+        finishing.add(replica)
+        try:
+            yield
+        finally:
+            finishing.discard(replica)
+
+    @property
+    def _hvkeras_reduced(self) -> bool:
+        """Whether this replica's gradients are reduced already."""
+        return replicas.number_of_replica() in self.__dict__.get("_hvkeras_finishing_replicas", ())
+
+    def _hvkeras_require_replicas(self, strategy: Any) -> None:
+        """Raises UnsupportedError where the replicas of a strategy within each rank cannot be served."""
+        received = {"strategy": type(strategy).__name__, "optimizer": type(self).__name__}
+        if self._hvkeras_passes[0] > 1:
+            raise UnsupportedError(explain("backward_passes_per_step must be 1 under a strategy within each rank",
+                                           "use gradient_accumulation_steps of Keras's optimizer, or larger batches",
+                                           backward_passes_per_step=self._hvkeras_passes[0], **received))
+        if not hasattr(self, "_all_reduce_sum_gradients"):
+            raise UnsupportedError(explain("An optimizer under a strategy within each rank must be of a Keras 3 that"
+                                           " sums gradients over replicas", "use Keras 3, and its optimizers",
+                                           **received))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # a tuple in every Keras, not a string
@@ -155,11 +189,17 @@ class _DistributedKeras(Distributed):
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduces the gradients over the ranks, then applies them."""
         finish = super().apply  # type: ignore[misc]  # the optimizer's
-        if self.__dict__.get("_hvkeras_reduced"):
+        if self._hvkeras_reduced:
             return finish(grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
         variables = list(variables)
         return self._hvkeras_step(lambda reduced: finish(reduced, variables), self, list(grads), variables)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+        """Keeps Keras from summing over replicas what is summed already, under a strategy within each rank."""
+        if self._hvkeras_reduced and replicas.strategy_within_rank() is not None:
+            return list(grads_and_vars)
+        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]  # the optimizer's
 
 
 class _DistributedTfKeras(Distributed):
@@ -169,7 +209,7 @@ class _DistributedTfKeras(Distributed):
         """Reduces the gradients over the ranks, then applies them."""
         finish = super().apply_gradients  # type: ignore[misc]  # the optimizer's
         pairs = list(grads_and_vars)
-        if self.__dict__.get("_hvkeras_reduced") or compat.reduces_elsewhere(kwargs):
+        if self._hvkeras_reduced or compat.reduces_elsewhere(kwargs):
             return finish(pairs, *args, **kwargs)
         variables = [variable for _, variable in pairs]
         return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),
@@ -238,15 +278,6 @@ def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any
     if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
         return finish(list(gradients))
     return inner._hvkeras_step(finish, optimizer, gradients, variables)
-
-
-def _step_aside(strategy: Any) -> None:
-    """Leaves the reduction to the user's strategy, if it reaches all ranks."""
-    job = context.current()
-    if job.topology.size > 1 and not graphs.spans_workers(strategy):
-        raise UsageError(explain("A tf.distribute strategy around a distributed optimizer must span all ranks",
-                                 "leave the strategy out: hvkeras reduces over the ranks, one device each",
-                                 strategy=type(strategy).__name__, size=job.topology.size))
 
 
 def _refuses_xla() -> bool:

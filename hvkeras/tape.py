@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs
+from hvkeras import compat, context, graphs, replicas
 from hvkeras.buckets import Exchange, checked_groups, reduce_gradients
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
@@ -67,12 +67,20 @@ class _DistributedTape:
         """
         unconnected = tf.UnconnectedGradients.NONE if unconnected_gradients is None else unconnected_gradients
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected)
-        if graphs.reducing_strategy() is not None:
-            return gradients
+        within = replicas.strategy_within_rank()
+        if within is None and graphs.reducing_strategy() is not None:
+            return gradients  # the strategy reaches all ranks
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
         variables = [_Source(source, number) for number, source in enumerate(flat_sources)]
         local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
-        reduced = reduce_gradients(flat, variables, self._exchange, local)
+
+        def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
+            return reduce_gradients(rank_gradients, variables, self._exchange, local)
+
+        if within is None:
+            reduced = over_ranks(flat)
+        else:
+            reduced = replicas.as_shares(replicas.reduce_over_both(flat, over_ranks))
         return tf.nest.pack_sequence_as(gradients, reduced)
 
 

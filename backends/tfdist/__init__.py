@@ -72,6 +72,15 @@ class TfdistBackend(Backend):
         return isinstance(error, tf.errors.OpError) and (
             "Collective ops is aborted" in str(error) or isinstance(error, tf.errors.UnavailableError))
 
+    def strategy(self, **options: Any) -> Any:
+        """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
+
+        Args:
+            **options: As for its constructor, but for `cluster_resolver`.
+        """
+        assert self._cluster is not None
+        return self._cluster.strategy(**options)
+
     @property
     def engine(self) -> str:
         return self._cluster.description if self._cluster is not None else "TensorFlow collectives"

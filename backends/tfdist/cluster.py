@@ -39,27 +39,27 @@ class Cluster:
         self._size = start.topology.size
         self._context = tf_context.context()
         if self._context._context_handle is not None:
-            raise UsageError(explain("The tfdist backend must start before TensorFlow is used, since TensorFlow"
-                                     " sets up its collectives when its first tensor, variable or dataset is made",
-                                     "move hvd.init() up, right after the imports"))
+            raise UsageError(explain("TensorFlow's collectives must start before TensorFlow is used, since it sets them"
+                                     " up when its first tensor, variable or dataset is made", "move hvd.init(), or"
+                                     " hvd.strategy(), up, right after the imports"))
         assert start.control is not None
         gpus = self._pin_gpu(tf, start)
         self.hint = "nccl" if gpus else "ring"
         self.description = "TensorFlow collectives: " + ("NCCL" if gpus else "ring over gRPC")
         with contextlib.ExitStack() as stack:
             own = self._own_address(start, stack)
-            addresses = start.control.gather("tfdist addresses", own, start.settings.start_timeout)
-            self._keep_proxies_away(addresses)
+            self.addresses: list[str] = start.control.gather("tfdist addresses", own, start.settings.start_timeout)
+            self._keep_proxies_away(self.addresses)
             self._context.configure_collective_ops(
                 collective_leader="/job:worker/replica:0/task:0", device_filters=(f"/job:worker/task:{self.rank}",))
-            spec = tf.train.ClusterSpec({"worker": addresses})
+            spec = tf.train.ClusterSpec({"worker": self.addresses})
             self._context.enable_collective_ops(tensorflow_server_pb2.ServerDef(
                 cluster=spec.as_cluster_def(), default_session_config=self._context.config, job_name="worker",
                 task_index=self.rank, protocol="grpc"))
             try:
                 self._context.ensure_initialized()
             except Exception as error:
-                raise MachineError(explain(f"TensorFlow's gRPC server must start at {addresses[self.rank]} ({error})",
+                raise MachineError(explain(f"TensorFlow's gRPC server must start at {self.addresses[self.rank]} ({error})",
                                            "end the program that has the port")) from error
 
     def reopen(self, start: Start) -> int:
@@ -76,6 +76,19 @@ class Cluster:
                                      "start new processes", was=(self.rank, self._size),
                                      now=(start.topology.rank, start.topology.size)))
         return self._size
+
+    def strategy(self, **options: Any) -> Any:
+        """Builds a `MultiWorkerMirroredStrategy` on this cluster; parameters as of its constructor."""
+        import tensorflow as tf
+        from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": self.addresses}), task_type="worker", task_id=self.rank, rpc_layer="grpc",
+            num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))})
+        # Otherwise it would start a server and the coordination service; this is how it is told that others did.
+        with _attribute(CollectiveAllReduceExtended, "_local_or_standalone_client_mode", True), \
+                _attribute(CollectiveAllReduceExtended, "_enable_check_health", False):
+            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, **options)
 
     def abort(self, reason: str) -> None:
         """Makes every collective in flight, and every later one, raise with `reason`."""
@@ -109,7 +122,8 @@ class Cluster:
             return []
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
-        if len(tf.config.get_visible_devices("GPU")) > 1:
+        whole_host = start.keeps_gpus and start.topology.local_size == 1
+        if len(tf.config.get_visible_devices("GPU")) > 1 and not whole_host:
             tf.config.set_visible_devices(gpus[start.topology.local_rank], "GPU")
         return gpus
 
@@ -132,3 +146,17 @@ def _variable(name: str, value: str) -> Any:
             del os.environ[name]
         else:
             os.environ[name] = previous
+
+
+@contextlib.contextmanager
+def _attribute(cls: type, name: str, value: Any) -> Any:
+    """Gives a class an attribute for the time of the body."""
+    had, previous = name in vars(cls), vars(cls).get(name)
+    setattr(cls, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(cls, name, previous)
+        else:
+            delattr(cls, name)

@@ -53,7 +53,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         self.broadcast_done = False
         optimizer = getattr(self.model, "optimizer", None)
         if size > 1 and optimizer is not None and compat.steps_by_itself(self.model) and (
-            distributed_part(optimizer) is None and graphs.reducing_strategy() is None
+            distributed_part(optimizer) is None and not graphs.spans_workers(graphs.reducing_strategy(self.model))
         ):
             warnings.warn("the model's optimizer is not distributed: each rank trains on its own gradients."
                           " HINT: compile with hvkeras.DistributedOptimizer(optimizer)", stacklevel=2)

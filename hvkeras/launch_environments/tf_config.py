@@ -17,6 +17,8 @@ from hvkeras.launch_environments.launch import Launch, Rendezvous
 LAUNCHER = "TF_CONFIG"
 CLUSTER = "TF_CONFIG"
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+EXAMPLE_WITH_SERVERS = ('{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, "task":'
+                        ' {"type": "chief", "index": 0}}')
 _TRAINING = ("chief", "worker")
 _OTHERS = ("ps", "evaluator")
 _PARAMETER_SERVERS = ("chief", "worker", "ps", "evaluator")

@@ -1,0 +1,87 @@
+"""Two levels at once: a strategy over the devices of each rank, and hvkeras between the ranks.
+
+What the replicas of a rank have is summed by their strategy, as Keras's optimizers do themselves; the sum goes over
+the ranks once, outside of the replicas, and comes back to each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import context, graphs
+from hvkeras.errors import UnsupportedError, UsageError, explain
+
+
+def strategy_within_rank() -> Any:
+    """The strategy in force if it reduces over devices of this rank alone, in a job of several ranks; else None.
+
+    Raises:
+        UnsupportedError: It compiles the step for TPUs, which reach no other rank's.
+    """
+    strategy = graphs.reducing_strategy()
+    if strategy is None or graphs.spans_workers(strategy) or context.current().topology.size == 1:
+        return None
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        raise UnsupportedError(explain("A TPUStrategy reduces over all its TPUs by itself, and cannot be one of several"
+                                       " ranks", "start one process: the strategy connects to all TPUs of the slice",
+                                       strategy=type(strategy).__name__, size=context.current().topology.size))
+    return strategy
+
+
+def number_of_replica() -> int:
+    """Which replica of its rank runs this code; 0 without a strategy."""
+    replica = tf.distribute.get_replica_context()
+    return int(getattr(replica, "_replica_id_in_sync_group", 0) or 0) if replica is not None else 0
+
+
+def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    """Sums gradients over the replicas of this rank, then reduces the sums over the ranks.
+
+    Args:
+        gradients: This replica's gradients, or those of the whole rank where no replica runs; None stays None.
+        over_ranks: Reduces a rank's gradients over the ranks.
+
+    Returns:
+        The reduced gradients, the same on every replica.
+
+    Raises:
+        UsageError: The replicas cannot meet here, in a branch or function of their own.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None:
+        return over_ranks(gradients)
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+
+    def meet(strategy: Any, summed: Sequence[Any]) -> list[Any]:
+        whole: list[Any] = [None] * len(gradients)
+        for place, one in zip(places, summed, strict=True):
+            whole[place] = strategy.experimental_local_results(one)[0]
+        return over_ranks(whole)
+
+    try:
+        summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[place] for place in places])
+        return list(replica.merge_call(meet, args=(summed,)))
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise UsageError(explain("Gradients must be reduced directly in the function that strategy.run() runs, since"
+                                 " the replicas of a rank meet there",
+                                 "take it out of tf.cond, loops and functions with a @tf.function of their own")
+                         ) from error
+
+
+def as_shares(reduced: Sequence[Any]) -> list[Any]:
+    """Gives each replica an equal share, for an optimizer that sums over the replicas."""
+    if tf.distribute.get_replica_context() is None:
+        return list(reduced)
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+
+    def share(gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(share(gradient.values), gradient.indices, gradient.dense_shape)
+        return None if gradient is None else gradient / tf.cast(count, gradient.dtype)
+
+    return [share(gradient) for gradient in reduced]

@@ -1,0 +1,117 @@
+"""`strategy()`: the `tf.distribute` strategy for what launched the job, in one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras import context
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
+
+
+def strategy(name: str, **options: Any) -> Any:
+    """Builds a `tf.distribute` strategy for the job that launched this process.
+
+    Call it right after the imports, before TensorFlow makes its first tensor, variable or dataset.
+
+    `multi_worker_mirrored` works under every launcher: all ranks meet as in `hvd.init()`, which it does if you have
+    not, so that a rank that is missing, dies, is stopped or raises is named on all others, and ends the job. The
+    addresses come from TF_CONFIG where that launched the job, and are exchanged elsewhere. After it, all of hvkeras
+    works beside the strategy: `hvd.rank()`, `hvd.allreduce`, ...
+
+    Example:
+        strategy = hvd.strategy("multi_worker_mirrored")
+        with strategy.scope():
+            model = build()
+            model.compile("adam", loss="mse")
+        model.fit(dataset.batch(per_worker * strategy.num_replicas_in_sync))
+
+    Args:
+        name: `multi_worker_mirrored`: one model on all ranks, synchronous. `mirrored`: on all devices of this
+            process; between ranks, `hvd.DistributedOptimizer` or `hvd.DistributedGradientTape` reduces then.
+            `parameter_server`: asynchronous, with the roles that TF_CONFIG gives; on its chief alone. `tpu`: on TPUs.
+        **options: `communication_options` (multi_worker_mirrored); `devices`, `cross_device_ops` (mirrored);
+            `variable_partitioner` (parameter_server); `tpu`, `zone`, `project`, `device_assignment` (tpu). As for the
+            strategy's constructor, or for `TPUClusterResolver`.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        UsageError: There is no such strategy or option, TensorFlow was used before, or the launcher is not one for it.
+        MachineError: There is no TPU, or the job lacks something else.
+        PeerError: A rank is missing or failed.
+    """
+    build = _BUILDERS.get(name)
+    if build is None:
+        raise UsageError(explain("The strategies are " + ", ".join(_BUILDERS), 'hvd.strategy("multi_worker_mirrored")',
+                                 name=name))
+    known = list(inspect.signature(build).parameters)
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise UsageError(explain(f"The options of {name} are {', '.join(known)}", "leave it out", option=unknown[0]))
+    return build(**options)
+
+
+def _multi_worker_mirrored(communication_options: Any = None) -> Any:
+    engine = context.init_for_strategy()
+    if context.current().topology.size > 1:
+        return engine.strategy(communication_options=communication_options)  # type: ignore[attr-defined]  # tfdist's
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
+
+
+def _mirrored(devices: Any = None, cross_device_ops: Any = None) -> Any:
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops)
+
+
+def _parameter_server(variable_partitioner: Any = None) -> Any:
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        cluster, role = resolver.cluster_spec().as_dict(), resolver.task_type
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(explain(f"TF_CONFIG must be readable ({error})",
+                                 f"write it like {EXAMPLE_WITH_SERVERS}")) from None
+    missing = [wanted for wanted in ("chief", "worker", "ps") if not cluster.get(wanted)]
+    if missing:
+        raise UsageError(explain("ParameterServerStrategy takes its roles chief, worker and ps from TF_CONFIG alone,"
+                                 " which no other launcher gives", f"start each task with a TF_CONFIG like"
+                                 f" {EXAMPLE_WITH_SERVERS}", cluster=cluster, missing=missing))
+    if role != "chief":
+        hint = ("let it read the chief's checkpoints, without a strategy" if role == "evaluator" else
+                "there, run tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,"
+                " task_index=resolver.task_id).join() instead")
+        raise UsageError(explain("The chief alone builds a ParameterServerStrategy; workers and ps serve it", hint,
+                                 task=role))
+    return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
+
+
+def _tpu(tpu: Any = "", zone: Any = None, project: Any = None, device_assignment: Any = None) -> Any:
+    import tensorflow as tf
+
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=zone, project=project)
+        if tpu != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise MachineError(explain(f"A TPU must be there for the strategy tpu ({why})", 'on a TPU machine, pass'
+                                   ' tpu="local"; else the TPU\'s name; without a TPU, use "mirrored" or'
+                                   ' "multi_worker_mirrored"', tpu=tpu)) from error
+    return tf.distribute.TPUStrategy(resolver, device_assignment)
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "multi_worker_mirrored": _multi_worker_mirrored,
+    "mirrored": _mirrored,
+    "parameter_server": _parameter_server,
+    "tpu": _tpu,
+}
