@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from hvkeras import compat, context, graphs, replicas
@@ -135,7 +134,7 @@ class Distributed:
             else:
                 self._hvkeras_require_replicas(within)
                 reduced = replicas.reduce_over_both(local_gradients, over_ranks)
-            with self._hvkeras_finishing():
+            with compat.summed(self):
                 return apply(reduced)
 
         if self._hvkeras_passes[0] == 1:
@@ -145,21 +144,6 @@ class Distributed:
         accumulation.step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
         return optimizer.iterations
 
-    @contextlib.contextmanager
-    def _hvkeras_finishing(self) -> Iterator[None]:
-        """The time in which this replica applies what is reduced; the others of its rank have times of their own."""
-        finishing, replica = self.__dict__.setdefault("_hvkeras_finishing_replicas", set()), replicas.number_of_replica()
-        finishing.add(replica)
-        try:
-            yield
-        finally:
-            finishing.discard(replica)
-
-    @property
-    def _hvkeras_reduced(self) -> bool:
-        """Whether this replica's gradients are reduced already."""
-        return replicas.number_of_replica() in self.__dict__.get("_hvkeras_finishing_replicas", ())
-
     def _hvkeras_require_replicas(self, strategy: Any) -> None:
         """Raises UnsupportedError where the replicas of a strategy within each rank cannot be served."""
         received = {"strategy": type(strategy).__name__, "optimizer": type(self).__name__}
@@ -167,7 +151,7 @@ class Distributed:
             raise UnsupportedError(explain("backward_passes_per_step must be 1 under a strategy within each rank",
                                            "use gradient_accumulation_steps of Keras's optimizer, or larger batches",
                                            backward_passes_per_step=self._hvkeras_passes[0], **received))
-        if not hasattr(self, "_all_reduce_sum_gradients"):
+        if not compat.sums_once(self):
             raise UnsupportedError(explain("An optimizer under a strategy within each rank must be of a Keras 3 that"
                                            " sums gradients over replicas", "use Keras 3, and its optimizers",
                                            **received))
@@ -189,17 +173,11 @@ class _DistributedKeras(Distributed):
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduces the gradients over the ranks, then applies them."""
         finish = super().apply  # type: ignore[misc]  # the optimizer's
-        if self._hvkeras_reduced:
+        if compat.is_summed(self):
             return finish(grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
         variables = list(variables)
         return self._hvkeras_step(lambda reduced: finish(reduced, variables), self, list(grads), variables)
-
-    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-        """Keeps Keras from summing over replicas what is summed already, under a strategy within each rank."""
-        if self._hvkeras_reduced and replicas.strategy_within_rank() is not None:
-            return list(grads_and_vars)
-        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]  # the optimizer's
 
 
 class _DistributedTfKeras(Distributed):
@@ -209,7 +187,7 @@ class _DistributedTfKeras(Distributed):
         """Reduces the gradients over the ranks, then applies them."""
         finish = super().apply_gradients  # type: ignore[misc]  # the optimizer's
         pairs = list(grads_and_vars)
-        if self._hvkeras_reduced or compat.reduces_elsewhere(kwargs):
+        if compat.is_summed(self) or compat.reduces_elsewhere(kwargs):
             return finish(pairs, *args, **kwargs)
         variables = [variable for _, variable in pairs]
         return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import context, graphs
+from hvkeras import compat, context, graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
 
 
@@ -31,12 +31,6 @@ def strategy_within_rank() -> Any:
     return strategy
 
 
-def number_of_replica() -> int:
-    """Which replica of its rank runs this code; 0 without a strategy."""
-    replica = tf.distribute.get_replica_context()
-    return int(getattr(replica, "_replica_id_in_sync_group", 0) or 0) if replica is not None else 0
-
-
 def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
     """Sums gradients over the replicas of this rank, then reduces the sums over the ranks.
 
@@ -53,17 +47,12 @@ def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[An
     replica = tf.distribute.get_replica_context()
     if replica is None:
         return over_ranks(gradients)
-    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
 
     def meet(strategy: Any, summed: Sequence[Any]) -> list[Any]:
-        whole: list[Any] = [None] * len(gradients)
-        for place, one in zip(places, summed, strict=True):
-            whole[place] = strategy.experimental_local_results(one)[0]
-        return over_ranks(whole)
+        return over_ranks([None if one is None else strategy.experimental_local_results(one)[0] for one in summed])
 
     try:
-        summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[place] for place in places])
-        return list(replica.merge_call(meet, args=(summed,)))
+        return list(replica.merge_call(meet, args=(compat.sum_over_replicas(gradients),)))
     except RuntimeError as error:
         if "merge_call" not in str(error):
             raise

@@ -13,6 +13,7 @@ from hvkeras.network import LOOPBACK, split_address
 
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY", "GRPC_PROXY")
 _NO_PROXY = "no_grpc_proxy"
+_KEYS_OF_A_RANK = 1_000_000
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 
@@ -46,6 +47,8 @@ class Cluster:
         gpus = self._pin_gpu(tf, start)
         self.hint = "nccl" if gpus else "ring"
         self.description = "TensorFlow collectives: " + ("NCCL" if gpus else "ring over gRPC")
+        # A MirroredStrategy within a rank has collectives of its own, which are told from other ranks' by this number.
+        tf.distribute.MirroredStrategy._collective_key_base = _KEYS_OF_A_RANK * (self.rank + 1)
         with contextlib.ExitStack() as stack:
             own = self._own_address(start, stack)
             self.addresses: list[str] = start.control.gather("tfdist addresses", own, start.settings.start_timeout)
@@ -59,7 +62,8 @@ class Cluster:
             try:
                 self._context.ensure_initialized()
             except Exception as error:
-                raise MachineError(explain(f"TensorFlow's gRPC server must start at {self.addresses[self.rank]} ({error})",
+                own = self.addresses[self.rank]
+                raise MachineError(explain(f"TensorFlow's gRPC server must start at {own} ({error})",
                                            "end the program that has the port")) from error
 
     def reopen(self, start: Start) -> int:

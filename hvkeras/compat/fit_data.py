@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.errors import UnsupportedError, explain
+
 
 class KerasData:
     """What Keras 3's `fit` or `evaluate` iterates over.
@@ -21,7 +23,9 @@ class KerasData:
         self._iterator = iterator
         self.steps: int | None = iterator.steps_per_epoch
         adapter = iterator.data_adapter
-        self.batches = _batches(adapter.num_batches, iterator._distributed_dataset)
+        self._strategy = getattr(iterator, "_distribute_strategy", None)
+        self._is_dealt = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
+        self.batches = _batches(adapter.num_batches, self._whole())
         self.last_rows = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
@@ -31,9 +35,23 @@ class KerasData:
             dataset: Makes the new dataset from the old one.
             batches: How many batches it has; None if unknown.
         """
-        self._iterator._distributed_dataset = dataset(self._iterator._distributed_dataset)
+        changed = dataset(self._whole())
+        if self._is_dealt:
+            changed = self._strategy.experimental_distribute_dataset(changed)
+        self._iterator._distributed_dataset = changed
         self._iterator.data_adapter = _Counted(self._iterator.data_adapter, batches)
         self._iterator._num_batches = batches
+
+    def _whole(self) -> Any:
+        """The data before a strategy deals each batch to its replicas."""
+        if not self._is_dealt:
+            return self._iterator._distributed_dataset
+        whole = self._iterator.data_adapter.get_tf_dataset()
+        if isinstance(whole, tf.distribute.DistributedDataset):
+            raise UnsupportedError(explain("Data for fit on several ranks must be whole batches", "pass the"
+                                           " tf.data.Dataset itself: Keras deals its batches to the strategy's replicas",
+                                           data=type(whole).__name__))
+        return whole
 
     def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
         """Changes what each pass over the data gives; parameters as for `change`."""

@@ -1,8 +1,9 @@
-"""Keras 3's trainer under strategies that span several workers, mended where it is broken (keras-team/keras#20585).
+"""Keras 3's trainer under strategies, mended where it is broken (keras-team/keras#20585).
 
-`import hvkeras` is all that it takes. Two things fail in Keras 3.15: the model is built on a batch of which each
-worker has only a part, and numbers are averaged over the workers as if they were rows. Each is looked for in the
-Keras at hand when a strategy first needs it, and left alone where it works.
+`import hvkeras` is all that it takes. Three things fail in Keras 3.15: the model is built on a batch of which each
+replica has only a part, which is lost besides; numbers are averaged over workers as if they were rows; and several
+steps cannot run in one execution. Each is looked for in the Keras at hand when a strategy first needs it, and left
+alone where it works. What its optimizers do wrong is in `hvkeras.compat.summing`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import graphs
+from hvkeras.compat import repairs
 from hvkeras.errors import UnsupportedError, explain
-
-_hooked: list[tuple[Any, str, Any]] = []  # what has a repair, its name, and what stood there
 
 
 def mend(trainer: Any) -> None:
@@ -33,45 +33,34 @@ def mend(trainer: Any) -> None:
         if reduction in ("auto", "mean") and _spans_workers(strategy) and _averages_rows(original):
             _require_scaled_loss(trainer)
             return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
+        if reduction == "concat" and _spans_workers(strategy):
+            return tf.nest.map_structure(lambda value: _gathered(original, value, strategy), values)
         return original(values, strategy, reduction)
 
     def symbolic_build(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if iterator is not None and _spans_workers(self._distribute_strategy) and _reduces_batches(original):
+        if iterator is not None and _has_replicas(self._distribute_strategy) and _reduces_batches(original):
             iterator, data_batch = None, _like_a_batch(iterator, self._distribute_strategy)
         return original(self, iterator, data_batch)
 
     def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
         made = original(self, step_function)
         steps = self.steps_per_execution
-        return _step_by_step(made, self, steps) if steps > 1 and _spans_workers(self._distribute_strategy) else made
+        return _step_by_step(made, self, steps) if steps > 1 and _has_replicas(self._distribute_strategy) else made
 
-    _put(trainer, "reduce_per_replica", reduce_per_replica)
-    _put(trainer.TensorFlowTrainer, "_make_function", make_function)
-    _put(trainer.TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
-
-
-def _put(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
-    """Calls `repaired(original, ...)` in the place of a function, if there is one: old Kerases lack one."""
-    original = getattr(owner, name, None)
-    if original is not None:
-        _hooked.append((owner, name, original))
-
-        @functools.wraps(original)
-        def mended(*args: Any, **kwargs: Any) -> Any:
-            return repaired(original, *args, **kwargs)
-
-        setattr(owner, name, mended)
-
-
-def restore() -> None:
-    """Takes the repairs away."""
-    while _hooked:
-        setattr(*_hooked.pop())
+    repairs.put(trainer, "reduce_per_replica", reduce_per_replica)
+    repairs.put(trainer.TensorFlowTrainer, "_make_function", make_function)
+    repairs.put(trainer.TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
 
 
 def _spans_workers(strategy: Any) -> bool:
     """Whether this is a `MultiWorkerMirroredStrategy` of several workers."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and graphs.spans_workers(strategy)
+
+
+def _has_replicas(strategy: Any) -> bool:
+    """Whether a strategy has several replicas that run on CPUs or GPUs, in this process or in several."""
+    return (strategy is not None and (strategy.num_replicas_in_sync > 1 or _spans_workers(strategy))
+            and not isinstance(strategy, tf.distribute.TPUStrategy))
 
 
 def _require_scaled_loss(trainer: Any) -> None:
@@ -80,6 +69,15 @@ def _require_scaled_loss(trainer: Any) -> None:
         version = getattr(sys.modules.get("keras"), "__version__", "3")
         raise UnsupportedError(explain("fit under MultiWorkerMirroredStrategy needs a Keras that divides the loss by"
                                        " the number of workers", "pip install --upgrade keras", keras=version))
+
+
+def _gathered(original: Callable[..., Any], value: Any, strategy: Any) -> Any:
+    """The predictions of all workers; bfloat16, for which TensorFlow's collective has no kernel, goes as float32."""
+    parts = strategy.experimental_local_results(value)
+    if not all(getattr(part, "dtype", None) == tf.bfloat16 for part in parts):
+        return original(value, strategy, "concat")
+    wide = strategy.run(lambda part: tf.cast(part, tf.float32), args=(value,))
+    return tf.cast(original(wide, strategy, "concat"), tf.bfloat16)
 
 
 def _like_a_batch(iterator: Any, strategy: Any) -> Any:
@@ -116,6 +114,8 @@ class _Probe(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  
 
     def __init__(self) -> None:
         self.axes: list[Any] = []
+
+    num_replicas_in_sync = 2
 
     @property
     def extended(self) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hvkeras.compat import strategies
+from hvkeras.compat import repairs, seeds, strategies, summing
 from hvkeras.errors import UnsupportedError
 
 
@@ -53,9 +54,14 @@ def test_the_keras_at_hand_is_looked_at_and_given_back() -> None:
     trainer = pytest.importorskip("keras.src.backend.tensorflow.trainer")
     broken = trainer.reduce_per_replica
     assert broken.__wrapped__.__module__ == trainer.__name__  # `import hvkeras` has mended it
-    strategies.restore()
+    repairs.restore()
     try:
         assert trainer.reduce_per_replica is broken.__wrapped__
         assert not hasattr(trainer.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__")
+        optimizer = sys.modules["keras.src.backend.tensorflow.optimizer"]
+        assert not summing.sums_once(optimizer.TFOptimizer.__new__(optimizer.TFOptimizer))
     finally:
         strategies.mend(trainer)
+        summing.mend(optimizer)
+        summing.mend_loss_scale(sys.modules["keras.src.optimizers.loss_scale_optimizer"])
+        seeds.mend(sys.modules["keras.src.random.seed_generator"])

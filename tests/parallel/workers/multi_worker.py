@@ -9,59 +9,37 @@ import contextlib
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
+from strategy_training import (
+    after_an_infinity,
+    dataset,
+    dense,
+    difference,
+    equal_masks,
+    fitted,
+    sgd,
+    two_inputs,
+    under_policy,
+    with_auc,
+)
 
 import hvkeras  # noqa: F401 - it mends Keras
 from harness.checks import check, run_checks
 
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(96, 4)).astype("float32")
-Y = (X @ [[1.0], [2], [-1], [0.5]] > 0).astype("float32")
 
 
-def dense(*more: Any) -> Any:
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
-                             *more, keras.layers.Dense(1)])
-
-
-def two_inputs() -> Any:
-    first, second = keras.Input((4,)), keras.Input((4,))
-    together = keras.layers.Concatenate()([keras.layers.Dense(3)(first), keras.layers.Dense(3)(second)])
-    return keras.Model([first, second], keras.layers.Dense(1)(together))
-
-
-def dataset(rows: int = 96, inputs: int = 1) -> Any:
-    x = X[:rows] if inputs == 1 else (X[:rows],) * inputs
-    return tf.data.Dataset.from_tensor_slices((x, Y[:rows])).batch(24)
-
-
-def results(scope: Any, build: Any, optimizer: Any, data: Any, validation: Any, options: dict[str, Any],
-            compiled: dict[str, Any]) -> Any:
-    with scope:
-        keras.utils.set_random_seed(1)
-        model = build()
-        model.compile(optimizer(), keras.losses.BinaryCrossentropy(from_logits=True),
-                      metrics=["accuracy", keras.metrics.AUC(from_logits=True)], **compiled)
-    history = model.fit(data, epochs=3, verbose=0, validation_data=validation, shuffle=None, **options).history
-    return [*model.get_weights(), *history.values(), model.evaluate(validation, verbose=0),
-            model.predict(validation, verbose=0)]
-
-
-def apart(build: Any = dense, optimizer: Any = lambda: keras.optimizers.SGD(0.1, momentum=0.9), data: Any = None,
-          validation: Any = None, compiled: Any = None, **options: Any) -> float:
+def apart(build: Any = dense, optimizer: Any = sgd, data: Any = None, validation: Any = None, compiled: Any = None,
+          **options: Any) -> float:
     """The largest difference to what one process computes on the whole batches."""
     data = dataset() if data is None else data
-    validation = dataset() if validation is None else validation
-    found = [results(scope, build, optimizer, data, validation, options, compiled or {})
-             for scope in (STRATEGY.scope(), contextlib.nullcontext())]
-    return max(float(abs(np.asarray(one) - np.asarray(other)).max()) for one, other in zip(*found, strict=True))
+    return difference(*(fitted(scope, build, optimizer, data, validation, options, compiled or {})
+                        for scope in (STRATEGY.scope(), contextlib.nullcontext())))
 
 
 @check
-def sgd() -> Any:
-    return apart()
+def auc() -> Any:
+    return apart(validation=dataset(), compiled={"metrics": with_auc})
 
 
 @check
@@ -99,6 +77,28 @@ def batch_normalization() -> Any:
 @check
 def a_model_without_input_shape() -> Any:
     return apart(lambda: keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)]))
+
+
+@check
+def clipped_gradients() -> Any:
+    """The gradients of the whole batch are clipped, not those of each worker."""
+    return apart(optimizer=lambda: sgd(global_clipnorm=0.1))
+
+
+@check
+def an_infinity_on_one_worker_skips_the_step_on_all() -> Any:
+    return under_policy("mixed_float16", lambda: after_an_infinity(STRATEGY.scope))
+
+
+@check
+def bfloat16() -> Any:
+    """Of its 8 bits, the last ones depend on the order of sums."""
+    return under_policy("mixed_bfloat16", lambda: apart() / 1e3)
+
+
+@check
+def dropout_differs_between_workers() -> Any:
+    return equal_masks(STRATEGY)
 
 
 if __name__ == "__main__":

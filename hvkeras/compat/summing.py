@@ -1,0 +1,114 @@
+"""Keras 3's optimizers under strategies: gradients are summed over the replicas before anything looks at them.
+
+Keras 3.15 sums them last. It clips the gradients of each replica by themselves, and asks one replica alone whether
+they are finite: an infinity on another ends in weights that are no numbers, or, between workers, in some that skip
+the step while the others wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import graphs
+from hvkeras.compat import repairs
+
+_SUMMED = "_hvkeras_summed"  # the replicas that are applying sums, in an optimizer's attributes
+
+
+def mend(module: Any) -> None:
+    """Puts the repairs before Keras's own methods.
+
+    Args:
+        module: Keras's module `keras.src.backend.tensorflow.optimizer`.
+    """
+
+    def sum_last(original: Callable[..., Any], self: Any, pairs: Any) -> Any:
+        return list(pairs) if is_summed(self) else original(self, pairs)
+
+    def apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        steps = (original, *(getattr(type(self), name, None) for name in ("_backend_apply_gradients",
+                                                                        "_clip_gradients")))
+        if is_summed(self) or not _clips(self) or not _has_replicas() or any(map(_sums, steps)):
+            return original(self, grads, trainable_variables)
+        with summed(self):
+            return original(self, sum_over_replicas(list(grads)), trainable_variables)
+
+    repairs.put(module.TFOptimizer, "_all_reduce_sum_gradients", sum_last)
+    repairs.put(module.TFOptimizer, "apply", apply)
+
+
+def mend_loss_scale(module: Any) -> None:
+    """Puts the repair before the method of `LossScaleOptimizer`.
+
+    Args:
+        module: Keras's module `keras.src.optimizers.loss_scale_optimizer`.
+    """
+
+    def apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        inner = self.inner_optimizer
+        if is_summed(inner) or not _has_replicas() or _sums(original) or _sums(getattr(self, "_tf_apply", None)):
+            return original(self, grads, trainable_variables)
+        whole = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
+        with summed(inner):
+            return original(self, whole, trainable_variables)
+
+    repairs.put(module.LossScaleOptimizer, "apply", apply)
+
+
+def sums_once(optimizer: Any) -> bool:
+    """Whether an optimizer can be kept from summing over the replicas what is summed already."""
+    return hasattr(getattr(type(optimizer), "_all_reduce_sum_gradients", None), "__wrapped__")
+
+
+@contextlib.contextmanager
+def summed(optimizer: Any) -> Iterator[None]:
+    """The time in which this replica applies gradients that are sums; the other replicas have times of their own."""
+    replicas, replica = optimizer.__dict__.setdefault(_SUMMED, set()), number_of_replica()
+    added = replica not in replicas
+    replicas.add(replica)
+    try:
+        yield
+    finally:
+        if added:
+            replicas.discard(replica)
+
+
+def is_summed(optimizer: Any) -> bool:
+    """Whether this replica applies gradients that are sums already."""
+    return number_of_replica() in optimizer.__dict__.get(_SUMMED, ())
+
+
+def number_of_replica() -> int:
+    """Which replica runs this code; 0 without a strategy."""
+    replica = tf.distribute.get_replica_context()
+    number = getattr(replica, "_replica_id_in_sync_group", 0)
+    return number if isinstance(number, int) else 0
+
+
+def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
+    """Sums gradients over the replicas, in each of them; None stays None."""
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    result = list(gradients)
+    replica = tf.distribute.get_replica_context()
+    if places:
+        reduced = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[place] for place in places])
+        for place, one in zip(places, reduced, strict=True):
+            result[place] = one
+    return result
+
+
+def _has_replicas() -> bool:
+    return tf.distribute.get_replica_context() is not None and graphs.reducing_strategy() is not None
+
+
+def _clips(optimizer: Any) -> bool:
+    return any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+
+
+def _sums(function: Any) -> bool:
+    """Whether a function of Keras sums over the replicas itself."""
+    return repairs.mentions(function, "all_reduce")
