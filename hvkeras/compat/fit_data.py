@@ -23,7 +23,7 @@ class KerasData:
         self._iterator = iterator
         self.steps: int | None = iterator.steps_per_epoch
         adapter = iterator.data_adapter
-        self._strategy = getattr(iterator, "_distribute_strategy", None)
+        self._strategy: Any = getattr(iterator, "_distribute_strategy", None)
         self._is_dealt = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
         self.batches = _batches(adapter.num_batches, self._whole())
         self.last_rows = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
@@ -49,7 +49,7 @@ class KerasData:
         whole = self._iterator.data_adapter.get_tf_dataset()
         if isinstance(whole, tf.distribute.DistributedDataset):
             raise UnsupportedError(explain("Data for fit on several ranks must be whole batches", "pass the"
-                                           " tf.data.Dataset itself: Keras deals its batches to the strategy's replicas",
+                                           " tf.data.Dataset itself: Keras deals its batches to the replicas",
                                            data=type(whole).__name__))
         return whole
 

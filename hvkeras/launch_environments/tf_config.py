@@ -8,18 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments.launch import Launch, Rendezvous
+from hvkeras.network import split_address
 
 LAUNCHER = "TF_CONFIG"
 CLUSTER = "TF_CONFIG"
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 EXAMPLE_WITH_SERVERS = ('{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, "task":'
                         ' {"type": "chief", "index": 0}}')
-_TRAINING = ("chief", "worker")
+REUSE_PORT = "TF_GRPC_REUSE_PORT"
+_NO_PROXY = "no_grpc_proxy"
+_WORKER = "worker"
+_TRAINING = ("chief", _WORKER)
 _OTHERS = ("ps", "evaluator")
 _PARAMETER_SERVERS = ("chief", "worker", "ps", "evaluator")
 _PS_EXAMPLE = ('{"cluster": {"chief": ["host1:2222"], "worker": ["host2:2222"], "ps": ["host3:2222"]}, "task": {"type":'
@@ -109,6 +113,24 @@ def describe_cluster(launch: Launch) -> str:
     more = [f"and {len(ranks) - _SHOWN} more"] if len(ranks) > _SHOWN else []
     return (f"TF_CONFIG names {launch.size} rank{'s' * (launch.size > 1)}: "
             + ", ".join([*ranks[:_SHOWN], *more]))
+
+
+def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Words the variables by which TensorFlow makes a process one worker of a cluster.
+
+    Args:
+        workers: `host:port` of all.
+        index: Which one the process is.
+        environ: Its environment so far.
+
+    Returns:
+        TF_CONFIG; and what lets TensorFlow's server share the port with the socket that keeps it free, and keeps
+        proxies away from the workers.
+    """
+    config = {"cluster": {_WORKER: list(workers)}, "task": {"type": _WORKER, "index": index}}
+    direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *(split_address(one)[0] for one in workers)]
+    return {CLUSTER: json.dumps(config), REUSE_PORT: "true",
+            _NO_PROXY: ",".join(dict.fromkeys(filter(None, direct)))}
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Starts the ranks of one host, passes on what they print, and leaves none behind.
 
 The launcher sends this file's text to a bare Python, here or over ssh, so it needs nothing but the standard
-library, and no installation on the other host. On standard input come lines of JSON: the job, then signals to
-send (`{"signal": 15, "ranks": [0]}`). On standard output go events (read by `hvkeras.launcher.host_agents`):
+library, and no installation on the other host. On standard input come lines of JSON: ports to keep for the ranks
+(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, then signals to send (`{"signal": 15, "ranks": [0]}`). On standard
+output go events (read by `hvkeras.launcher.host_agents`):
 
     {"type": "hello", "pid": 7, "host": "node1"}
+    {"type": "reserved", "ports": [4711, 4712], "address": "10.0.0.2"}
     {"type": "started", "rank": 0, "pid": 8}
     {"type": "failed", "rank": 0, "error": "No such file or directory", "culprit": "pyton", "code": 127}
     {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
@@ -37,6 +39,7 @@ KILL_GRACE = 5.0  # seconds for SIGKILL to work; a process that hangs in the ker
 CHUNK = 65536
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl's numbers, from <linux/prctl.h>
 _SET_CHILD_SUBREAPER = 36
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,6 +65,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._launcher_is_there = True
         self._partial = b""
+        self._held: list[socket.socket] = []
 
     def run(self) -> None:
         """Says hello, starts the ranks that it is then told to, and serves them until standard input ends."""
@@ -128,6 +132,9 @@ class Agent:
             self._obey(json.loads(line))
 
     def _obey(self, command: dict[str, Any]) -> None:
+        if "reserve" in command:
+            self._reserve(command["reserve"], command["interfaces"])
+            return
         if self._job is None:
             self._job = command
             for wanted in command["ranks"]:
@@ -136,6 +143,16 @@ class Agent:
         for rank in self._ranks:
             if not rank.over and rank.number in command["ranks"]:
                 _signal_group(rank.process.pid, command["signal"])
+
+    def _reserve(self, count: int, interfaces: list[str]) -> None:
+        """Keeps free ports from other programs: sockets that never listen share them with servers that allow it."""
+        for _ in range(count):
+            holder = socket.socket()
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind(("", 0))
+            self._held.append(holder)
+        self._tell({"type": "reserved", "ports": [holder.getsockname()[1] for holder in self._held],
+                    "address": _own_address(interfaces)})
 
     def _pass_on(self, rank: Rank, descriptor: int) -> bool:
         """Passes on what is there; says whether there may be more."""
@@ -196,6 +213,16 @@ class Agent:
             sys.stdout.flush()
         except OSError:
             self._launcher_is_there = False
+
+
+def _own_address(interfaces: list[str]) -> str:
+    """The address of the first interface that has one, else the one that ssh came to; "" where there is neither."""
+    for name in interfaces:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            return socket.inet_ntoa(answer[20:24])
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return connection[2] if len(connection) == 4 else ""
 
 
 def _terminal(size: list[int]) -> tuple[int, int]:

@@ -75,6 +75,8 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
     made.add_argument("--as-horovod", action="store_true", help="Lets `import horovod` find hvkeras, in the command and"
                       " in all Python processes that it starts.")
+    made.add_argument("--tf-config", action="store_true", help="Gives each rank a TF_CONFIG in which it is a worker,"
+                      " for scripts that use tf.distribute by themselves.")
     made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
                       " the job uses between hosts (HVKERAS_NETWORK_INTERFACES).")
     made.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"

@@ -127,6 +127,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         verbose=flags.verbose,
         terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
         reset_limit=flags.reset_limit,
+        tf_config=flags.tf_config,
     )
 
     def printer(append: bool) -> Printer:

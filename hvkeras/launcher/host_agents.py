@@ -117,6 +117,32 @@ class HostAgent:
                 self.host_name = str(event["host"])
                 return
 
+    async def reserve(self, interfaces: Sequence[str]) -> list[str]:
+        """Has the agent keep a free port for each rank.
+
+        Args:
+            interfaces: The network interfaces that the job uses; where there are none, the host's name serves, or the
+                address by which ssh found it.
+
+        Returns:
+            The ranks' `host:port`.
+
+        Raises:
+            MachineError: The host was lost, or has no such interface.
+        """
+        self._send(json.dumps({"reserve": len(self.host.ranks), "interfaces": list(interfaces)}).encode() + b"\n")
+        try:
+            while (event := _event(await self._line())) is None or event["type"] != "reserved":
+                pass
+        except EOFError:
+            raise self._unreachable(await self.complaint()) from None
+        address = str(event["address"])
+        if interfaces and not address:
+            raise MachineError(explain("A network interface of each host must have the given name and an IPv4 address",
+                                       "see ip address there", host=self.host_name, interfaces=list(interfaces)))
+        name = address or self.host.name
+        return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for port in event["ports"]]
+
     async def run(self, job: Mapping[str, Any]) -> None:
         """Hands over the job, and passes events on until the agent ends."""
         self._send(json.dumps(job).encode() + b"\n")

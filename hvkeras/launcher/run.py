@@ -14,12 +14,12 @@ from typing import Any
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer, Deadlines
 from hvkeras.errors import explain
-from hvkeras.launch_environments import hvkeras_run
+from hvkeras.launch_environments import hvkeras_run, tf_config
 from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.verdict import described_end, exit_code, last_words, shell_code
-from hvkeras.network import LOOPBACK, address_towards, interface_address
+from hvkeras.network import LOOPBACK, address_towards, interface_address, split_address
 from hvkeras.output import quiet_variables
 from hvkeras.settings import Settings
 
@@ -44,6 +44,7 @@ class Job:
         verbose: Whether each step is said.
         terminal: Columns and rows for rank 0's standard output, or None for a pipe.
         reset_limit: How often all ranks are started again after one has failed.
+        tf_config: Whether ranks get a TF_CONFIG, in which each is a worker.
     """
 
     command: Sequence[str]
@@ -54,6 +55,7 @@ class Job:
     verbose: bool = False
     terminal: tuple[int, int] | None = None
     reset_limit: int = 0
+    tf_config: bool = False
 
     @property
     def size(self) -> int:
@@ -81,6 +83,7 @@ class Launcher:
         self._all_over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._server: ControlServer | None = None
+        self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
 
     async def run(self) -> int:
         """Runs the job to its end.
@@ -97,6 +100,7 @@ class Launcher:
                 self._serve(secret)
                 await self._connect()
                 if not self._interrupted:
+                    await self._reserve()
                     await self._run_ranks(secret)
             finally:
                 await self._clean_up()
@@ -143,6 +147,19 @@ class Launcher:
                 each.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
 
+    async def _reserve(self) -> None:
+        """Finds an address for each rank, if they are to have a TF_CONFIG."""
+        if not self._job.tf_config:
+            return
+        remote = [host.name for host in self._job.hosts if not host.local]
+        chosen = self._settings.network_interfaces
+        for agent in self._agents:
+            found = await asyncio.wait_for(agent.reserve(chosen if remote else ()), self._job.ssh.timeout)
+            if agent.host.local and not chosen:  # its name is localhost, and no ssh came to it
+                own = address_towards(remote[0]) if remote else LOOPBACK
+                found = [f"{own}:{split_address(address)[1]}" for address in found]
+            self._workers += found
+
     async def _run_ranks(self, secret: str) -> None:
         listening = [asyncio.ensure_future(self._listen(agent, self._order(agent.host, secret)))
                      for agent in self._agents]
@@ -171,7 +188,9 @@ class Launcher:
             "environment": {**defaults, **environment, **shared},
             "ranks": [{"rank": rank, "command": list(self._job.command),
                        "environment": {hvkeras_run.PROCESS_ID: str(rank),
-                                       hvkeras_run.LOCAL_PROCESS_ID: str(local_rank)},
+                                       hvkeras_run.LOCAL_PROCESS_ID: str(local_rank),
+                                       **(tf_config.worker_variables(self._workers, rank, environment)
+                                          if self._workers else {})},
                        "terminal": self._job.terminal if rank == 0 else None}
                       for local_rank, rank in enumerate(host.ranks)],
         }
