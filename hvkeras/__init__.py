@@ -56,7 +56,7 @@ _HOMES = {
     "hvkeras.fit": ("alone",),
     "hvkeras.launcher.functions": ("run",),
     "hvkeras.company": ("join",),
-    "hvkeras.strategy": ("strategy",),
+    "hvkeras.strategies": ("strategy",),
     "hvkeras.timeline": ("start_timeline", "stop_timeline"),
     "hvkeras.tensorflow_errors": ("ArgumentError", "DuplicateNameError", "MismatchError"),
     "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",

@@ -12,6 +12,7 @@ from harness import Outcome
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
+CUSTOM_TRAINING_LOOP = EXAMPLES / "custom_training_loop.py"
 SHORT = ("--epochs", "1")
 # Every launcher with some engine, and every engine with both scripts: tests/launch/test_init.py has more pairs, and
 # test_readme.py the launchers once more.
@@ -63,6 +64,15 @@ def test_custom_loop_gives_the_same_everywhere(
 )
 def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callable[..., Outcome]) -> None:
     assert accuracy(launch(launcher, script, np=np)) >= GOOD
+
+
+def test_the_loop_of_a_strategy_goes_on_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
+    options = ("--dataset", "digits", "--checkpoint-dir", str(tmp_path / "saved"), "--epochs")
+    first = launch("tf_config", CUSTOM_TRAINING_LOOP, (*options, "2"), np=2)
+    assert len(re.findall(r"^epoch \d/2: loss .*, accuracy .*, test accuracy ", first.stdout(0), re.MULTILINE)) == 2
+    second = launch("hvkeras_run", CUSTOM_TRAINING_LOOP, (*options, "5"), np=2)
+    assert "goes on after epoch 2" in second.stdout(0)
+    assert accuracy(second) > max(accuracy(first), 0.93)
 
 
 def test_only_rank_0_saves(launch: Callable[..., Outcome]) -> None:

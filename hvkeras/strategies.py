@@ -56,11 +56,15 @@ def strategy(name: str, **options: Any) -> Any:
 
 
 def _multi_worker_mirrored(communication_options: Any = None) -> Any:
-    engine = context.init_for_strategy()
-    if context.current().topology.size > 1:
-        return engine.strategy(communication_options=communication_options)  # type: ignore[attr-defined]  # tfdist's
     import tensorflow as tf
 
+    engine = context.init_for_strategy()
+    job = context.current()
+    if job.topology.size > 1:
+        # Which rank a collective waits for is not known here, but it need not wait for ever.
+        options = communication_options or tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=job.settings.stall_shutdown or None)
+        return engine.strategy(communication_options=options)  # type: ignore[attr-defined]  # tfdist's
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
 
 
@@ -102,7 +106,7 @@ def _tpu(tpu: Any = "", zone: Any = None, project: Any = None, device_assignment
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        why = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise MachineError(explain(f"A TPU must be there for the strategy tpu ({why})", 'on a TPU machine, pass'
                                    ' tpu="local"; else the TPU\'s name; without a TPU, use "mirrored" or'
                                    ' "multi_worker_mirrored"', tpu=tpu)) from error

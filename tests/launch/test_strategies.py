@@ -1,0 +1,86 @@
+"""`hvd.strategy` under each launcher, and what becomes of a job in which a rank is missing, fails or is stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import Outcome, start_job
+from launch.hvkeras_run import run
+
+WORKERS = Path(__file__).parent / "workers"
+SPANNING = WORKERS / "spanning.py"
+# What rank 0's last line says of rank 1.
+WORDS = {
+    "raise": r"failed with ValueError: the sky is falling",
+    "kill": r"ended without a word \(killed, crashed, or out of memory\)",
+    "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",
+}
+
+
+def last_line(text: str) -> str:
+    return [line for line in text.splitlines() if line.strip()][-1]
+
+
+@pytest.mark.parametrize(("launcher", "arguments"), [
+    ("tf_config", ()), ("hvkeras_run", ("after init",)), ("mpirun", ()), ("horovodrun_gloo", ()),
+], ids=["tf_config", "hvkeras_run-after-init", "mpirun", "horovodrun_gloo"])
+def test_one_call_spans_the_ranks_of_every_launcher(
+    launcher: str, arguments: tuple[str, ...], launch: Callable[..., Outcome]
+) -> None:
+    outcome = launch(launcher, SPANNING, arguments, np=2)
+    assert re.fullmatch(r"2 replicas, \[0, 1\], loss \d\.\d{5}\n", outcome.stdout(0))
+    assert outcome.stdout(0) == outcome.stdout(1)
+    # `init()` had chosen another engine, which goes on beside the strategy.
+    assert ("backend native" if arguments else "backend tfdist") in outcome.stderr(0)
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: Path) -> None:
+    with start_job("tf_config", SPANNING, (how,), np=2, folder=tmp_path, expect_failure=True, deadline=90.0,
+                   env={"HVKERAS_LIVENESS_TIMEOUT": "5"}) as job:
+        job.wait_for(1, "2 replicas")
+        if how == "stop":
+            pid = job.pid(1)
+            job._processes[0].wait(timeout=60)
+            os.kill(pid, signal.SIGKILL)  # nobody else can: it was stopped, and has no launcher
+        outcome = job.wait()
+    assert re.fullmatch(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}",
+                        last_line(outcome.stderr(0)))
+
+
+def test_a_collective_of_a_strategy_waits_no_longer_than_a_stall_may(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", SPANNING, ("sleep",), np=2, expect_failure=True,
+                     env={"HVKERAS_STALL_SHUTDOWN": "4"})
+    assert "Collective has timed out" in outcome.stderr(0)
+    assert re.search(r"rank 1 on \S+ ends because rank 0 on \S+ \(pid \d+\) failed with .*DeadlineExceededError",
+                     outcome.stderr(1))
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
+    with start_job("tf_config", SPANNING, np=2, folder=tmp_path, expect_failure=True, start_order=[0],
+                   env={"HVKERAS_START_TIMEOUT": "5"}) as job:
+        outcome = job.wait(60.0)
+    assert re.search(r"All 2 ranks must be there within 5 s, but worker 1 \(localhost:\d+\) did not come",
+                     last_line(outcome.stderr(0)))
+
+
+def test_a_script_of_tf_distribute_alone_gets_a_tf_config(tmp_path: Path) -> None:
+    command = [sys.executable, str(WORKERS / "plain_strategy.py")]
+    done = run(["-np", "2", "--tf-config", *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] worker 0 has 3.0", "[1] worker 1 has 3.0"]
+
+
+def test_a_worker_that_fails_ends_a_job_of_tf_distribute_alone(tmp_path: Path) -> None:
+    command = [sys.executable, str(WORKERS / "plain_strategy.py"), "fail"]
+    done = run(["-np", "2", "--tf-config", *command], tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"hvkeras run: rank 1 on \S+ \(pid \d+\) exited with code 1", done.stderr)
+    assert "ValueError: the sky is falling" in done.stderr
