@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hvkeras import compat, context, graphs, metrics, optimizer, recording, timeline
+from hvkeras.compat import strategies
 from hvkeras.fit_run import FitRun
 from hvkeras.functions import allgather_object
 from hvkeras.optimizer import distributed_part
@@ -75,6 +76,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
     process_set = shared_by(model)
     run = None
     if process_set is not None:
+        if graphs.reducing_strategy(model) is not None:
+            strategies.require_scaled_loss()
         bound = compat.bound_fit(model, args, kwargs)
         run = FitRun(model, process_set, bound.arguments)
         bound.arguments["callbacks"] = run.callbacks(bound.arguments["callbacks"])

@@ -31,7 +31,7 @@ def mend(trainer: Any) -> None:
 
     def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
         if reduction in ("auto", "mean") and _spans_workers(strategy) and _averages_rows(original):
-            _require_scaled_loss(trainer)
+            require_scaled_loss(trainer)
             return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
         if reduction == "concat" and _spans_workers(strategy):
             return tf.nest.map_structure(lambda value: _gathered(original, value, strategy), values)
@@ -63,12 +63,17 @@ def _has_replicas(strategy: Any) -> bool:
             and not isinstance(strategy, tf.distribute.TPUStrategy))
 
 
-def _require_scaled_loss(trainer: Any) -> None:
-    """Raises UnsupportedError for a Keras with which `fit` would run now, and add the workers' gradients up."""
+def require_scaled_loss(trainer: Any = None) -> None:
+    """Raises UnsupportedError for a Keras with which `fit` would run now, and add the replicas' gradients up.
+
+    Args:
+        trainer: As for `mend`; that of the Keras at hand by default.
+    """
+    trainer = sys.modules.get("keras.src.backend.tensorflow.trainer") if trainer is None else trainer
     if not hasattr(getattr(trainer, "loss_module", None), "scale_loss_for_distribution"):
         version = getattr(sys.modules.get("keras"), "__version__", "3")
-        raise UnsupportedError(explain("fit under MultiWorkerMirroredStrategy needs a Keras that divides the loss by"
-                                       " the number of workers", "pip install --upgrade keras", keras=version))
+        raise UnsupportedError(explain("fit under a strategy of several replicas needs a Keras that divides the loss"
+                                       " by their number", "pip install --upgrade keras", keras=version))
 
 
 def _gathered(original: Callable[..., Any], value: Any, strategy: Any) -> Any:

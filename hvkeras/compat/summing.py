@@ -8,6 +8,7 @@ the step while the others wait for them.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -102,7 +103,9 @@ def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _has_replicas() -> bool:
-    return tf.distribute.get_replica_context() is not None and graphs.reducing_strategy() is not None
+    """Whether one of several replicas runs this code, in a Keras whose losses know of them (3.3 has none)."""
+    return (hasattr(sys.modules.get("keras.src.losses.loss"), "scale_loss_for_distribution")
+            and tf.distribute.get_replica_context() is not None and graphs.reducing_strategy() is not None)
 
 
 def _clips(optimizer: Any) -> bool:
