@@ -105,7 +105,7 @@ def test_ranks_must_ask_for_one_backend(tmp_path):
 def test_init_after_tensorflow_was_used_names_the_line_to_move(tmp_path):
     outcome = failing(tmp_path, arguments=("busy",))
     assert "must start before TensorFlow is used" in outcome.stderr(0)
-    assert "HINT: move hvd.init() up, right after the imports" in outcome.stderr(0)
+    assert "HINT: move hvd.init(), or hvd.strategy(), up, right after the imports" in outcome.stderr(0)
 
 
 def test_an_unknown_setting_is_an_error(tmp_path):
