@@ -9,13 +9,12 @@
     start 1 & start 0; wait
 
 Without TF_CONFIG it trains in one process. A job that was killed goes on after its last whole epoch when it is started
-again with the same folder, which all workers must be able to read.
+again with the same folder, which only the chief has to see.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +78,9 @@ with strategy.scope():
 # 3. All workers go back to the chief's backup when they start again; the chief alone saves.
 args.folder.mkdir(parents=True, exist_ok=True)
 callbacks = [
-    keras.callbacks.BackupAndRestore(args.folder / "backup", "epoch" if chief else sys.maxsize, True, chief),
+    hvd.callbacks.BackupAndRestore(args.folder / "backup"),
+    hvd.callbacks.ModelCheckpoint(args.folder / "best.keras", "val_accuracy", save_best_only=True),
 ]
-if chief:
-    callbacks += [keras.callbacks.ModelCheckpoint(args.folder / "best.keras", "val_accuracy", save_best_only=True)]
 if args.tensorboard:
     callbacks += [hvd.callbacks.TensorBoard(args.folder / "logs")]
 
