@@ -160,6 +160,7 @@ class EntryCounts:
         self._compiled: dict[str, Backend] = {}
         self._in_sessions: set[str] = set()
         self._refusable: set[str] = set()
+        self._stuck: set[str] = set()
         self._flying: set[str] = set()
         self._owed: set[str] = set()
         self._for_others: collections.Counter[str] = collections.Counter()
@@ -167,7 +168,7 @@ class EntryCounts:
         self._calls: dict[str, list[dict[str, Any]]] = {}
 
     @contextlib.contextmanager
-    def entering(self, plan: Plan, calls: Sequence[Call] | None = None) -> Iterator[None]:
+    def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True) -> Iterator[None]:
         """Counts one entry of `plan`, now or whenever the graph under construction runs, before the body's ops.
 
         Example:
@@ -179,6 +180,8 @@ class EntryCounts:
             plan: What the collectives belong to.
             calls: All that the body makes, which a rank that has joined makes as well; an empty list where they have
                 plans of their own. None if this rank takes part for others, who have described them.
+            can_raise: Whether the body ends where others make these calls for it; else the job ends if ranks enter
+                different plans.
 
         Raises:
             DuplicateNameError: Another thread is in the same plan, in eager mode.
@@ -189,6 +192,8 @@ class EntryCounts:
                 self._plans.setdefault(plan.key, plan)
                 if described is not None:
                     self._calls.setdefault(plan.key, described)
+                if not can_raise:
+                    self._stuck.add(plan.key)
         if tf.executing_eagerly():
             with self._in_flight(plan, for_others=calls is None):
                 self._count(plan.key)
@@ -260,7 +265,7 @@ class EntryCounts:
         """Whether this rank raises wherever it enters a plan, if that is refused."""
         with self._lock:
             in_graphs = key in self._graph or key in self._in_sessions
-            return key not in self._compiled and (not in_graphs or key in self._refusable)
+            return key not in self._compiled and key not in self._stuck and (not in_graphs or key in self._refusable)
 
     def calls(self) -> dict[str, list[dict[str, Any]]]:
         """What this rank's plans consist of, by key; see `Call.describe`."""

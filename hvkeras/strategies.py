@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hvkeras import context
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
+
+UNCOUNTED = 10  # seconds by which TensorFlow's own deadline comes after that of the control channel, which names ranks
 
 
 def strategy(name: str, **options: Any) -> Any:
@@ -61,11 +64,30 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     engine = context.init_for_strategy()
     job = context.current()
     if job.topology.size > 1:
-        # Which rank a collective waits for is not known here, but it need not wait for ever.
+        from hvkeras.compat.strategies import stand_around_steps
+
+        stand_around_steps(_counted)
+        # In loops of one's own nobody counts, and so knows whom a collective waits for; but none waits for ever.
+        stalled = job.settings.stall_shutdown
         options = communication_options or tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=job.settings.stall_shutdown or None)
+            timeout_seconds=stalled + UNCOUNTED if stalled else None)
         return engine.strategy(communication_options=options)  # type: ignore[attr-defined]  # tfdist's
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
+
+
+@contextlib.contextmanager
+def _counted(step: str) -> Iterator[None]:
+    """Has the control channel know that this rank comes to a step of Keras's, so that it can name one that does not."""
+    from hvkeras.agreement import Plan
+
+    job = context.current() if context.is_initialized() else None
+    if job is None or job.control is None:
+        yield
+        return
+    label = f"{step} of fit" if step == "train_step" else f"{step} of an evaluation"
+    plan = Plan(f"strategy {step}", (), (), (), tuple(range(job.topology.size)), label)
+    with job.entries.entering(plan, [], can_raise=False):
+        yield
 
 
 def _mirrored(devices: Any = None, cross_device_ops: Any = None) -> Any:

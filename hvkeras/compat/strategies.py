@@ -45,11 +45,35 @@ def mend(trainer: Any) -> None:
     def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
         made = original(self, step_function)
         steps = self.steps_per_execution
-        return _step_by_step(made, self, steps) if steps > 1 and _has_replicas(self._distribute_strategy) else made
+        if steps > 1 and _has_replicas(self._distribute_strategy):
+            made = _step_by_step(made, self, steps)
+        if _stands_around and _spans_workers(self._distribute_strategy):
+            made = _surrounded(made, step_function.__name__)
+        return made
 
     repairs.put(trainer, "reduce_per_replica", reduce_per_replica)
     repairs.put(trainer.TensorFlowTrainer, "_make_function", make_function)
     repairs.put(trainer.TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
+
+
+_stands_around: list[Callable[[str], Any]] = []
+
+
+def stand_around_steps(around: Callable[[str], Any]) -> None:
+    """Has a context manager stand around each call of a training or test function that runs on several workers.
+
+    Args:
+        around: Makes it, given the name of Keras's method: `train_step` or `test_step`.
+    """
+    _stands_around[:] = [around]
+
+
+def _surrounded(made: Callable[[Any], Any], step: str) -> Callable[[Any], Any]:
+    def function(iterator: Any) -> Any:
+        with _stands_around[0](step):
+            return made(iterator)
+
+    return function
 
 
 def _spans_workers(strategy: Any) -> bool:

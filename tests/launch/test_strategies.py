@@ -63,6 +63,14 @@ def test_a_collective_of_a_strategy_waits_no_longer_than_a_stall_may(launch: Cal
                      outcome.stderr(1))
 
 
+def test_a_rank_that_is_late_for_a_step_of_fit_is_named(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("tf_config", SPANNING, ("late",), np=2, expect_failure=True,
+                     env={"HVKERAS_STALL_SHUTDOWN": "4"})
+    for rank in range(2):
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered train_step of fit, in which rank 0 has waited"
+                         r" 4 s for it", last_line(outcome.stderr(rank)))
+
+
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     with start_job("tf_config", SPANNING, np=2, folder=tmp_path, expect_failure=True, start_order=[0],
                    env={"HVKERAS_START_TIMEOUT": "5"}) as job:

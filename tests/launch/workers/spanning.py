@@ -37,6 +37,9 @@ if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "sleep":
         time.sleep(300)
-if how not in ("", "after init"):
+if how == "late":
+    model.fit(data, verbose=0, callbacks=[keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: time.sleep(300) if hvd.rank() == 1 and batch == 2 else None)])
+elif how not in ("", "after init"):
     total.result()
 hvd.shutdown()
