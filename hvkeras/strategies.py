@@ -112,8 +112,9 @@ def _parameter_server(variable_partitioner: Any = None) -> Any:
                                  f" {EXAMPLE_WITH_SERVERS}", cluster=cluster, missing=missing))
     if role != "chief":
         hint = ("let it read the chief's checkpoints, without a strategy" if role == "evaluator" else
-                "there, run tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,"
-                " task_index=resolver.task_id).join() instead")
+                "call hvd.parameter_server.train on every task; or, for a loop of your own, run there"
+                " tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,"
+                " task_index=resolver.task_id).join()")
         raise UsageError(explain("The chief alone builds a ParameterServerStrategy; workers and ps serve it", hint,
                                  task=role))
     return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
