@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,9 @@ class HorovodBackend(Backend):
         if not tf.executing_eagerly():
             return self._kept(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
         if key not in self._functions:
-            self._functions[key] = tf.function(function, autograph=False, reduce_retracing=True)
+            # In a partial, since TensorFlow takes functions of one code for one that is traced too often, and warns.
+            whole = functools.partial(function)
+            self._functions[key] = tf.function(whole, autograph=False, reduce_retracing=True)
         return self._functions[key](*tensors)
 
     def _no_constant(self, tensor: Tensor) -> Tensor:
