@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -22,6 +23,8 @@ _OPEN_MPI_SIGN = b"libmpi.so.40"
 _MPICH_SIGN = b"libmpi.so.12"  # Intel MPI's as well
 _NCCL_SIGN = b"NCCLAllreduce"
 _GLOO_SIGN = b"GlooAllreduce"  # a class that exists only in builds with Gloo
+
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly")  # packages that are TensorFlow
 
 
 def availability() -> Availability:
@@ -86,9 +89,8 @@ def _tensorflow_version() -> str | None:
     spec = importlib.util.find_spec("tensorflow")
     if spec is None:
         return None
-    for name in metadata.packages_distributions().get("tensorflow", ["tensorflow"]):
-        try:
+    for name in _TENSORFLOWS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    # Any other build of it; to find its name takes reading the list of files of every package.
+    return next((metadata.version(name) for name in metadata.packages_distributions().get("tensorflow", [])), None)

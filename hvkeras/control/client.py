@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvkeras import whereabouts
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.errors import PeerError, UsageError, explain
@@ -224,6 +225,8 @@ class ControlClient:
         self._heard = time.monotonic()
         if message["type"] == "end":
             self._end(Cause.from_message(message["cause"]))
+        if message["type"] == "where":
+            whereabouts.tell(self.introduction.rank, self.introduction.host)
         if message["type"] == "in company":
             self._in_company = message["any"]
         if message["type"] == "refused":

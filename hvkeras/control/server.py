@@ -125,6 +125,11 @@ class ControlServer:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
 
+    def ask_where(self) -> None:
+        """Has every rank print where it is."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._broadcast, {"type": "where"})
+
     @property
     def connected(self) -> frozenset[int]:
         """The ranks that are connected now."""
@@ -352,6 +357,8 @@ class ControlServer:
             if finding.keys and self._company.refuse(finding, now):
                 self._keep_company()
                 continue
+            if finding.kind in ("warning", "stalled") and finding.rank in self._members:
+                self._members[finding.rank].send({"type": "where"})
             if finding.kind == "warning":
                 if self._on_warning is not None:
                     self._on_warning(finding.text)

@@ -292,10 +292,11 @@ class Launcher:
         for number in caught:
             self._loop.add_signal_handler(number, self._interrupt, number)
         self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._ask_where)
         try:
             yield
         finally:
-            for number in (*caught, signal.SIGTSTP):
+            for number in (*caught, signal.SIGTSTP, signal.SIGUSR1):
                 self._loop.remove_signal_handler(number)
 
     def _suspend(self) -> None:
@@ -305,6 +306,14 @@ class Launcher:
         os.kill(os.getpid(), signal.SIGSTOP)
         self._signal_ranks(signal.SIGCONT, False)
         self._signalled = signalled
+
+    def _ask_where(self) -> None:
+        """Has the ranks say where they are; those that have not called `hvd.init()` are named."""
+        there = frozenset[int]() if self._server is None else self._server.connected
+        if silent := [str(rank) for rank in range(self._job.size) if rank not in there and rank not in self._codes]:
+            self._say(f"hvkeras run: not in the job yet, or no more: rank{'s' * (len(silent) > 1)} {', '.join(silent)}")
+        if self._server is not None:
+            self._server.ask_where()
 
     async def _clean_up(self) -> None:
         for agent in self._agents:

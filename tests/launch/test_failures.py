@@ -54,6 +54,9 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
         assert re.fullmatch(rf"hvkeras: rank 1 on \S+ \(pid \d+\) {WORDS[how]}; the job ends on all ranks",
                             last_line(outcome.stderr(1)))
         assert "Traceback" not in outcome.stderr(0)
+    if how == "sleep":  # the late rank says where it is
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) is here, the innermost call last:\n(  .*\n)*"
+                         r"  \S*misbehave.py:\d+ in \w+: time.sleep\(", outcome.stderr(1))
 
 
 @pytest.mark.parametrize(("launcher", "backend", "how"), [

@@ -219,3 +219,31 @@ def test_an_interrupted_job_says_so_on_every_rank(tmp_path: Path) -> None:
 def test_python_is_the_same_for_launcher_and_ranks(tmp_path: Path) -> None:
     done = run(["-np", "1", "python", "-c", "import sys; print(sys.prefix)"], tmp_path)
     assert done.stdout == f"[0] {sys.prefix}\n"
+
+
+def test_sigusr1_has_all_ranks_say_where_they_are(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import time
+import hvkeras as hvd
+
+def look_for_the_sky():
+    time.sleep(1000)
+
+hvd.init("tfdist")
+print("ready", flush=True)
+look_for_the_sky() if hvd.rank() else hvd.barrier()
+""")
+    started = Started(["-np", "2", sys.executable, str(script)], tmp_path)
+    started.wait_for("ready", 2)
+    started.process.send_signal(signal.SIGUSR1)
+    assert started.process.stderr is not None
+    words: list[str] = []
+    wanted = ("[0]   script.py:10 in <module>: ", "[1]   script.py:6 in look_for_the_sky: time.sleep(1000)")
+    while not all(any(line.startswith(text) for line in words) for text in wanted):
+        words.append(started.process.stderr.readline())
+        assert words[-1], words
+    started.process.send_signal(signal.SIGINT)
+    assert started.finish().returncode == 130
+    assert any(line.startswith("[1] hvkeras: rank 1 on ") and "is here, the innermost call last:" in line
+               for line in words)
