@@ -115,9 +115,9 @@ def name() -> Finding:
 
 
 def proxies(environ: Mapping[str, str]) -> Finding:
-    """Whether TensorFlow's connections between ranks would go to a proxy."""
+    """Whether connections between workers of TensorFlow would go to a proxy; hvkeras's own backends see to theirs."""
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     spared = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
     text = ", ".join(found) + (f"; not for {spared}" if spared else "") if found else "none"
-    return judged("proxies", text, "TensorFlow's connections between ranks go there as well" if found and not spared
-                  else "", "name the hosts of the job in no_proxy", NOTE)
+    return judged("proxies", text, "strategies of tf.distribute send connections between workers there as well"
+                  if found and not spared else "", "name the hosts of the job in no_proxy", NOTE)
