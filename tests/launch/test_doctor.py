@@ -119,12 +119,13 @@ def test_launcher_and_library_of_mpi_belong_together(launcher: str, library: str
     assert software._belong_together("/bin/mpirun", launcher, library).state == state
 
 
-def test_limits_of_the_machine_are_notes() -> None:
+def test_limits_of_the_machine_are_notes(tmp_path: Path) -> None:
     code = "from hvkeras.doctor import machine; print(machine.open_files().state)"
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                              check=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     assert done.stdout.split() == [NOTE]
