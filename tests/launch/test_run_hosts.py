@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,14 @@ exec ip netns exec {name} unshare --uts sh -c 'hostname node2; exec sh -c "$comm
     finally:
         subprocess.run(["ip", "link", "del", f"{name}a"], capture_output=True)
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_a_script_of_tf_distribute_alone_spans_two_hosts(tmp_path: Path, second_host: tuple[Path, str]) -> None:
+    path, address = second_host
+    command = [sys.executable, str(Path(__file__).parent / "workers" / "plain_strategy.py")]
+    done = run(["-H", f"localhost:1,{address}:1", "--tf-config", *command], tmp_path, path=path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] worker 0 has 3.0", "[1] worker 1 has 3.0"]
 
 
 def test_a_job_trains_on_two_hosts(tmp_path: Path, second_host: tuple[Path, str]) -> None:
