@@ -17,11 +17,10 @@ from hvkeras.backends.native import loading
 from hvkeras.backends.native.network import built_for, mpi_of
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
 from hvkeras.launcher.check_build import found as path_of
-from hvkeras.launcher.check_build import version_of
+from hvkeras.launcher.check_build import version_of, version_output
 from hvkeras.settings import Settings
 
 PROBE_DEADLINE = 60.0  # seconds in which everything has been imported once
-_MPI_DEADLINE = 10.0  # seconds for `mpirun --version`
 _INSTALL_TENSORFLOW = "pip install 'hvkeras[cpu]', 'hvkeras[tensorflow]' or 'hvkeras[cuda]'"
 _INSTALL_MPI = "pip install 'hvkeras[mpi]'"
 
@@ -155,16 +154,13 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
 
 
 def _launcher_version(launcher: str) -> str:
-    try:
-        answer = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=_MPI_DEADLINE,
-                                check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    """What an MPI's launcher is of, in the words of that MPI's library; "" if it does not start."""
+    answer = version_output(launcher) or ""
     if match := re.search(r"\(Open MPI\) (\S+)", answer):
         return f"Open MPI v{match[1]}"
     if match := re.search(r"Version:\s+(\S+)", answer):  # Hydra, MPICH's launcher and Intel's
         return f"MPICH Version: {match[1]}"
-    return answer.strip().splitlines()[0] if answer.strip() else ""
+    return answer.partition("\n")[0]
 
 
 def _belong_together(launcher: str, spoken: str, library: str) -> Finding:

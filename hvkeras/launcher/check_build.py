@@ -113,10 +113,17 @@ def found(command: str) -> str:
     return str(beside) if beside.is_file() else shutil.which(command) or ""
 
 
-def _version_line(path: str) -> str:
+def version_output(launcher: str) -> str | None:
+    """What `launcher --version` prints; None if it does not start."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE,
-                                check=False).stdout
+        return subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE,
+                              check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _version_line(path: str) -> str:
+    answer = version_output(path)
+    if answer is None:
         return " (does not start)"
-    return f" ({answer.splitlines()[0].strip()})" if answer.strip() else ""
+    return f" ({answer.splitlines()[0].strip()})" if answer else ""
