@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import hvkeras as hvd
+from harness.cut_off import CutOff, CutOffError
 from hvkeras.callbacks import BackupAndRestore, ModelCheckpoint
 from hvkeras.callbacks.backup_file import Position
 from hvkeras.callbacks.whole_files import replacing
@@ -23,23 +24,6 @@ from hvkeras.callbacks.whole_files import replacing
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras with NumPy 2
 X = np.random.default_rng(1).normal(size=(24, 3)).astype("float32")
 Y = X @ np.float32([[1], [-2], [3]])
-
-
-class CutOffError(Exception):
-    pass
-
-
-class CutOff(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends training after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.left = steps
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise CutOffError
 
 
 class Numbers(keras.callbacks.Callback):  # type: ignore[misc]

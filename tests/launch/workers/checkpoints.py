@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from harness.cut_off import CutOff, CutOffError
 from hvkeras.callbacks import BackupAndRestore, BroadcastGlobalVariablesCallback, ModelCheckpoint
 
 RANKS = sys.argv[1] == "ranks"
@@ -27,21 +28,6 @@ else:
 X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
 Y = (X @ [[1.0], [2], [-1], [0.5]]).astype("float32")
 FOLDER = Path(f"of rank {RANK}")  # no folder is shared
-
-
-class CutOffError(Exception):
-    pass
-
-
-class CutOff(keras.callbacks.Callback):  # type: ignore[misc]
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.left = steps
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise CutOffError
 
 
 class Worse(keras.callbacks.Callback):  # type: ignore[misc]

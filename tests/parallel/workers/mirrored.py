@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from typing import Any
 
 import keras
 import numpy as np
+import strategy_training
 import tensorflow as tf
 from strategy_training import (
     X,
@@ -17,7 +19,6 @@ from strategy_training import (
     dense,
     difference,
     equal_masks,
-    fitted,
     looped,
     sgd,
     two_inputs,
@@ -31,13 +32,8 @@ from harness.checks import check, run_checks
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                            [tf.config.LogicalDeviceConfiguration()] * 2)
 STRATEGY = hvd.strategy("mirrored", devices=["CPU:0", "CPU:1"])
+apart = functools.partial(strategy_training.apart, STRATEGY)
 
-
-def apart(build: Any = dense, optimizer: Any = sgd, data: Any = None, validation: Any = None, compiled: Any = None,
-          **options: Any) -> float:
-    data = dataset() if data is None else data
-    return difference(*(fitted(scope, build, optimizer, data, validation, options, compiled or {})
-                        for scope in (STRATEGY.scope(), contextlib.nullcontext())))
 
 
 @check

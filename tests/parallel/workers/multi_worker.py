@@ -5,18 +5,17 @@ Each check trains on both workers, and by itself on the whole batches, and retur
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from typing import Any
 
 import keras
+import strategy_training
 import tensorflow as tf
 from strategy_training import (
     after_an_infinity,
     dataset,
     dense,
-    difference,
     equal_masks,
-    fitted,
     sgd,
     two_inputs,
     under_policy,
@@ -27,14 +26,8 @@ import hvkeras  # noqa: F401 - it mends Keras
 from harness.checks import check, run_checks
 
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
+apart = functools.partial(strategy_training.apart, STRATEGY)
 
-
-def apart(build: Any = dense, optimizer: Any = sgd, data: Any = None, validation: Any = None, compiled: Any = None,
-          **options: Any) -> float:
-    """The largest difference to what one process computes on the whole batches."""
-    data = dataset() if data is None else data
-    return difference(*(fitted(scope, build, optimizer, data, validation, options, compiled or {})
-                        for scope in (STRATEGY.scope(), contextlib.nullcontext())))
 
 
 @check

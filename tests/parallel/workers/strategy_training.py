@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -151,3 +152,11 @@ def difference(found: list[Any], expected: list[Any]) -> float:
             return float("inf")
         largest = max(largest, float(abs(first - second).max()))
     return largest
+
+
+def apart(strategy: Any, build: Any = dense, optimizer: Any = sgd, data: Any = None, validation: Any = None,
+          compiled: Any = None, **options: Any) -> float:
+    """The largest difference of training under a strategy to what one process computes on the whole batches."""
+    data = dataset() if data is None else data
+    return difference(*(fitted(scope, build, optimizer, data, validation, options, compiled or {})
+                        for scope in (strategy.scope(), contextlib.nullcontext())))
