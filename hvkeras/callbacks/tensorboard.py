@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs, stamps
+from hvkeras import compat, context, stamps
 from hvkeras.callbacks import summaries
-from hvkeras.callbacks.leading import leads
+from hvkeras.callbacks.leading import leads, spanning_strategy
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.rank_times import LATEST, Execution, RankTimes, figures
 
@@ -214,13 +214,13 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
 def _place(model: Any) -> tuple[int, int, bool]:
     """This process's rank, the number of ranks, and whether it writes for all."""
-    strategy = getattr(model, "distribute_strategy", None)
-    if strategy is not None and graphs.spans_workers(strategy):
+    strategy = spanning_strategy(model)
+    if strategy is not None:
         resolver = strategy.cluster_resolver
         jobs = resolver.cluster_spec().as_dict()
         before = len(jobs.get("chief", ())) if resolver.task_type == "worker" else 0
         size = len(jobs.get("chief", ())) + len(jobs.get("worker", ()))
-        return before + (resolver.task_id or 0), size, bool(strategy.extended.should_save_summary)
+        return before + (resolver.task_id or 0), size, leads(model)
     if not context.is_initialized():
         return 0, 1, True
     topology = context.current().topology
