@@ -22,7 +22,7 @@ from typing import Any
 from hvkeras.backends.interface import Backend
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
-from hvkeras.control.server import SECONDARY_GRACE
+from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
 from hvkeras.errors import PeerError
 from hvkeras.output import say
 
@@ -133,9 +133,10 @@ class FailureHooks:
         cause = self._client.cause
         if cause is None and self._is_echo(error):
             self._client.fail(self._cause_of(error), secondary=True)
-            cause = self._client.wait_for_cause(SECONDARY_GRACE + 2.0)
+            cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
         # Where the job's end is known, an aborted collective or an interrupt is but its echo.
-        told = cause is not None and (cause.rank != self._rank or self._is_echo(error) or cause.kind == "signal")
+        told = cause is not None and (cause.rank != self._rank or cause.kind == "signal" or
+                                      (self._is_echo(error) and cause.kind != "timeout"))
         if not told or self._show_secondary:
             self._previous_hook(kind, error, trace)
         if cause is None:
@@ -171,11 +172,12 @@ class FailureHooks:
         if isinstance(error, KeyboardInterrupt):
             return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return Cause("exception", self._rank, self._host, os.getpid(), f"failed with {summary(error)}",
-                     text[-60_000:])
+        kind = "timeout" if _timed_out(error) else "exception"
+        return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text[-60_000:])
 
     def _is_echo(self, error: BaseException) -> bool:
-        return isinstance(error, PeerError) or any(backend.is_peer_failure(error) for backend in self.backends)
+        return isinstance(error, PeerError) or _timed_out(error) or any(
+            backend.is_peer_failure(error) for backend in self.backends)
 
     # The end of the job, in other threads.
 
@@ -208,6 +210,11 @@ class FailureHooks:
             self._last_line(cause)
             self._client.ended(CAUSE_GRACE)
             os._exit(128 + number)
+
+
+def _timed_out(error: BaseException) -> bool:
+    """Whether a collective of TensorFlow's gave up waiting for another rank."""
+    return type(error).__name__ == "DeadlineExceededError" and "ollective" in str(error)
 
 
 def silence_engines() -> None:

@@ -12,6 +12,7 @@ from hvkeras.output import say
 
 MOST = 12  # lines of a stack
 _OWN = str(Path(__file__).parent) + os.sep
+_TENSORFLOW = f"{os.sep}site-packages{os.sep}tensorflow{os.sep}"
 _PACKAGES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
 
 
@@ -31,6 +32,13 @@ def stack() -> list[str]:
     frames = traceback.extract_stack(frame) if frame is not None else []
     own = [one for one in frames[:-1] if not _is_library(one.filename)][-MOST + 1:]
     return [f"  {_short(one.filename)}:{one.lineno} in {one.name}: {one.line or '?'}" for one in [*own, *frames[-1:]]]
+
+
+def outside_tensorflow() -> str:
+    """Where the main thread is, if it is in no call of TensorFlow's, and so waits for no collective of its; else ""."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    inside = frame is None or _TENSORFLOW in frame.f_code.co_filename
+    return "" if inside else stack()[-1].strip()
 
 
 def _is_library(path: str) -> bool:

@@ -11,7 +11,8 @@ class Cause:
     """The first failure of a job, as every rank and the launcher tell it.
 
     Attributes:
-        kind: `exception`, `exit`, `signal`, `lost`, `silent`, `mismatch`, `stalled`, `left` or `setup`.
+        kind: `exception`, `exit`, `signal`, `lost`, `silent`, `mismatch`, `stalled`, `timeout` (an engine gave up
+            waiting for other ranks), `left` or `setup`.
         rank: The failed rank; None when no single rank is at fault.
         host: Its host, or "".
         pid: Its process id, or None.

@@ -226,6 +226,7 @@ class ControlClient:
         if message["type"] == "end":
             self._end(Cause.from_message(message["cause"]))
         if message["type"] == "where":
+            self._send({"type": "here", "outside": whereabouts.outside_tensorflow()})
             whereabouts.tell(self.introduction.rank, self.introduction.host)
         if message["type"] == "in company":
             self._in_company = message["any"]

@@ -21,6 +21,7 @@ TICK = 0.25  # seconds between two looks at the ranks
 FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
 PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
+ANSWER_GRACE = 2.0  # seconds that ranks have to say where they are
 MISMATCH_AFTER = 3.0  # seconds for which two ranks must wait for each other before it is a mismatch
 
 
@@ -36,6 +37,8 @@ class Member:
     seen: float
     left: bool = False
     ended: bool = False
+    failed: bool = False
+    outside: str | None = None  # where it said to be, outside of TensorFlow; "" if within, None if it was not asked
     values: dict[str, Any] = field(default_factory=dict)
 
     def send(self, message: wire.Message) -> None:
@@ -227,11 +230,9 @@ class ControlServer:
         elif kind == "put":
             self._gather(member, message["key"], message["value"])
         elif kind == "failed":
-            cause = Cause.from_message(message["cause"])
-            if message["secondary"]:
-                self._later(self._end_unless_explained(cause))
-            else:
-                self._end(cause)
+            self._hear_of_failure(member, Cause.from_message(message["cause"]), message["secondary"])
+        elif kind == "here":
+            member.outside = message["outside"]
         elif kind == "ended":
             member.ended = True
         elif kind in ("join", "leave"):
@@ -243,6 +244,13 @@ class ControlServer:
             if not message["raises"]:
                 self._end(Cause("mismatch", None, "", None, text))
             self._keep_company()
+
+    def _hear_of_failure(self, member: Member, cause: Cause, secondary: bool) -> None:
+        member.failed = True
+        if secondary:
+            self._later(self._end_unless_explained(cause))
+        else:
+            self._end(cause)
 
     def _count(self, member: Member, message: wire.Message) -> None:
         for key, plan in message.get("plans", {}).items():
@@ -307,7 +315,27 @@ class ControlServer:
             cause = Cause("left", left[0].rank, left[0].host, left[0].pid,
                           f"left the job in good order while rank {cause.rank} still "
                           + (f"waits for it in {where}" if where else "needed it"))
+        if cause.kind == "timeout" and self.cause is None:
+            cause = await self._late(cause)
         self._end(cause)
+
+    async def _late(self, cause: Cause) -> Cause:
+        """Finds who has not come to a collective of which nobody keeps count, once a rank has given up waiting."""
+        others = [member for member in self._members.values() if not member.failed]
+        for member in others:
+            member.outside = None
+            member.send({"type": "where"})
+        deadline = time.monotonic() + ANSWER_GRACE
+        while time.monotonic() < deadline and any(member.outside is None for member in others):
+            await asyncio.sleep(0.05)
+        late = [member for member in others if member.outside] or others
+        waited = (f"not come to a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
+                  f" allows ({self._deadlines.stall_shutdown:g} s)")
+        if len(late) == 1:
+            where = f": it is at {late[0].outside}" if late[0].outside else ""
+            return Cause("stalled", late[0].rank, late[0].host, late[0].pid, f"has {waited}{where}")
+        places = ", ".join(f"rank {member.rank} at {member.outside or 'a call of TensorFlow'}" for member in late)
+        return Cause("stalled", None, "", None, f"ranks have {waited}: {places}") if late else cause
 
     def _end(self, cause: Cause) -> None:
         if self.cause is not None:

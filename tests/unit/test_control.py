@@ -178,6 +178,18 @@ def test_an_echo_of_a_failure_waits_for_the_root_cause(channel):
     assert clients[0].wait_for_cause(5.0).rank == 1
 
 
+def test_ranks_that_another_has_waited_for_too_long_say_where_they_are(channel, capfd):
+    trio = channel(3, stall_shutdown=4.0)
+    clients = [trio.join(rank, size=3) for rank in range(3)]
+    clients[0].fail(Cause("timeout", 0, "host0", 1, "failed with DeadlineExceededError"), secondary=True)
+    cause = trio.ends.get(timeout=10.0)  # the main thread of all three, and in no call of TensorFlow's
+    assert (cause.kind, cause.rank) == ("stalled", None)
+    assert cause.error.startswith("ranks have not come to a collective in which rank 0 has waited longer than"
+                                  " HVKERAS_STALL_SHUTDOWN allows (4 s): rank 1 at ")
+    assert ", rank 2 at " in cause.error and "rank 0 at" not in cause.error
+    assert "rank 1 on host1" in capfd.readouterr().err
+
+
 def test_a_lost_connection_is_a_failure_unless_the_rank_said_goodbye(channel):
     trio = channel(3)
     clients = [trio.join(rank, size=3) for rank in range(3)]
