@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from typing import Any
 
 from hvkeras.backends.interface import Start
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.grpc_ports import held_port
 from hvkeras.network import LOOPBACK, split_address
 
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY", "GRPC_PROXY")
 _NO_PROXY = "no_grpc_proxy"
 _KEYS_OF_A_RANK = 1_000_000
-_REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 
 class Cluster:
@@ -101,21 +100,11 @@ class Cluster:
         self._context.abort_collective_ops(errors.ABORTED, reason)
 
     def _own_address(self, start: Start, stack: contextlib.ExitStack) -> str:
-        """Chooses this worker's `host:port`; TF_CONFIG has chosen already.
-
-        A free port is held by a socket that never listens until TensorFlow's server has bound the same
-        one, so that no other program can take it in between (both allow sharing the port).
-        """
+        """Chooses this worker's `host:port`, held until the server has it; TF_CONFIG has chosen already."""
         if start.launch.cluster:
             return start.launch.cluster[self.rank]
         assert start.control is not None
-        host = LOOPBACK if start.topology.is_one_host else start.control.local_address
-        holder = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((host, 0))
-        stack.enter_context(_variable(_REUSE_PORT, "true"))
-        port = holder.getsockname()[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return stack.enter_context(held_port(LOOPBACK if start.topology.is_one_host else start.control.local_address))
 
     def _pin_gpu(self, tf: Any, start: Start) -> list[Any]:
         """Gives this rank its own GPU, as Horovod's users do by hand (their later calls then change nothing)."""
@@ -136,20 +125,6 @@ class Cluster:
             hosts = sorted({split_address(address)[0] for address in addresses})
             have = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy") or ""
             os.environ[_NO_PROXY] = ",".join(filter(None, [have, *hosts]))
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Any:
-    """Sets an environment variable for the time of the body."""
-    previous = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = previous
 
 
 @contextlib.contextmanager

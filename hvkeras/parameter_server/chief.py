@@ -19,6 +19,7 @@ import tensorflow as tf
 from hvkeras.control.cause import Cause
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
 from hvkeras.failure import SignalWatch, silence_engines, summary
+from hvkeras.grpc_ports import held_port
 from hvkeras.launch_environments import Launch
 from hvkeras.network import split_address
 from hvkeras.output import prints_at, say
@@ -110,19 +111,19 @@ class Chief:
         entries = list(zip(self._launch.tasks, self._launch.cluster, strict=False))
         cluster = {role: [address for task, address in entries if task.startswith(f"{role} ")]
                    for role in ("chief", "worker", "ps")}
-        if meets_at_port(self._launch, self._settings):  # the control channel keeps the announced port
-            host = split_address(cluster["chief"][0])[0]
-            cluster["chief"] = [f"[{host}]:{_free_port()}" if ":" in host else f"{host}:{_free_port()}"]
-        else:
-            claim_port(self._launch).close()
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc")
-        try:
-            return tf.distribute.ParameterServerStrategy(resolver)
-        except tf.errors.UnknownError as error:
-            raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "end the program"
-                                       " that has the port, or give the chief another", address=cluster["chief"][0],
-                                       )) from error
+        with contextlib.ExitStack() as held:
+            if meets_at_port(self._launch, self._settings):  # the control channel keeps the announced port
+                cluster["chief"] = [held.enter_context(held_port(split_address(cluster["chief"][0])[0]))]
+            else:
+                claim_port(self._launch).close()
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc")
+            try:
+                return tf.distribute.ParameterServerStrategy(resolver)
+            except tf.errors.UnknownError as error:
+                raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "end the"
+                                           " program that has the port, or give the chief another",
+                                           address=cluster["chief"][0])) from error
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The strategy's scope, in which variables are spread over the parameter servers by their size."""
@@ -196,9 +197,3 @@ class Chief:
             f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")
         silence_engines()
         os._exit(code)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from hvkeras.callbacks import summaries
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments import Launch
 from hvkeras.output import say
@@ -39,7 +40,7 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir
     attendance = Attendance(launch, settings)
     dataset = whole(validation_data, "validation_data")
     model = built_model(plan, dataset.element_spec)
-    writer = _writer(log_dir) if log_dir is not None else None
+    writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
     seen = max(0, plan.initial_epoch)
     while True:
         is_over = attendance.is_over  # asked before the look, so that the last checkpoint is seen
@@ -68,14 +69,7 @@ def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:
 def _tell(epoch: int, results: dict[str, float], writer: Any) -> None:
     say(f"evaluator: epoch {epoch}: " + ", ".join(f"{name} {value:.4f}" for name, value in results.items()))
     if writer is not None:
-        summary = tf.compat.v1.Summary()
-        for name, value in results.items():
-            summary.value.add(tag=f"epoch_{name}", simple_value=value)
-        writer.add_summary(summary, epoch)
+        with writer.as_default(), tf.summary.record_if(True):
+            for name, value in results.items():
+                summaries.scalar(f"epoch_{name}", value, step=epoch)
         writer.flush()
-
-
-def _writer(log_dir: Any) -> Any:
-    """Writes TensorBoard's files; unlike `tf.summary.scalar`, without the package tensorboard."""
-    with tf.Graph().as_default():
-        return tf.compat.v1.summary.FileWriter(str(Path(log_dir) / "evaluator"))
