@@ -1,0 +1,255 @@
+"""Charts by matplotlib, for pages as SVG that follows the page's colours, and as PNG files.
+
+matplotlib comes with the extra `report`, and is imported when a chart is drawn; `missing()` says where it is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+INSTALL = "pip install 'hvkeras[report]'"
+
+# In a PNG these are what they are; in a page they become the page's own.
+INK, PAPER, LINE = "#1d2127", "#ffffff", "#d9dde3"
+_OF_THE_PAGE = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(--line, #d9dde3)"}
+# Okabe and Ito's colours, which are told apart without full colour vision; patterns tell the parts apart without any.
+PARTS = {"compute": ("#0072b2", ""), "input": ("#e69f00", "xxx"), "wait": ("#56b4e9", "///"),
+         "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
+_ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
+IDEAL = "ideal"  # the name of a line that is drawn in no engine's colour
+_OTHERS = ("#cc79a7", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#0072b2")
+_PATTERNS = ("\\\\\\", "++", "oo")
+_MARKERS, _DASHES = "osD^vPX*", ("-", "--", "-.", ":")
+
+_STYLE = {"font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": False, "text.color": INK,
+          "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+          "axes.facecolor": "none", "grid.color": LINE, "axes.spines.top": False, "axes.spines.right": False,
+          "axes.axisbelow": True, "legend.frameon": False, "hatch.linewidth": 0.7,
+          "svg.fonttype": "none", "svg.hashsalt": "hvkeras"}
+
+
+def missing() -> str:
+    """Why there are no charts, as a line that says what to do; "" where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"no charts, as matplotlib is not installed: {INSTALL}"
+    return ""
+
+
+class Chart:
+    """A chart, drawn when it is asked for.
+
+    Args:
+        draw: Draws into a matplotlib axes.
+        width: Inches.
+        height: Inches.
+        description: What it shows, for those who do not see it.
+    """
+
+    def __init__(self, draw: Callable[[Any], None], width: float, height: float, description: str) -> None:
+        self._draw, self._size, self._description = draw, (width, height), description
+
+    def svg(self) -> str:
+        """The chart as an SVG element to put into a page, whose text and axes have the page's colours."""
+        file = io.StringIO()
+        self._save(file, format="svg", transparent=True,
+                   metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
+        return _for_a_page(file.getvalue(), self._description)
+
+    def png(self, path: Path) -> None:
+        """Writes the chart to a PNG file, on white."""
+        self._save(path, format="png", dpi=150, facecolor=PAPER)
+
+    def _save(self, target: Any, **options: Any) -> None:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(_STYLE):
+            figure = Figure(figsize=self._size, layout="constrained")
+            FigureCanvasAgg(figure)
+            self._draw(figure.subplots())
+            figure.savefig(target, **options)
+
+
+def _for_a_page(svg: str, description: str) -> str:
+    """Leaves the element alone, with colours of the page, and with ids that no other chart has."""
+    svg = svg[svg.index("<svg"):].strip()
+    svg = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg)  # HTML knows them, and a page has no addresses
+    for colour, name in _OF_THE_PAGE.items():
+        svg = svg.replace(colour, name)
+    own = "c" + hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\g<1>{own}-", svg)
+    label = escape(description, quote=True)
+    return svg.replace("<svg", f"<svg role=\"img\" aria-label=\"{label}\"", 1)
+
+
+def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> Chart:
+    """Draws a horizontal bar for each label, made of parts.
+
+    Args:
+        labels: The bars, from top to bottom.
+        parts: The lengths by part, each as long as `labels`; nan counts as nothing. `PARTS` have colours of their own.
+        x_label: What the lengths are.
+    """
+    styles = zip(itertools.cycle(_OTHERS), itertools.cycle(_PATTERNS))
+    others = dict(zip((name for name in parts if name not in PARTS), styles, strict=False))
+
+    def draw(axes: Any) -> None:
+        begins = np.zeros(len(labels))
+        widest = max(np.nansum([list(values) for values in parts.values()], axis=0), default=0.0)
+        for name, values in parts.items():
+            colour, hatch = PARTS.get(name) or others[name]
+            lengths = np.nan_to_num(np.array(values, float))
+            bars = axes.barh(range(len(labels)), lengths, 0.6, left=begins, label=name, color=colour, hatch=hatch,
+                             edgecolor=PAPER, linewidth=0.8)
+            for bar, length in zip(bars, lengths, strict=True):
+                if length > 0.08 * widest:
+                    axes.text(bar.get_x() + length / 2, bar.get_y() + bar.get_height() / 2, f"{length:.3g}",
+                              ha="center", va="center", color=INK, fontsize=9,
+                              bbox={"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.2"})
+            begins += lengths
+        _rows(axes, labels, x_label)
+        axes.set_xlim(0)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=max(1, len(parts)), borderaxespad=0.2)
+
+    return Chart(draw, 8, 1.35 + 0.5 * len(labels), f"{x_label}, in parts: {', '.join(parts)}")
+
+
+def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
+    """Draws for each group its quartiles as a box, and its values as points beneath.
+
+    Args:
+        groups: The values by name, from top to bottom. Of many values, some stand for all as points.
+        x_label: What the values are.
+    """
+    def draw(axes: Any) -> None:
+        colours = colours_of(groups)
+        random = np.random.default_rng(0)
+        for place, (name, values) in enumerate(groups.items()):
+            known = np.array(values, float)
+            if not len(known):
+                continue
+            low, first, median, third, high = np.percentile(known, (5, 25, 50, 75, 95))
+            axes.plot([low, high], [place - 0.12] * 2, "|-", color=INK, linewidth=1.2, markersize=8)
+            axes.barh(place - 0.12, third - first, 0.36, left=first, color=colours[name], edgecolor=INK)
+            axes.plot([median] * 2, [place - 0.3, place + 0.06], "-", color=PAPER, linewidth=2.5)
+            shown = known[np.linspace(0, len(known) - 1, min(len(known), 200)).astype(int)]
+            axes.plot(shown, place + 0.26 + random.uniform(-0.07, 0.07, len(shown)), ".", markersize=3,
+                      color=colours[name], alpha=0.7)
+        _rows(axes, list(groups), x_label)
+        known = np.concatenate([np.array(values, float) for values in groups.values()] or [np.zeros(0)])
+        if len(known):  # a few slow steps would squeeze all the others
+            axes.set_xlim(0, 1.05 * max(float(np.percentile(np.array(values, float), 99)) for values in groups.values()
+                                        if len(values)))
+
+    return Chart(draw, 8, 1.0 + 0.65 * len(groups), f"{x_label}: {', '.join(groups)}")
+
+
+def _rows(axes: Any, labels: Sequence[str], x_label: str) -> None:
+    """Names the rows, the first one on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
+    axes.set_xlabel(x_label)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        name: What it is.
+        x: Where its points are.
+        y: What they are.
+        low: The lower ends of the points' spread, or none.
+        high: The upper ends.
+        dashed: Whether it is no measurement but an ideal or a projection.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dashed: bool = False
+
+
+def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> Chart:
+    """Draws what grows with the number of processes, with a tick at each number; of a wide range, on logarithmic axes.
+
+    Args:
+        lines: The lines; `dashed` ones are thin.
+        y_label: What is drawn.
+        x_label: What it is drawn against.
+    """
+    def draw(axes: Any) -> None:
+        _lines(axes, lines, points=True)
+        sizes = sorted({x for line in lines for x in line.x})
+        if sizes and sizes[-1] > 8 * sizes[0]:
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log", base=2)
+        else:
+            axes.set(xlim=(0, None), ylim=(0, None))
+        axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+        axes.minorticks_off()
+        axes.set(xlabel=x_label, ylabel=y_label)
+
+    return Chart(draw, 8, 4.2, f"{y_label} against {x_label}: {', '.join(line.name for line in lines)}")
+
+
+def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
+    """Draws lines of many points, such as a loss against time.
+
+    Args:
+        lines: The lines.
+        x_label: What x is.
+        y_label: What y is.
+    """
+    def draw(axes: Any) -> None:
+        _lines(axes, lines, points=False)
+        axes.set_xlim(left=0)
+        known = [value for line in lines for value in line.y if math.isfinite(value)]
+        if known and min(known) > 0 and max(known) > 20 * min(known):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+        axes.set(xlabel=x_label, ylabel=y_label)
+
+    return Chart(draw, 8, 4.2, f"{y_label} against {x_label}: {', '.join(line.name for line in lines)}")
+
+
+def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
+    colours = colours_of(line.name for line in lines)
+    for place, line in enumerate(lines):
+        style = ":" if line.dashed else _DASHES[place % len(_DASHES)]
+        colour = INK if line.name == IDEAL else colours[line.name]
+        axes.plot(line.x, line.y, style, color=colour, label=line.name, linewidth=1.2 if line.dashed else 2,
+                  marker=_MARKERS[place % len(_MARKERS)] if points and not line.dashed else "", markersize=6,
+                  markeredgecolor=PAPER)
+        if len(line.low) and len(line.high):
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+    axes.grid()
+    if lines:
+        axes.legend()
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name; an engine has the same one in all charts."""
+    names = list(dict.fromkeys(names))
+    taken = {_ENGINES.get(name) for name in names}
+    free = itertools.cycle([colour for colour in _OTHERS if colour not in taken])
+    return {name: _ENGINES.get(name) or next(free) for name in names}
