@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs, recording, timeline
+from hvkeras import compat, context, graphs, recording, stamps, timeline
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
@@ -200,7 +200,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
     # Adasum's collectives have plans of their own.
     with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
-        engine = timeline.watched(job.backend, plan)
+        with stamps.in_step():
+            engine = timeline.watched(job.backend, plan)
         with on_device(exchange.device_dense):
             for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
                 back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum

@@ -166,11 +166,12 @@ def _start_companions(job: Job, process_sets: Any) -> None:
     ignored = ignored_variables(job.backend.name)
     if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
-    if job.settings.record:
+    records = bool(job.settings.record or job.settings.report)
+    if records:
         from hvkeras import recording
 
         recording.start(job)
-    if job.launch.size > 1 or job.settings.record:
+    if job.launch.size > 1 or records:
         from hvkeras import fit
 
         fit.install()

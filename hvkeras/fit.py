@@ -102,7 +102,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     _Calls.stack.append(("evaluate", None))
     try:
-        return original(model, *args, **kwargs)
+        with recording.evaluating():
+            return original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
 
@@ -128,6 +129,8 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
             outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
     if what == "evaluate" and not _Calls.alone and isinstance(result, dict):
         recording.note_logs(what, result)
+    if what == "fit":
+        recording.note_epoch(result)
     return result
 
 

@@ -225,7 +225,8 @@ def install_hooks(family: str) -> None:
     Args:
         family: Which Keras.
     """
-    if context.is_initialized() and (context.current().topology.size > 1 or context.current().settings.record):
+    job = context.current() if context.is_initialized() else None
+    if job is not None and (job.topology.size > 1 or job.settings.record or job.settings.report):
         compat.hook_loss_scale(family, _reduce_before_loss_scale)
         if family == compat.KERAS:
             compat.hook_jit_compile(_refuses_xla)

@@ -1,4 +1,4 @@
-"""The record of a rank: the files between the ranks, which write them, and `hvkeras compare`, which reads them."""
+"""The record of a rank: the files between the ranks, which write them, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 WEIGHTS = "weights.npz"
+WELL = "well"  # how a rank ended that did so in good order
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Record:
-    """What one rank knows of its training.
+    """What one rank knows of its training. Times are seconds since the epoch, by the clock of the rank's host.
 
     Attributes:
         rank: The rank.
@@ -29,7 +30,25 @@ class Record:
         last_logs: The kind of the very last ones, or "".
         no_steps: Why steps could not be recorded, or "".
         no_samples: Why the samples of a step are not known, or "".
-        stamps: float64, [steps, 3]: the time of each step in seconds, the samples until then, and the step's kind.
+        stamps: float64, [steps, 4]: when this rank's gradients of each step were ready, the samples until then, the
+            step's kind, and when the batch came to the model (0 if unknown).
+        first_step: The number of the first of these steps among all of the job.
+        host: The rank's host.
+        pid: Its process.
+        inputs: float64, [fetches, 2]: begin and end of each fetch of a training batch from its dataset.
+        calls: float64, [calls, 4]: begin and end of each call of fit's train function, and the numbers of its first and
+            last step since the job began; of loops of one's own none.
+        collectives: float64, [runs, 2]: begin and end of each run of a collective, by its key.
+        first_runs: The number of the first of these runs among all of the job, by the same key.
+        buckets: By the same key `label`, `operation`, and `bytes` of this rank's tensors (None if not known before
+            they are there).
+        peak_memory: The most resident memory so far in bytes; 0 if unknown.
+        losses: float64, [losses, 2]: seconds since training began, and fit's loss then.
+        stalls: What was said of late ranks.
+        ended: `WELL` after a good end, "" while the rank runs or after a crash, else the error's last line.
+        clock_offset: Seconds to add to this rank's times to get rank 0's clock.
+        began: When it began to record.
+        written: When this was written.
     """
 
     rank: int
@@ -39,12 +58,30 @@ class Record:
     last_logs: str = ""
     no_steps: str = ""
     no_samples: str = ""
-    stamps: Array = field(default_factory=lambda: np.zeros((0, 3)))
+    stamps: Array = field(default_factory=lambda: np.zeros((0, 4)))
+    first_step: int = 0
+    host: str = ""
+    pid: int = 0
+    inputs: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    calls: Array = field(default_factory=lambda: np.zeros((0, 4)))
+    collectives: dict[str, Array] = field(default_factory=dict)
+    first_runs: dict[str, int] = field(default_factory=dict)
+    buckets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    peak_memory: int = 0
+    losses: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    stalls: list[str] = field(default_factory=list)
+    ended: str = ""
+    clock_offset: float = 0.0
+    began: float = 0.0
+    written: float = 0.0
 
     def write(self, folder: Path) -> None:
         """Writes the record into a folder, whole or not at all."""
-        facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "stamps"}
-        _save(folder / _name(self.rank), {"facts": np.array(json.dumps(facts)), "stamps": self.stamps})
+        facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)
+                 if each.name not in (*_TABLES, "collectives")}
+        tables = {name: getattr(self, name) for name in _TABLES}
+        runs = {f"{_RUNS}{key}": rows for key, rows in self.collectives.items()}
+        _save(folder / _name(self.rank), {"facts": np.array(json.dumps(facts)), **tables, **runs})
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Record | None:
@@ -52,7 +89,25 @@ class Record:
         if not (folder / _name(rank)).is_file():
             return None
         with np.load(folder / _name(rank)) as file:
-            return cls(**json.loads(str(file["facts"])), stamps=file["stamps"])
+            runs = {name.removeprefix(_RUNS): file[name] for name in file.files if name.startswith(_RUNS)}
+            return cls(**json.loads(str(file["facts"])), **{name: file[name] for name in _TABLES}, collectives=runs)
+
+
+_TABLES = ("stamps", "inputs", "calls", "losses")
+_RUNS = "collective "
+
+
+def remove(folder: Path, since: int = 0) -> None:
+    """Removes what an earlier job left in a folder: the records of ranks from `since` on.
+
+    Args:
+        folder: The folder, which need not be there.
+        since: The first of these ranks.
+    """
+    for path in folder.glob("rank.*.npz"):
+        number = path.name.split(".")[1]
+        if number.isdecimal() and int(number) >= since:
+            path.unlink(missing_ok=True)
 
 
 def _name(rank: int) -> str:

@@ -1,18 +1,24 @@
-"""What `hvkeras compare` learns of a rank: when it made steps, on how many samples, and where they led.
+"""What is learned of a rank: when it made steps, on how many samples, where its time went, and where they led.
 
-With HVKERAS_RECORD=<folder>, which `hvkeras compare` sets, each rank writes `rank.<n>.npz` there, and rank 0
-`weights.npz`, when it leaves the job. Otherwise nothing is added to any graph.
+With HVKERAS_REPORT=<folder>, which users set, or HVKERAS_RECORD=<folder>, which `hvkeras compare` sets, each rank keeps
+`rank.<n>.npz` there up to date; with the latter, rank 0 writes `weights.npz` when it leaves the job. Otherwise nothing
+is added to any graph.
 
 Every step of a distributed optimizer or tape passes `hvkeras.buckets.reduce_gradients`, and leaves a stamp there
 once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient tape,
-so that loops of one's own are counted as `fit` is.
+so that loops of one's own are counted as `fit` is. Collectives are stamped by `hvkeras.stamps`, and fetches of batches
+by `hvkeras.fetches`.
 """
 
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,35 +26,63 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import compat, graphs
-from hvkeras.record import Array, Record, write_weights
+from hvkeras import compat, graphs, stamps
+from hvkeras.fetches import Fetches
+from hvkeras.memory import resident
+from hvkeras.output import say
+from hvkeras.record import WELL, Array, Record, remove, write_weights
+from hvkeras.step_stamps import StepStamps
 
 if TYPE_CHECKING:
     from hvkeras.context import Job
 
-CAPACITY = 65_536  # stamps that are kept, the latest ones: 1.5 MiB
+CAPACITY = 16_384  # steps, and calls of fit's train function, that are kept, the latest ones: 0.5 MiB each
+STALLS = 100  # warnings that are kept, the first ones
+LOSS_EVERY = 1.0  # seconds between two losses that are kept within an epoch
+LOSSES = 10_000  # that are kept, the latest ones
+WRITE_EVERY = 2.0  # seconds between two writes of the record,
+WRITE_SHARE = 0.005  # and more of them where writing would take a larger share of the time
+LAST_WRITE = 5.0  # seconds that a rank which ends waits for a write that is under way
 COMPILED = "the step is compiled by XLA, where no clock can be read"
+SESSIONS = "sessions of TensorFlow 1 are not recorded"
 SEVERAL_CALLS = "a model is called more than once in a step"
+_USER = "recording"
 
 # All of this process; stamps that are in graphs write to their variables for as long as the graphs live.
 _recorders: list[Recorder] = []
 _recording: Recorder | None = None
 
 
+def folder_of(settings: Any) -> Path | None:
+    """Where a job's records go by its settings; None if it leaves none."""
+    if settings.record:
+        return Path(settings.record)
+    return Path(settings.report) / "records" if settings.report else None
+
+
 def start(job: Job) -> None:
-    """Begins to record; called by `init()` when the setting `record` names a folder.
+    """Begins to record; called by `init()` when the settings name a folder.
 
     Args:
         job: The job that has just been built.
     """
     global _recording  # noqa: PLW0603 - a process takes part in one job
+    folder = folder_of(job.settings)
+    if folder is None:
+        return
     if not _recorders:
         atexit.register(finish)
-    record = Record(job.topology.rank, job.topology.size, job.backend.name)
-    _recording = Recorder(Path(job.settings.record), record)
-    _recorders.append(_recording)
-    compat.hook_model_calls(_recording.around_call)
+    rank, size = job.topology.rank, job.topology.size
+    if rank == 0:
+        remove(folder, since=size)
+    record = Record(rank, size, job.backend.name, host=job.topology.hosts[rank], pid=os.getpid(), began=time.time())
+    recorder = _recording = Recorder(folder, record, keeps_weights=bool(job.settings.record) and rank == 0)
+    _recorders.append(recorder)
+    compat.hook_model_calls(recorder.around_call)
+    compat.hook_train_calls(recorder.note_call)
     compat.hook_jit_compile(lambda: _recording is not None)
+    stamps.start(_USER)
+    recorder.begin()
 
 
 def step(gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
@@ -74,57 +108,113 @@ def note_logs(kind: str, logs: Mapping[str, Any]) -> None:
         _recording.note_logs(kind, logs)
 
 
-def finish() -> None:
-    """Writes what was recorded; at `shutdown()` or at the process's exit, whichever comes first."""
+def note_epoch(logs: Any) -> None:
+    """Records the loss at the end of an epoch.
+
+    Args:
+        logs: Keras's, those of all ranks.
+    """
+    if _recording is not None:
+        _recording.note_loss(time.time(), logs)
+
+
+def note_stall(text: str) -> None:
+    """Records what is said of late ranks, on the rank that hears it first.
+
+    Args:
+        text: The warning.
+    """
+    if _recording is not None:
+        _recording.note_stall(text)
+
+
+def evaluating() -> contextlib.AbstractContextManager[None]:
+    """A context whose batches are not those of training."""
+    return contextlib.nullcontext() if _recording is None else _recording.fetches.of_others()
+
+
+def finish(ended: str | None = None) -> None:
+    """Writes what was recorded; at `shutdown()`, at the process's exit or at the job's end, whichever comes first.
+
+    Args:
+        ended: How this rank ends; by default it ends well, or with the exception that is being handled.
+    """
     global _recording
     recorder, _recording = _recording, None
     if recorder is not None:
-        recorder.write()
+        stamps.stop(_USER)
+        recorder.finish(_ending() if ended is None else ended)
+    elif ended is not None and _recorders:
+        _recorders[-1].amend(ended)
+
+
+def _ending() -> str:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None:
+        return WELL
+    from hvkeras.failure import summary
+
+    return summary(error)
 
 
 class Recorder:
-    """Fills the record of this rank.
+    """Fills the record of this rank, and a thread that writes it now and then.
 
     Args:
         folder: Where it is written.
         record: What is known already.
+        keeps_weights: Whether the final weights are written as well.
     """
 
-    def __init__(self, folder: Path, record: Record) -> None:
+    def __init__(self, folder: Path, record: Record, keeps_weights: bool = False) -> None:
         self._folder = folder
         self._record = record
+        self._keeps_weights = keeps_weights
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
-        self._counters: _Counters | None = None
-        self._calls = threading.local()
+        self._steps: StepStamps | None = None
+        self._calls: collections.deque[tuple[float, float]] = collections.deque(maxlen=CAPACITY)
+        self._losses: collections.deque[tuple[float, float]] = collections.deque(maxlen=LOSSES)
+        self._training_began = self._last_loss = 0.0
+        self._depth = threading.local()
         self._eager_models: set[int] = set()
+        self._runs_before = {key: first + len(rows) for key, (rows, first) in stamps.numbered().items()}
+        self._over = threading.Event()
+        self._writing = threading.Lock()
+        self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
+        self.fetches = Fetches()
+
+    def begin(self) -> None:
+        """Writes what is known already, in the place of an earlier job's record, and begins to keep it up to date."""
+        self._write()
+        self._writer.start()
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
         """Leaves a stamp, and remembers the variables; see the module's `step`."""
         sources = [getattr(variable, "source", variable) for variable in variables]  # a tape's may be tensors
         known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
-        for key, variable in known.items():
-            if key not in local:
-                self._variables.setdefault(key, variable)
+        if self._keeps_weights:
+            for key, variable in known.items():
+                if key not in local:
+                    self._variables.setdefault(key, variable)
         self._models_of_step().clear()
-        if graphs.compiled_by_xla():
-            self._record.no_steps = COMPILED
+        if graphs.compiled_by_xla() or not graphs.of_functions():
+            self._record.no_steps = COMPILED if graphs.of_functions() else SESSIONS
             return
         kind = self._kinds.setdefault(tuple(known), len(self._kinds))
         done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
-        with tf.control_dependencies(done):  # else all steps of one graph would read the clock at once
-            self._ready_counters().stamp(kind)
+        self._ready_steps().ready(done, kind)
 
     def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls a model, and counts the samples if it is the outermost one and trains."""
-        depth = getattr(self._calls, "depth", 0)
+        depth = getattr(self._depth, "value", 0)
         if depth == 0 and self is _recording and graphs.under_tape():
             self._count(model, (args, kwargs))
-        self._calls.depth = depth + 1
+        self._depth.value = depth + 1
         try:
             return original(model, *args, **kwargs)
         finally:
-            self._calls.depth = depth
+            self._depth.value = depth
 
     def _count(self, model: Any, inputs: Any) -> None:
         """Adds the rows of a model call; of several models in one step, those of the first one alone."""
@@ -133,8 +223,9 @@ class Recorder:
             self._record.no_samples = SEVERAL_CALLS
         rows = _rows_of(inputs) if not models else None
         models.add(id(model))
-        if rows is not None and not graphs.compiled_by_xla():
-            self._ready_counters().add(rows)
+        if rows is not None and not graphs.compiled_by_xla() and graphs.of_functions():
+            tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
+            self._ready_steps().batch_came(rows, tensors)
 
     def _models_of_step(self) -> set[int]:
         """The models that were called since the last step, in the function under construction or eagerly."""
@@ -146,10 +237,25 @@ class Recorder:
         models: set[int] = graph._hvkeras_models
         return models
 
-    def _ready_counters(self) -> _Counters:
-        if self._counters is None:  # not before it is needed: scripts set up devices after init()
-            self._counters = _Counters()
-        return self._counters
+    def _ready_steps(self) -> StepStamps:
+        if self._steps is None:  # not before it is needed: scripts set up devices after init()
+            self._steps = StepStamps(CAPACITY)
+        return self._steps
+
+    def note_call(self, began: float, ended: float, logs: Any) -> None:
+        """Keeps when a call of fit's train function began and ended, and now and then its loss."""
+        if self is not _recording:
+            return
+        self._calls.append((began, ended))
+        self._training_began = self._training_began or began
+        if ended - self._last_loss >= LOSS_EVERY:
+            self.note_loss(ended, logs)
+
+    def note_loss(self, now: float, logs: Any) -> None:
+        """Keeps the loss of logs that have one."""
+        self._last_loss = now
+        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
+            self._losses.append((now - self._training_began, float(logs["loss"])))
 
     def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
         """Keeps the latest logs of a kind; see the module's `note_logs`."""
@@ -157,46 +263,80 @@ class Recorder:
         for name, value in logs.items():
             with contextlib.suppress(TypeError, ValueError):
                 numbers[name] = float(value)
-        self._record.logs[kind] = numbers
+        self._record.logs = {**self._record.logs, kind: numbers}  # whole, as the writer may be reading
         self._record.last_logs = kind
 
-    def write(self) -> None:
-        """Writes the files, each whole or not at all."""
-        if self._record.rank == 0:
+    def note_stall(self, text: str) -> None:
+        """Keeps a warning; see the module's `note_stall`."""
+        if len(self._record.stalls) < STALLS:
+            self._record.stalls.append(text)
+
+    def finish(self, ended: str) -> None:
+        """Ends the thread, and writes the record for the last time."""
+        if os.getpid() != self._record.pid:  # a forked process is no rank
+            return
+        self._over.set()
+        self.fetches.stop()
+        if self._writer.is_alive():
+            self._writer.join(LAST_WRITE)
+        if self._keeps_weights:
             write_weights(self._folder, [_value(variable) for variable in self._variables.values()])
-        if self._counters is not None:
-            self._record.stamps = self._counters.stamps()
-        self._record.write(self._folder)
+        self._record.ended = ended
+        self._write()
+
+    def amend(self, ended: str) -> None:
+        """Writes the record once more, when the job has failed after it was finished."""
+        if os.getpid() == self._record.pid and self._record.ended != ended:
+            self._record.ended = ended
+            self._record.write(self._folder)
+
+    def _write_now_and_then(self) -> None:
+        pause = WRITE_EVERY
+        while not self._over.wait(pause):
+            began = time.monotonic()
+            try:
+                self._write()
+            except OSError as error:
+                say(f"the record of this rank cannot be written: {error}")
+                return
+            pause = max(WRITE_EVERY, (time.monotonic() - began) / WRITE_SHARE)
+
+    def _write(self) -> None:
+        """Brings the record up to date, and writes it whole or not at all."""
+        if not self._writing.acquire(timeout=LAST_WRITE):
+            return
+        try:
+            self._update()
+            self._record.write(self._folder)
+        finally:
+            self._writing.release()
+
+    def _update(self) -> None:
+        record = self._record
+        found = {key: _since(*rows, self._runs_before.get(key, 0)) for key, rows in stamps.numbered().items()}
+        record.collectives = {key: rows for key, (rows, _) in found.items() if len(rows)}
+        record.first_runs = {key: found[key][1] for key in record.collectives}
+        contents = stamps.described()
+        record.buckets = {key: vars(contents[key]) for key in record.collectives}
+        if self._steps is not None:
+            record.stamps, record.first_step = self._steps.rows()
+        record.inputs = self.fetches.rows()
+        record.calls = _with_steps(np.array(self._calls.copy(), np.float64).reshape(-1, 2), record)
+        record.losses = np.array(self._losses.copy(), np.float64).reshape(-1, 2)
+        record.peak_memory = resident("VmHWM") or 0
+        record.written = time.time()
 
 
-class _Counters:
-    """The variables that steps write to, in graphs and eagerly: on the CPU, in a few microseconds."""
+def _since(rows: Array, first: int, before: int) -> tuple[Array, int]:
+    """The runs of an earlier job of this process taken away, and the first number counted from there."""
+    skipped = max(0, before - first)
+    return rows[skipped:], first + skipped - before
 
-    def __init__(self) -> None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvkeras_recorded_steps")
-            self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvkeras_recorded_samples")
-            self._stamps = tf.Variable(tf.zeros((CAPACITY, 3), tf.float64), trainable=False,
-                                       name="hvkeras_recorded_stamps")
 
-    def add(self, rows: Any) -> None:
-        """Counts samples."""
-        with tf.device("CPU:0"):
-            self._samples.assign_add(rows)
-
-    def stamp(self, kind: int) -> None:
-        """Writes a row: the time in seconds, the samples until now, and the kind of step."""
-        with tf.device("CPU:0"):
-            samples = tf.cast(self._samples.read_value(), tf.float64)
-            row = tf.stack([tf.timestamp(), samples, tf.constant(kind, tf.float64)])
-            place = (self._steps.assign_add(1) - 1) % CAPACITY
-            self._stamps.scatter_nd_update([[place]], [row])
-
-    def stamps(self) -> Array:
-        """The rows, the oldest one first."""
-        count = int(self._steps.numpy())
-        rows: Array = self._stamps.numpy()
-        return rows[:count] if count <= CAPACITY else np.roll(rows, -(count % CAPACITY), axis=0)
+def _with_steps(calls: Array, record: Record) -> Array:
+    """Calls with the numbers of the steps that were made in them."""
+    places = np.searchsorted(record.stamps[:, 0], calls) + record.first_step
+    return np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64)
 
 
 def _rows_of(inputs: Any) -> Any:

@@ -142,6 +142,8 @@ TABLE: tuple[Setting, ...] = (
             " rank's.", horovod="HOROVOD_TIMELINE"),
     Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that"
             " is started again; `hvkeras run --reset-limit` makes one."),
+    Setting("report", str, "", "Folder that ranks keep records of the job in, and where a report of it is written when"
+            " it ends; `hvkeras run --report` names it too."),
     Setting("run_rank", int, None, "Rank, set by `hvkeras run`.", internal=True),
     Setting("run_size", int, None, "Number of ranks, set by `hvkeras run`.", internal=True),
     Setting("run_local_rank", int, None, "Local rank, set by `hvkeras run`.", internal=True),

@@ -1,4 +1,4 @@
-"""When the collectives of training steps begin and end on this rank, for `hvkeras.callbacks.TensorBoard`.
+"""When the collectives of training steps begin and end on this rank, for the TensorBoard callback and for records.
 
 While it is on, functions that are traced get two stamps around each collective, and so do collectives that steps make
 in eager mode. Otherwise nothing is added to any graph. Nothing is stamped inside XLA, which cannot ask for the time.
@@ -8,19 +8,24 @@ Unlike the timeline, this runs no Python and keeps no order among collectives, s
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from hvkeras import graphs
+from hvkeras.ring import Ring
 
 if TYPE_CHECKING:
+    from hvkeras.agreement import Plan
     from hvkeras.backends.interface import Backend
 
 CAPACITY = 1024  # runs of a collective that are kept, the latest ones: 16 KiB
+COLLECTIVES = 1024  # that are stamped, at most
 
 Array = np.ndarray[Any, Any]
 
@@ -30,46 +35,87 @@ _lock = threading.Lock()
 
 
 class _State:
-    tracing = False  # functions that are traced now get stamps
+    users: set[str] = set()  # noqa: RUF012 - one per process on purpose: who wants functions to get stamps
     in_step = False  # eager collectives belong to a training step
 
 
-def start() -> None:
-    """Begins to stamp what is traced from now on."""
-    _State.tracing = True
+def start(user: str) -> None:
+    """Begins to stamp what is traced from now on, for somebody who calls `stop` with the same name."""
+    _State.users.add(user)
 
 
-def stop() -> None:
+def stop(user: str) -> None:
     """Ends it; functions that have stamps keep them."""
-    _State.tracing = _State.in_step = False
+    _State.users.discard(user)
+    _State.in_step = False
 
 
 def set_in_step(inside: bool) -> None:
     """Says whether a training step runs, outside of which eager collectives are not stamped."""
-    _State.in_step = inside and _State.tracing
+    _State.in_step = inside and bool(_State.users)
+
+
+@contextlib.contextmanager
+def in_step() -> Iterator[None]:
+    """A context that belongs to a training step, as the exchange of its gradients does."""
+    before = _State.in_step
+    set_in_step(True)
+    try:
+        yield
+    finally:
+        _State.in_step = before
 
 
 def collected() -> dict[str, Array]:
     """The latest runs of each collective by its key: float64, [runs, 2], seconds since the epoch at begin and end."""
+    return {key: stamps.rows()[0] for key, stamps in _snapshot().items()}
+
+
+def numbered() -> dict[str, tuple[Array, int]]:
+    """The same, each with the number of its first row among all runs of that collective in this process."""
+    return {key: stamps.rows() for key, stamps in _snapshot().items()}
+
+
+def described() -> dict[str, Content]:
+    """What the stamped collectives carry, by key."""
+    return {key: stamps.content for key, stamps in _snapshot().items()}
+
+
+def _snapshot() -> dict[str, Stamps]:
     with _lock:
-        return {key: stamps.rows() for key, stamps in _stamps.items()}
+        return dict(_stamps)
 
 
-def stamped(backend: Backend) -> Any:
+def stamped(backend: Backend, plan: Plan) -> Any:
     """The backend, whose collectives are stamped if that is on."""
     if tf.executing_eagerly():
-        return _Stamped(backend) if _State.in_step else backend
-    off = not _State.tracing or graphs.compiled_by_xla() or not graphs.of_functions()
-    return backend if off else _Stamped(backend)
+        return _Stamped(backend, plan) if _State.in_step else backend
+    off = not _State.users or graphs.compiled_by_xla() or not graphs.of_functions()
+    return backend if off else _Stamped(backend, plan)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a collective carries.
+
+    Attributes:
+        label: How messages call it.
+        operation: What is done, as its plan says: `gradients average`, `allgather`, ...
+        bytes: The size of this rank's tensors; None where their shapes are not known before they are there.
+    """
+
+    label: str
+    operation: str
+    bytes: int | None
 
 
 class Stamps:
     """The stamps of one collective, in variables on the CPU that functions write to, without Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: Content) -> None:
+        self.content = content
         self._began = graphs.lasting_variable(0.0, tf.float64, "hvkeras_began")
-        self._runs = graphs.lasting_variable(0, tf.int64, "hvkeras_runs")
-        self._rows = graphs.lasting_variable(np.zeros((CAPACITY, 2)), tf.float64, "hvkeras_stamps")
+        self._runs = Ring("hvkeras_stamps", 2, CAPACITY)
         # TensorFlow puts all that asks for the time in one graph into one order, and collectives with it. Not so
         # functions that have variables of their own.
         self.begin = tf.function(self._begin)
@@ -79,39 +125,37 @@ class Stamps:
         with tf.device("CPU:0"):
             return self._began.assign(tf.timestamp())
 
-    def _end(self) -> Any:
+    def _end(self, count: Any = 1) -> None:
         with tf.device("CPU:0"):
-            row = tf.stack([self._began.read_value(), tf.timestamp()])
-            place = (self._runs.assign_add(1) - 1) % CAPACITY
-            self._rows.scatter_nd_update([[place]], [row])
-            return row
+            self._runs.append(tf.stack([self._began.read_value(), tf.timestamp()]), count)
 
-    def rows(self) -> Array:
-        """The latest runs, the oldest one first."""
-        runs = int(self._runs.numpy())
-        rows: Array = self._rows.numpy()
-        return rows[:runs].copy() if runs <= CAPACITY else np.roll(rows, -(runs % CAPACITY), axis=0)
+    def rows(self) -> tuple[Array, int]:
+        """The latest runs, the oldest one first, and the number of that one."""
+        return self._runs.rows()
 
 
-def _stamps_of(key: str) -> Stamps:
+def _stamps_of(key: str, content: Callable[[], Content]) -> Stamps | None:
     with _lock:
-        if key not in _stamps:
-            _stamps[key] = Stamps()
-        return _stamps[key]
+        if key not in _stamps and len(_stamps) < COLLECTIVES:
+            _stamps[key] = Stamps(content())
+        return _stamps.get(key)
 
 
 class _Stamped:
     """A backend whose collectives are stamped."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend, self._plan = backend, plan
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         run = getattr(self._backend, operation)
 
         def stamped(data: Any, *others: Any) -> Any:
-            stamps = _stamps_of(next(other for other in others if isinstance(other, str)))
+            key = next(other for other in others if isinstance(other, str))
             inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
+            stamps = _stamps_of(key, lambda: self._content(key, inputs))
+            if stamps is None:
+                return run(data, *others)
             with tf.control_dependencies(inputs):
                 began = stamps.begin()
             with tf.control_dependencies([began]):
@@ -121,3 +165,15 @@ class _Stamped:
             return results
 
         return stamped
+
+    def _content(self, key: str, inputs: list[Any]) -> Content:
+        sizes = [tensor.shape.num_elements() for tensor in inputs]
+        known = None if None in sizes else sum(size * tensor.dtype.size
+                                               for size, tensor in zip(sizes, inputs, strict=True))
+        return Content(labelled(self._plan, key), self._plan.operation, known)
+
+
+def labelled(plan: Plan, key: str) -> str:
+    """How messages call one collective of a plan."""
+    part = key.removeprefix(plan.key).lstrip(".")
+    return plan.label + (f", part {part}" if part else "")

@@ -84,13 +84,13 @@ def is_on() -> bool:
 
 
 def watched(backend: Backend, plan: Plan) -> Any:
-    """The backend, whose collectives are timed if a timeline is running, and stamped if TensorBoard wants it.
+    """The backend, whose collectives are timed if a timeline is running, and stamped if somebody wants it.
 
     Args:
         backend: The engine.
         plan: What the collectives belong to.
     """
-    backend = stamps.stamped(backend)
+    backend = stamps.stamped(backend, plan)
     return backend if _running is None or graphs.compiled_by_xla() else _Watched(backend, plan)
 
 
@@ -190,8 +190,7 @@ class _Watched:
 
         def timed(data: Any, *others: Any) -> Any:
             key = next(other for other in others if isinstance(other, str))
-            part = key.removeprefix(self._plan.key).lstrip(".")
-            label = self._plan.label + (f", part {part}" if part else "")
+            label = stamps.labelled(self._plan, key)
             inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
             with tf.control_dependencies(inputs):
                 size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import re
 from pathlib import Path
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from hvkeras.memory import resident
+
+_CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # see proc(5), clear_refs
 
 
@@ -22,14 +23,9 @@ class PeakMemory:
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
-            self._before = _bytes("VmRSS")
+            self._before = resident("VmRSS")
 
     def rise(self) -> int | None:
         """Bytes by which the peak since then exceeds what was resident at the start; None if unknown."""
-        peak = _bytes("VmHWM") if self._before is not None else None
+        peak = resident("VmHWM") if self._before is not None else None
         return None if peak is None or self._before is None else max(0, peak - self._before)
-
-
-def _bytes(name: str) -> int | None:
-    found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None

@@ -19,6 +19,8 @@ from hvkeras.rank_times import LATEST, Execution, RankTimes, figures
 _Callback: Any = compat.default_keras().callbacks.Callback
 _TensorBoard: Any = compat.default_keras().callbacks.TensorBoard
 
+_USER = "TensorBoard"
+
 
 class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
     """Keras's TensorBoard for several ranks.
@@ -115,7 +117,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         """Has the step traced anew, with stamps around its collectives."""
         self.gathers, self._traced = False, False
         if self.rank_scalars and context.is_initialized() and context.current().topology.size > 1:
-            stamps.start()
+            stamps.start(_USER)
             if not getattr(self.model.train_function, "_hvkeras_stamps", False):
                 compat.forget_train_function(self.model)
                 self.model.make_train_function()
@@ -127,7 +129,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the files."""
-        stamps.stop()
+        stamps.stop(_USER)
         if self._chief:
             super().on_train_end(logs)
         elif self._elsewhere is not None:

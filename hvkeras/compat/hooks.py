@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,46 @@ def hook_model_calls(around: Callable[..., Any]) -> None:
     """Puts `around(original, model, *args, **kwargs)` around every call of a model."""
     for family in loaded_families():
         hook(sys.modules[family].Model, "__call__", around)
+
+
+def hook_predict(around: Callable[..., Any]) -> None:
+    """Puts `around(original, model, *args, **kwargs)` around every `model.predict`."""
+    for family in loaded_families():
+        hook(sys.modules[family].Model, "predict", around)
+
+
+def hook_train_calls(told: Callable[[float, float, Any], None]) -> None:
+    """Has `told(began, ended, logs)` called after each call of a model's train function, with seconds since the epoch.
+
+    The logs are what the function returned: those of its last step, as a rule a mapping of tensors.
+    """
+
+    def make(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(self, *args, **kwargs)
+        if self.train_function is not None and not isinstance(self.train_function, _Told):
+            self.train_function = _Told(self.train_function, told)
+        return made if made is None else self.train_function  # tf_keras takes what it is given
+
+    for family in loaded_families():
+        hook(sys.modules[family].Model, "make_train_function", make)
+
+
+class _Told:
+    """A train function that tells of its calls; otherwise it is the function."""
+
+    def __init__(self, function: Any, told: Callable[[float, float, Any], None]) -> None:
+        self._hvkeras_function, self._hvkeras_told = function, told
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.time()
+        logs = self._hvkeras_function(*args, **kwargs)
+        self._hvkeras_told(began, time.time(), logs)
+        return logs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_hvkeras_")):  # of a copy that has nothing yet, and what others leave on it
+            raise AttributeError(name)
+        return getattr(self._hvkeras_function, name)
 
 
 def hook_stop_training(family: str, agreed: Callable[[Any, bool], bool]) -> None:

@@ -85,9 +85,9 @@ def order() -> Any:
         return hvd.allreduce(one, name="one"), hvd.allreduce(other, name="other")
 
     counts = [_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph)]
-    stamps.start()
+    stamps.start("test")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
-    stamps.stop()
+    stamps.stop("test")
     return counts
 
 

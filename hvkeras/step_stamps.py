@@ -1,0 +1,53 @@
+"""When the steps of training were made, and on how many samples: stamps in the graphs of steps, and out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import graphs
+from hvkeras.ring import Array, Ring
+
+
+class StepStamps:
+    """What steps write to, in variables on the CPU.
+
+    Args:
+        capacity: How many steps are kept, the latest ones.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._samples = graphs.lasting_variable(0, tf.int64, "hvkeras_recorded_samples")
+        self._came = graphs.lasting_variable(0.0, tf.float64, "hvkeras_batch_came")
+        self._steps = Ring("hvkeras_recorded_steps", 4, capacity)
+        # Functions with variables of their own, as in `hvkeras.stamps`: what asks for the time in the graph of the step
+        # itself would hold the collectives back until all gradients are there.
+        self._add = tf.function(self._add_samples)
+        self._end = tf.function(self._end_step)
+
+    def batch_came(self, rows: Any, inputs: Sequence[Any]) -> None:
+        """Counts the samples of a batch once a model is given it, when its tensors are there."""
+        with tf.control_dependencies(inputs):
+            self._add(tf.cast(rows, tf.int64))
+
+    def ready(self, gradients: Sequence[Any], kind: int) -> None:
+        """Ends a step of this kind, once its gradients are there."""
+        with tf.control_dependencies(gradients):
+            self._end(tf.constant(kind, tf.float64))
+
+    def _add_samples(self, rows: Any) -> None:
+        with tf.device("CPU:0"):
+            self._came.assign(tf.timestamp())
+            self._samples.assign_add(rows)
+
+    def _end_step(self, kind: Any) -> None:
+        with tf.device("CPU:0"):
+            samples = tf.cast(self._samples.read_value(), tf.float64)
+            self._steps.append(tf.stack([tf.timestamp(), samples, kind, self._came.read_value()]))
+            self._came.assign(0.0)
+
+    def rows(self) -> tuple[Array, int]:
+        """The latest steps as `Record.stamps` has them, and the number of the first of them."""
+        return self._steps.rows()
