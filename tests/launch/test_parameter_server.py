@@ -98,8 +98,8 @@ def test_the_evaluator_writes_for_tensorboard(trained: tuple[Outcome, Path]) -> 
     outcome, folder = trained
     told = re.findall(r"evaluator: epoch (\d+): loss (\S+)", outcome.stderr(5))
     (path,) = (folder / "logs" / "evaluator").iterdir()
-    written = [(event.step, value.tag, float(tf.make_ndarray(value.tensor))) for event in tf.compat.v1.train.summary_iterator(str(path))
-               for value in event.summary.value]
+    written = [(event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+               for event in tf.compat.v1.train.summary_iterator(str(path)) for value in event.summary.value]
     assert [(step, tag) for step, tag, _ in written] == [(int(epoch), "epoch_loss") for epoch, _ in told]
     assert [f"{value:.4f}" for _, _, value in written] == [loss for _, loss in told]
 
