@@ -71,6 +71,7 @@ class Fetches:
             batch = original(iterator, *args, **kwargs)
         optional = isinstance(batch, tf.experimental.Optional)  # empty at the end of the data
         parts = [batch.has_value()] if optional else tf.nest.flatten(batch, expand_composites=True)
-        with tf.control_dependencies(parts):
-            self._stamps.end(tf.cast(parts[0], tf.int64) if optional else tf.constant(1, tf.int64))
+        count = tf.cast(parts[0], tf.int64) if optional else tf.constant(1, tf.int64)
+        with tf.control_dependencies(parts):  # in which no constant is made: folding it would cut them off
+            self._stamps.end(count)
         return batch

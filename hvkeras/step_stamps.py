@@ -29,13 +29,15 @@ class StepStamps:
 
     def batch_came(self, rows: Any, inputs: Sequence[Any]) -> None:
         """Counts the samples of a batch once a model is given it, when its tensors are there."""
-        with tf.control_dependencies(inputs):
-            self._add(tf.cast(rows, tf.int64))
+        count = tf.cast(rows, tf.int64)
+        with tf.control_dependencies(inputs):  # in which no constant is made: folding it would cut them off
+            self._add(count)
 
     def ready(self, gradients: Sequence[Any], kind: int) -> None:
         """Ends a step of this kind, once its gradients are there."""
+        number = tf.constant(kind, tf.float64)
         with tf.control_dependencies(gradients):
-            self._end(tf.constant(kind, tf.float64))
+            self._end(number)
 
     def _add_samples(self, rows: Any) -> None:
         with tf.device("CPU:0"):
