@@ -29,6 +29,7 @@ from hvkeras.output import say
 INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
 LOG_GRACE = 0.2  # seconds in which the engine's own words about an aborted collective come out
+RECORD_GRACE = 4.0  # seconds in which the last record of a rank, and rank 0's report, are written
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
 _GRAPH_ERROR = "Graph execution error:"  # how TensorFlow begins, with where the node was made, before it says why
 
@@ -153,6 +154,7 @@ class FailureHooks:
     def _end_process(self, cause: Cause) -> None:
         with self._speaking:
             sys.stdout.flush()
+            self._close_record(cause)
             self._last_line(cause)
             self._client.ended(self._grace + 2.0)
             if cause.rank != self._rank:
@@ -167,6 +169,15 @@ class FailureHooks:
         else:
             say(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
         silence_engines()
+
+    def _close_record(self, cause: Cause) -> None:
+        """Leaves in this rank's record how it ended, if it is recorded; within a time, as TensorFlow may be stuck."""
+        recording = sys.modules.get("hvkeras.recording")
+        if recording is not None:
+            text = cause.error if cause.rank == self._rank else cause.sentence()
+            closing = threading.Thread(target=recording.finish, args=(text,), name="hvkeras-last-record", daemon=True)
+            closing.start()
+            closing.join(RECORD_GRACE)
 
     def _cause_of(self, error: BaseException) -> Cause:
         if isinstance(error, KeyboardInterrupt):
@@ -207,6 +218,7 @@ class FailureHooks:
             self._client.fail(cause)
         with self._speaking:
             time.sleep(LOG_GRACE)
+            self._close_record(cause)
             self._last_line(cause)
             self._client.ended(CAUSE_GRACE)
             os._exit(128 + number)

@@ -28,9 +28,11 @@ import tensorflow as tf
 
 from hvkeras import compat, graphs, stamps
 from hvkeras.fetches import Fetches
+from hvkeras.launch_environments import hvkeras_run
 from hvkeras.memory import resident
 from hvkeras.output import say
 from hvkeras.record import WELL, Array, Record, remove, write_weights
+from hvkeras.report.after_run import await_records, report_on_run, reports_to
 from hvkeras.step_stamps import StepStamps
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ def start(job: Job) -> None:
         remove(folder, since=size)
     record = Record(rank, size, job.backend.name, host=job.topology.hosts[rank], pid=os.getpid(), began=time.time())
     recorder = _recording = Recorder(folder, record, keeps_weights=bool(job.settings.record) and rank == 0)
+    if rank == 0 and job.launch.launcher != hvkeras_run.LAUNCHER:  # which writes the report itself
+        recorder.report = reports_to(job.settings)
     _recorders.append(recorder)
     compat.hook_model_calls(recorder.around_call)
     compat.hook_train_calls(recorder.note_call)
@@ -144,6 +148,7 @@ def finish(ended: str | None = None) -> None:
     if recorder is not None:
         stamps.stop(_USER)
         recorder.finish(_ending() if ended is None else ended)
+        recorder.write_report(patient=ended is None)
     elif ended is not None and _recorders:
         _recorders[-1].amend(ended)
 
@@ -183,6 +188,7 @@ class Recorder:
         self._writing = threading.Lock()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
         self.fetches = Fetches()
+        self.report: Path | None = None  # where this rank writes a report on all when it is over
 
     def begin(self) -> None:
         """Writes what is known already, in the place of an earlier job's record, and begins to keep it up to date."""
@@ -282,7 +288,17 @@ class Recorder:
         if self._keeps_weights:
             write_weights(self._folder, [_value(variable) for variable in self._variables.values()])
         self._record.ended = ended
-        self._write()
+        try:
+            self._write()
+        except OSError as error:
+            say(f"the record of this rank cannot be written: {error}")
+
+    def write_report(self, patient: bool) -> None:
+        """Writes the report, if that is for this rank to do; a patient one waits for the others' last records."""
+        if self.report is not None and os.getpid() == self._record.pid:
+            if patient:
+                await_records(self.report, self._record.size)
+            say(report_on_run(self.report).removeprefix("hvkeras: "))
 
     def amend(self, ended: str) -> None:
         """Writes the record once more, when the job has failed after it was finished."""

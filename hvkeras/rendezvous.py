@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import tempfile
 import time
 import urllib.error
@@ -118,9 +119,16 @@ def deadlines_of(settings: Settings) -> Deadlines:
 
 
 def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
-    server = ControlServer(launch.size, secret, host, port, deadlines_of(settings), on_warning=say)
+    server = ControlServer(launch.size, secret, host, port, deadlines_of(settings), on_warning=_warn)
     server.start()
     return server
+
+
+def _warn(text: str) -> None:
+    """Says whom a rank waits for, and leaves it in the record."""
+    say(text)
+    if (recording := sys.modules.get("hvkeras.recording")) is not None:
+        recording.note_stall(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> ControlServer:

@@ -56,13 +56,28 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
     """
     there = [record for record in records if record is not None]
     complete = len(there) == len(records) and all(len(there) >= record.size for record in there)
-    shortest = _shortest(there) if complete else {}
+    shortest = shortest_runs(there) if complete else {}
     found = {record.rank: _split(record, shortest, complete) for record in there}
     return {rank: split for rank, split in found.items() if split is not None}
 
 
-def _shortest(records: Sequence[Record]) -> dict[str, tuple[Array, int]]:
-    """The shortest time that a rank was in each run of each collective, and the number of the first of these runs."""
+def pauses(record: Record) -> tuple[float, float]:
+    """How long a rank's steps with a pause took together, and all of its steps; of those that are on record."""
+    lengths = np.diff(record.stamps[:, 0])[min(WARM_UP, len(record.stamps) // 2):]
+    if not len(lengths):
+        return 0.0, 0.0
+    return float(lengths[lengths > PAUSE * np.median(lengths)].sum()), float(lengths.sum())
+
+
+def shortest_runs(records: Sequence[Record]) -> dict[str, tuple[Array, int]]:
+    """The shortest time that a rank was in each run of each collective, and the number of the first of these runs.
+
+    Args:
+        records: Of the ranks that are compared.
+
+    Returns:
+        By key: seconds for the runs that all records know of.
+    """
     found = {}
     for key in dict.fromkeys(key for record in records for key in record.collectives):
         known = [(record.collectives[key], record.first_runs.get(key, 0)) for record in records

@@ -23,6 +23,8 @@ _NOT_TAKEN = {
     "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
 }
 
+DEFAULT = "hvkeras-report"  # the folder of a report where none is named
+_BARE_REPORT = "--report=\0"  # no name of a folder
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
 environment. Example: hvkeras run -np 2 python train.py --epochs 3"""
 
@@ -94,6 +96,8 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " because a rank waits (HVKERAS_STALL_SHUTDOWN).")
     made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Starts all ranks again when one fails,"
                       " up to N times; hvd.elastic goes on from the last commit.")
+    made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
+                      f" it is over: --report=FOLDER, or --report alone for {DEFAULT} (HVKERAS_REPORT).")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
                       " and stderr.")
     made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
@@ -143,7 +147,11 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
     Raises:
         UsageError: A flag is unknown or cannot be read.
     """
-    found, unknown = made.parse_known_args(list(arguments))
+    # The word after a bare --report is the command, and a --report in the command is the command's own.
+    found, unknown = made.parse_known_args([_BARE_REPORT if each == "--report" else each for each in arguments])
+    found.command = ["--report" if each == _BARE_REPORT else each for each in found.command]
+    if f"--report={getattr(found, 'report', None)}" == _BARE_REPORT:
+        found.report = DEFAULT
     if unknown:
         known = [option for action in made._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0], known, n=1)

@@ -28,6 +28,7 @@ USAGE = """usage: hvkeras COMMAND ...
 commands:
   run               start a training script on several processes and hosts (hvkeras run --help)
   compare           train by one script on each backend, and set speed and results side by side
+  report            write the report on a run again, from what its ranks have recorded
   bench             measure backends against each other, in one job, with every result verified
   doctor            say whether training will work on this machine or these hosts, and what to do
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from hvkeras.launcher.compare import compare
 
         return _guarded("hvkeras compare", lambda: compare(given[1:]))
+    elif command == "report":
+        from hvkeras.launcher.report import report
+
+        return _guarded("hvkeras report", lambda: report(given[1:]))
     elif command == "bench":
         from hvkeras.launcher.bench import bench
 
@@ -165,6 +170,7 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
         "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
         "HVKERAS_TIMELINE": flags.timeline_filename,
+        "HVKERAS_REPORT": _report_folder(flags.report),
         "HVKERAS_BUCKET_SIZE": None if flags.fusion_threshold_mb is None else f"{flags.fusion_threshold_mb}MiB",
         "HVKERAS_LOG_LEVEL": flags.log_level,
         "HVKERAS_STALL_WARNING": 0 if flags.no_stall_check else flags.stall_check_warning_time_seconds,
@@ -173,6 +179,12 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
     }
     environ = as_horovod.environment(os.environ) if flags.as_horovod else os.environ
     return {**environ, **{name: str(value) for name, value in chosen.items() if value is not None}}
+
+
+def _report_folder(named: str | None) -> str | None:
+    """The folder of the report, the same for all ranks whatever folder they change to."""
+    chosen = named or os.environ.get("HVKERAS_REPORT")
+    return os.path.abspath(chosen) if chosen else None
 
 
 def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:

@@ -21,6 +21,8 @@ from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.verdict import described_end, exit_code, last_words, shell_code
 from hvkeras.network import LOOPBACK, address_towards, interface_address, split_address
 from hvkeras.output import quiet_variables
+from hvkeras.report.after_run import forget_run, report_on_run, reports_to, tell_outcome
+from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
 TICK = 0.25  # seconds between two looks at ranks that ended without joining the job
@@ -28,6 +30,7 @@ UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that connected ranks have for 
 INTERRUPT_GRACE = 1.0  # seconds that they have for it when the launcher is interrupted
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 AGENT_GRACE = 10.0  # seconds in which an agent has ended what is left on its host
+STALLS = 100  # warnings that are kept for a report, the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -83,6 +86,7 @@ class Launcher:
         self._all_over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._server: ControlServer | None = None
+        self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
 
     async def run(self) -> int:
@@ -111,6 +115,14 @@ class Launcher:
         return 128 + self._interrupted if self._interrupted else exit_code(self._cause, by_itself)
 
     @property
+    def outcome(self) -> Outcome:
+        """How the job ended, for a report on it."""
+        hosts = {rank: agent.host_name for agent in self._agents for rank in agent.host.ranks}
+        ended = {str(rank): described_end(code) for rank, code in self._codes.items() if code}
+        return Outcome(self._job.size, [hosts[rank] for rank in sorted(hosts)], ended,
+                       self._cause.sentence() if self._cause is not None else "", self._stalls)
+
+    @property
     def may_start_again(self) -> bool:
         """Whether the job has failed as a rank may now and then: after the ranks had met, and not by an interrupt."""
         return self._cause is not None and self._cause.kind != "setup" and not self._interrupted
@@ -127,7 +139,7 @@ class Launcher:
         self._server = ControlServer(
             self._job.size, secret.encode(), host, 0, deadlines,
             on_end=lambda cause: self._from_thread(self._on_end, cause),
-            on_warning=lambda text: self._from_thread(self._say, f"hvkeras: {text}"))
+            on_warning=lambda text: self._from_thread(self._on_warning, text))
         address = self._server.start()
         self._tell(f"the control channel listens on {address[0]}:{address[1]}")
 
@@ -330,6 +342,11 @@ class Launcher:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
+    def _on_warning(self, text: str) -> None:
+        if len(self._stalls) < STALLS:
+            self._stalls.append(text)
+        self._say(f"hvkeras: {text}")
+
     def _tell(self, text: str) -> None:
         if self._job.verbose:
             self._say(f"hvkeras run: {text}")
@@ -352,10 +369,15 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
     Raises:
         HvkerasError: The job could not be started.
     """
+    folder = reports_to(Settings(job.environment))
 
     async def go(shown: Printer) -> tuple[int, bool]:
         launcher = Launcher(job, shown)
-        return await launcher.run(), launcher.may_start_again
+        forget_run(folder)
+        try:
+            return await launcher.run(), launcher.may_start_again
+        finally:
+            tell_outcome(folder, launcher.outcome)
 
     for start in range(job.reset_limit + 1):
         shown = printer(start > 0)
@@ -364,4 +386,6 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
             break
         if start < job.reset_limit:
             shown.say(f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
+    if folder is not None:
+        shown.say(report_on_run(folder))
     return code

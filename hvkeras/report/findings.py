@@ -1,0 +1,164 @@
+"""What limits a job, by name, and what to do about it: the advice of a report on one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from hvkeras.report.run_summary import Summary
+from hvkeras.time_split import TimeSplit
+
+# From when on a share of the typical step, or of all time, is worth a word; docs/report.md has the same table.
+THRESHOLDS: Mapping[str, float] = {
+    "steps": 20,  # that must have been timed on each rank for anything to be said
+    "slow rank": 0.10,  # of a step by which a rank is busy longer than the others
+    "input": 0.10,  # of a step, waiting for the next batch
+    "wait": 0.15,  # of a step, waiting for other ranks, where none is slow all the time
+    "communication": 0.20,  # of a step
+    "pauses": 0.30,  # of all time, in validation, checkpoints, and whatever else takes long between steps
+}
+_REASON = 0.25  # of a rank's delay: parts of it that are smaller are not named
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: Its number.
+        seconds: How much longer it is busy in a step than the others.
+        parts: How much of that is due to `input` and to `compute`, in seconds; only what matters.
+    """
+
+    rank: int
+    seconds: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that limits the job.
+
+    Attributes:
+        what: `slow rank`, `input`, `wait`, `communication` or `pauses`, as in `THRESHOLDS`.
+        share: Of a step, or of all time for pauses.
+        text: What it is.
+        remedy: What to do.
+    """
+
+    what: str
+    share: float
+    text: str
+    remedy: str
+
+
+def enough(splits: Mapping[int, TimeSplit]) -> bool:
+    """Whether enough steps were timed to say anything."""
+    return bool(splits) and all(split.steps >= THRESHOLDS["steps"] for split in splits.values())
+
+
+def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
+    """Finds the rank that is busy longest, if it stands out from the others.
+
+    Args:
+        splits: Where the time of a typical step goes, by rank.
+
+    Returns:
+        None where the ranks are alike, or too few steps were timed.
+    """
+    if len(splits) < 2 or not enough(splits):
+        return None
+    busy = {rank: split.input + split.compute for rank, split in splits.items()}
+    rank = max(busy, key=lambda each: busy[each])
+    others = [split for each, split in splits.items() if each != rank]
+    more = busy[rank] - median(split.input + split.compute for split in others)
+    if more < THRESHOLDS["slow rank"] * splits[rank].step:
+        return None
+    parts = {part: getattr(splits[rank], part) - median(getattr(split, part) for split in others)
+             for part in ("input", "compute")}
+    return Slowest(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
+
+
+def findings(summary: Summary) -> list[Finding]:
+    """What limits a job, the largest share first; nothing where too few steps were timed."""
+    splits = summary.splits
+    if not enough(splits):
+        return []
+    found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(splits), _pauses(summary)]
+    return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
+
+
+_REMEDIES = {
+    "input": "See where it reads its data from, deal the data evenly (hvd.shard), and let prefetch(tf.data.AUTOTUNE),"
+             " cache(), or more parallel calls of map() and interleave() read ahead.",
+    "compute": "See what else runs on its cores (threads, other jobs, a slower machine), and whether its batches are"
+               " larger, or its callbacks do more, than those of the others.",
+}
+
+
+def because(summary: Summary, slowest: Slowest) -> str:
+    """Why a rank is slow, as the end of a sentence."""
+    names = {"input": "its input takes", "compute": "its computing takes"}
+    reasons = [f"{names[part]} {milliseconds(seconds)} longer" for part, seconds in slowest.parts.items()]
+    others = "rank" if summary.size == 2 else "ranks"
+    return f"{' and '.join(reasons)} than that of the other {others}"
+
+
+def _slow_rank(summary: Summary) -> Finding | None:
+    slowest = slowest_rank(summary.splits)
+    if slowest is None:
+        return None
+    share = slowest.seconds / summary.splits[slowest.rank].step
+    remedy = " ".join(_REMEDIES[part] for part in slowest.parts)
+    return Finding("slow rank", share, f"All ranks wait for {summary.name(slowest.rank)} ({share:.0%} of each step), as"
+                   f" {because(summary, slowest)}.", remedy)
+
+
+def _input(splits: Mapping[int, TimeSplit]) -> Finding | None:
+    slowest = slowest_rank(splits)
+    others = [split for rank, split in splits.items() if slowest is None or rank != slowest.rank]
+    share = median(split.input / split.step for split in others)  # one slow rank has a finding of its own
+    if share < THRESHOLDS["input"]:
+        return None
+    return Finding("input", share, f"Training waits for data: {share:.0%} of a step goes by until the next batch is"
+                   " there.", "End the dataset with prefetch(tf.data.AUTOTUNE), give map() and interleave()"
+                   " num_parallel_calls=tf.data.AUTOTUNE, and keep what does not change with cache(). Where the cores"
+                   " are busy already, prepare the data once, beforehand.")
+
+
+def _wait(summary: Summary) -> Finding | None:
+    waits = [(split.wait or 0.0) / split.step for split in summary.splits.values()]
+    share = sum(waits) / len(waits)
+    if share < THRESHOLDS["wait"] or slowest_rank(summary.splits) is not None:
+        return None
+    return Finding("wait", share, f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting, now"
+                   " for one rank and now for another.", "Batches of unlike length cost unlike time: sort or pad them"
+                   " alike on all ranks. On a machine with more ranks than free cores, use fewer ranks.")
+
+
+def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
+    share = median(split.communication / split.step for split in splits.values())
+    if share < THRESHOLDS["communication"]:
+        return None
+    waits = "" if all(split.wait is not None for split in splits.values()) else (
+        " (waiting for other ranks included, which cannot be told apart as a record is missing)")
+    return Finding("communication", share, f"Communication limits training: {share:.0%} of a step goes by in it{waits}.",
+                   "A larger batch a rank makes fewer exchanges of the same size; backward_passes_per_step does the"
+                   " same without more memory. hvkeras compare says whether another backend is faster here."
+                   " compression=hvd.Compression.fp16 halves the bytes, which pays on slow networks.")
+
+
+def _pauses(summary: Summary) -> Finding | None:
+    share = summary.pause_share
+    if share < THRESHOLDS["pauses"]:
+        return None
+    return Finding("pauses", share, f"{share:.0%} of the time from the first step to the last went by in steps that took"
+                   " over five times as long as others: validation, checkpoints, callbacks at the end of an epoch, or"
+                   " data that was not there.", "Validate and save less often, or on fewer samples.")
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, as people read it."""
+    value = 1000 * seconds
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
