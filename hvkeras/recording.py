@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,26 @@ def evaluating() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if _recording is None else _recording.fetches.of_others()
 
 
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """A context in which nothing is recorded, neither now nor of functions that are traced in it."""
+    global _recording  # noqa: PLW0603 - a process takes part in one job
+    recorder, _recording = _recording, None
+    stamps.stop(_USER)
+    try:
+        with contextlib.nullcontext() if recorder is None else recorder.fetches.of_others():
+            yield
+    finally:
+        _recording = recorder
+        if recorder is not None:
+            stamps.start(_USER)
+
+
+def writing_share() -> float:
+    """The part of the time that the thread which writes the record was at work."""
+    return 0.0 if _recording is None else _recording.writing_share()
+
+
 def finish(ended: str | None = None) -> None:
     """Writes what was recorded; at `shutdown()`, at the process's exit or at the job's end, whichever comes first.
 
@@ -184,6 +204,7 @@ class Recorder:
         self._depth = threading.local()
         self._eager_models: set[int] = set()
         self._runs_before = {key: first + len(rows) for key, (rows, first) in stamps.numbered().items()}
+        self._wrote = 0.0  # seconds that the thread was at work
         self._over = threading.Event()
         self._writing = threading.Lock()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
@@ -315,7 +336,13 @@ class Recorder:
             except OSError as error:
                 say(f"the record of this rank cannot be written: {error}")
                 return
-            pause = max(WRITE_EVERY, (time.monotonic() - began) / WRITE_SHARE)
+            seconds = time.monotonic() - began
+            self._wrote += seconds
+            pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
+
+    def writing_share(self) -> float:
+        """The part of the time that this rank's thread was at work; see the module's `writing_share`."""
+        return self._wrote / (time.time() - self._record.began)
 
     def _write(self) -> None:
         """Brings the record up to date, and writes it whole or not at all."""

@@ -143,7 +143,7 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
         return None
     waits = "" if all(split.wait is not None for split in splits.values()) else (
         " (waiting for other ranks included, which cannot be told apart as a record is missing)")
-    return Finding("communication", share, f"Communication limits training: {share:.0%} of a step goes by in it{waits}.",
+    return Finding("communication", share, f"Communication limits training: it takes {share:.0%} of a step{waits}.",
                    "A larger batch a rank makes fewer exchanges of the same size; backward_passes_per_step does the"
                    " same without more memory. hvkeras compare says whether another backend is faster here."
                    " compression=hvd.Compression.fp16 halves the bytes, which pays on slow networks.")
@@ -153,9 +153,9 @@ def _pauses(summary: Summary) -> Finding | None:
     share = summary.pause_share
     if share < THRESHOLDS["pauses"]:
         return None
-    return Finding("pauses", share, f"{share:.0%} of the time from the first step to the last went by in steps that took"
-                   " over five times as long as others: validation, checkpoints, callbacks at the end of an epoch, or"
-                   " data that was not there.", "Validate and save less often, or on fewer samples.")
+    return Finding("pauses", share, f"{share:.0%} of the time from the first step to the last went by in steps that"
+                   " took over five times as long as others: validation, checkpoints, callbacks at the end of an epoch,"
+                   " or data that was not there.", "Validate and save less often, or on fewer samples.")
 
 
 def milliseconds(seconds: float) -> str:

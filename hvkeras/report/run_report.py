@@ -163,7 +163,8 @@ def _ms(seconds: float | None) -> str:
 def _advice_section(found: list[Finding]) -> Section | None:
     if not found:
         return None
-    return Section("Advice", "<ul>\n" + "".join(f"<li>{escape(each.text)} {escape(each.remedy)}</li>\n" for each in found) + "</ul>")
+    lines = "".join(f"<li>{escape(each.text)} {escape(each.remedy)}</li>\n" for each in found)
+    return Section("Advice", f"<ul>\n{lines}</ul>")
 
 
 def _ranks_section(summary: Summary) -> Section:
