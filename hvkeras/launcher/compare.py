@@ -1,4 +1,4 @@
-"""`hvkeras compare`: the same script once on each backend and once on one process, in one table."""
+"""`hvkeras compare`: the same script on each backend and on one process, in one table and a report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import shlex
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -17,16 +18,19 @@ from typing import NoReturn
 from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
+from hvkeras.bench.machine import facts
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.launcher import comparison_json, comparison_report
 from hvkeras.launcher.arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.check_build import verdict
-from hvkeras.launcher.comparison import ONE_PROCESS, Result, result, weight_difference
-from hvkeras.launcher.comparison_table import explanations, reference_of, table
+from hvkeras.launcher.comparison import ONE_PROCESS
+from hvkeras.launcher.comparison_rows import Comparison, rows_of
+from hvkeras.launcher.comparison_runs import Job, Runs, trials_of
+from hvkeras.launcher.comparison_table import explanations, scaling_table, table
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.trial import Trial
 from hvkeras.launcher.verdict import TAIL_LINES
-from hvkeras.record import WEIGHTS, Record
 from hvkeras.settings import Settings
 from hvkeras.threads import fair_share, operation_threads, usable_cores
 
@@ -35,26 +39,47 @@ TIMEOUT = 3600.0  # seconds that a run may take by default
 WIDEST = 200  # columns that the table may have; it takes what it needs, and is never cut
 
 _EPILOG = """The script runs unchanged, and must leave the choice of the backend to hvkeras. The exit code is 0 if all
-backends that were asked for ran. Example: hvkeras compare -np 2 python examples/train.py --epochs 3"""
+backends that were asked for ran. Example: hvkeras compare -np 2 --repeat 3 python examples/train.py --epochs 3"""
 
 
 def parser() -> argparse.ArgumentParser:
     """Builds the parser."""
-    made = Parser(prog=PROG, description="Runs a training script once on each backend and once on one process, and"
-                  " prints how fast each was and whether they agree.", epilog=_EPILOG, allow_abbrev=False,
-                  usage=f"{PROG} -np N [--backends NAME,...] [options] command ...")
-    made.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="Number of processes, 2 at least.")
+    made = Parser(prog=PROG, description="Runs a training script on each backend and on one process, says how fast"
+                  " each was and whether they agree, and writes a report.", epilog=_EPILOG, allow_abbrev=False,
+                  usage=f"{PROG} -np N[,N...] [--backends NAME,...] [options] command ...")
+    made.add_argument("-np", "--num-proc", type=sizes, dest="np", default=(), metavar="N[,N...]", help="Number of"
+                      " processes, 2 at least; several (1,2,4) give a scaling curve, and the table is about the most.")
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
                       " with those of the first one. All that work here by default.")
+    made.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Whether one process"
+                      " runs as well, to tell how much of its speed is kept; it does by default.")
+    made.add_argument("--repeat", type=repeats, default=1, metavar="N", help="How often each job runs (default: 1), in"
+                      " rounds: every backend, then one process, and again.")
     made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that each run may"
                       f" take (default: {TIMEOUT:g}).")
     made.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many processes each may have; with"
                       " --out on a folder that they share.")
-    made.add_argument("--out", metavar="FOLDER", help="Keeps the output of all ranks there; by default in a new folder"
-                      " for temporary files.")
+    made.add_argument("--out", metavar="FOLDER", help="Where the report, its charts, results.json and the output of all"
+                      " ranks go; by default a new folder for temporary files.")
     made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return made
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Reads numbers of processes, such as `2` or `1,2,4`."""
+    found = tuple(sorted({int(number) for number in text.split(",")}))
+    if found[0] < 1:
+        raise argparse.ArgumentTypeError(f"a number of processes is positive, not {found[0]}")
+    return found
+
+
+def repeats(text: str) -> int:
+    """Reads how often a job is to run."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a job runs once at least, not {value} times")
+    return value
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -72,24 +97,46 @@ def compare(arguments: Sequence[str]) -> int:
     """
     flags = flags_and_command(parser(), arguments)
     require_command(flags, PROG)
-    if flags.np is None or flags.np < 2:
+    made = comparison_of(flags, Console(stderr=True, highlight=False))
+    return int(made.failed)
+
+
+def comparison_of(flags: argparse.Namespace, screen: Console) -> Comparison:
+    """Makes the comparison that flags ask for, prints the table, and writes the report.
+
+    Args:
+        flags: The command line, with the ranks' `command`.
+        screen: Where progress is shown.
+
+    Raises:
+        UsageError: A flag is wrong.
+        MachineError: No backend works here.
+    """
+    if not flags.np or flags.np[-1] < 2:
         raise UsageError(explain("Two processes at least are compared with one", f"{PROG} -np 2 python train.py",
-                                 np=flags.np))
-    hosts = place(flags.np, flags.hosts, None)
+                                 np=",".join(map(str, flags.np)) or None))
+    if flags.np[0] == 1 and not flags.baseline:
+        raise UsageError(explain("1 in -np is the baseline", "leave out one of -np 1 and --no-baseline",
+                                 np=",".join(map(str, flags.np))))
+    several = tuple(size for size in flags.np if size > 1)
+    hosts = {size: place(size, flags.hosts, None) for size in several}
     Settings()  # a wrong variable is found before anything starts
-    problems = {name: _problem(name, flags.np, hosts) for name in _backends(flags, hosts)}
+    names = _backends(flags, hosts[several[-1]])
+    problems = {(name, size): _problem(name, size, hosts[size]) for size in several for name in names}
     folder = _folder(flags.out)
-    cores, environment = _cores_of_one(hosts)
-    trials = [_trial(flags, name, flags.np, folder, os.environ) for name in problems]
-    trials.append(_trial(flags, ONE_PROCESS, 1, folder, {**os.environ, **environment}))
+    cores, environment = _cores_of_one(hosts[several[-1]])
+    jobs: list[Job] = [*problems, *([(ONE_PROCESS, 1)] if flags.baseline else [])]
+    fewer = {job: environment for job in jobs if job[1] < several[-1]}
+    trials = trials_of(jobs, flags, folder, fewer)
+    began, machine = time.time(), facts(usable_cores())
     with ended_by_signals():
-        try:
-            results = _results(trials, problems, flags)
-        finally:
-            for trial in trials:
-                (trial.records / WEIGHTS).unlink(missing_ok=True)  # as large as the model
-    _print(results, trials, flags, folder, cores)
-    return int(any(each.reason for each in results if each.name != ONE_PROCESS))
+        results = Runs(trials, problems, flags, screen).results()
+    made = Comparison(shlex.join(flags.command), several, flags.repeat, rows_of(results), cores, folder, began,
+                      time.time() - began, machine)
+    comparison_json.write(made, folder)
+    no_charts = comparison_report.write(made, folder)
+    _print(made, trials, no_charts)
+    return made
 
 
 def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str]:
@@ -102,7 +149,7 @@ def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str
             raise UsageError(explain("--backends takes names separated by commas", "--backends horovod,tfdist",
                                      backends=flags.backends))
         return names
-    names = [name for name in backend_names() if not _problem(name, flags.np, hosts)]
+    names = [name for name in backend_names() if not _problem(name, flags.np[-1], hosts)]
     if not names:
         raise MachineError(explain("A backend must work here under hvkeras run", "see hvkeras run --check-build"))
     return names
@@ -128,7 +175,7 @@ def _folder(out: str | None) -> Path:
 
 
 def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
-    """Gives one process as many threads as a rank of the job has, so that cores are not counted as speed.
+    """Gives fewer processes as many threads each as the most have, so that cores are not counted as speed.
 
     Returns:
         What one process computes with, in words, and the variables that see to it.
@@ -142,42 +189,15 @@ def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
     return f"on {share} of {len(cores)} cores, as each rank", {**threads, **os.environ}
 
 
-def _trial(flags: argparse.Namespace, name: str, processes: int, folder: Path,
-           environment: Mapping[str, str]) -> Trial:
-    output = folder / name.replace(" ", "-")
-    arguments = ["-np", str(processes), "--backend", "local" if name == ONE_PROCESS else name,
-                 "--output-filename", str(output)]
-    arguments += ["-H", flags.hosts] if flags.hosts else []
-    trial = Trial(name, processes, output, [*arguments, "--", *flags.command], environment)
-    return replace(trial, environment={**environment, "HVKERAS_RECORD": str(trial.records)})
-
-
-def _results(trials: Sequence[Trial], problems: Mapping[str, str], flags: argparse.Namespace) -> list[Result]:
-    """Runs all jobs, one after the other."""
-    screen = Console(stderr=True, highlight=False)
-    results: list[Result] = []
-    for number, trial in enumerate(trials, start=1):
-        heading = f"[{number}/{len(trials)}] {trial.name}"
-        not_here = problems.get(trial.name, "")
-        problem = not_here or trial.run(flags.timeout, heading, screen, flags.verbose)
-        if problem:
-            results.append(Result(trial.name, trial.processes, problem, has_last_words=not not_here))
-            continue
-        records = [Record.read(trial.records, rank) for rank in range(trial.processes)]
-        first = next((each for each in trials if each.name == reference_of(results)), None)
-        difference = None
-        if first is not None and trial.name != ONE_PROCESS:
-            difference = weight_difference(first.records, trial.records)
-        results.append(result(trial.name, trial.processes, records, trial.printed(), difference))
-    return results
-
-
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP unwind, as Ctrl-C does, so that no job is left behind."""
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler == signal.SIG_DFL:
@@ -189,21 +209,29 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print(results: Sequence[Result], trials: Sequence[Trial], flags: argparse.Namespace, folder: Path,
-           cores: str) -> None:
-    """Prints the table, what its columns are, the reasons of failures, and where the output is."""
-    console = Console(highlight=False, soft_wrap=True, width=WIDEST)
-    made, notes = table(results, flags.np)
-    console.print(f"{shlex.join(flags.command)}, on {flags.np} processes", markup=False)
+def _print(made: Comparison, trials: Sequence[Trial], no_charts: str) -> None:
+    """Prints the table, what its columns are, the reasons of failures, and where the report is."""
+    console = Console(highlight=False, soft_wrap=True, width=WIDEST, force_jupyter=False)
+    shown, notes = table(made)
+    console.print(f"{made.command}, on {made.processes} processes", markup=False)
     console.print()
-    console.print(made)
+    console.print(shown)
     console.print()
-    for line in [*notes, *([""] if notes else []), *explanations(results, flags.np, cores)]:
+    if len(made.sizes) > 1:
+        console.print(scaling_table(made))
+        console.print()
+    for line in [*notes, *([""] if notes else []), *explanations(made)]:
         console.print(line, markup=False)
-    console.print(f"output of all ranks: {folder}", markup=False)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    for trial, each in zip(trials, results, strict=True):
-        tail = trial.text("stderr").splitlines()[-TAIL_LINES:] if each.has_last_words else []
+    if no_charts:
+        console.print(no_charts, markup=False)
+    console.print(f"report: {made.folder / comparison_report.NAME}", markup=False)
+    console.print(f"output of all ranks: {made.folder}", markup=False)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, force_jupyter=False)
+    failed = {(row.name, row.processes, run.round) for row in made.rows for run in row.runs if run.has_last_words}
+    for trial in trials:
+        tail = []
+        if (trial.name, trial.processes, trial.round) in failed:
+            tail = trial.text("stderr").splitlines()[-TAIL_LINES:]
         if tail:
             errors.print(f"\nthe standard error of {trial.name} ends with", markup=False)
             errors.print("\n".join(tail), markup=False)

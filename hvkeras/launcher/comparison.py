@@ -1,16 +1,17 @@
-"""What jobs of one script did, from the records of their ranks: how fast, how well, and how alike."""
+"""What one run of a script did, from the records of its ranks: how fast, how well, and how alike."""
 
 from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from hvkeras.record import WEIGHTS, Array, Record
+from hvkeras.time_split import TimeSplit, time_splits
 
 ONE_PROCESS = "one process"
 WARM_UP = 5  # first steps that are left out, or half of few: TensorFlow traces graphs and fills caches in them
@@ -33,31 +34,55 @@ class Number:
 
 @dataclass(frozen=True)
 class Result:
-    """A row of the table: a job that ran, or why it did not.
+    """A run of a job, or why there was none.
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
         processes: How many ranks it had.
         reason: Why there are no figures, or "".
-        step: Quartiles of the step time in seconds: lower, median, upper; None if unknown.
-        samples: Samples of all ranks per second; None if unknown.
+        step_times: Seconds of each timed step on rank 0.
+        samples_in_step: Samples of all ranks in a typical step; None if unknown.
         accuracy: The final accuracy, or None.
         loss: The final loss, or None.
         difference: How far the final weights are from those of the first backend; see `weight_difference`.
         remarks: Why something is unknown.
         has_last_words: Whether the job failed, so that the end of its standard error says why.
+        round: The round in which it ran, from 1.
+        seconds: How long the job took with its start and end; None if it was not started.
+        metrics: The final numbers of Keras by name, of its last evaluate or fit.
+        splits: Where the time of a typical step went, by rank.
+        bytes_in_step: Bytes that a rank hands to collectives in a typical step; None if unknown.
+        peak_memory: Bytes of the rank that needed the most; None if unknown.
+        losses: fit's loss, [n, 2]: seconds since training began, and the loss.
     """
 
     name: str
     processes: int
     reason: str = ""
-    step: tuple[float, float, float] | None = None
-    samples: float | None = None
+    step_times: Sequence[float] = ()
+    samples_in_step: float | None = None
     accuracy: Number | None = None
     loss: Number | None = None
     difference: float | str | None = None
     remarks: tuple[str, ...] = ()
     has_last_words: bool = False
+    round: int = 1
+    seconds: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    splits: Mapping[int, TimeSplit] = field(default_factory=dict)
+    bytes_in_step: float | None = None
+    peak_memory: int | None = None
+    losses: Sequence[tuple[float, float]] = ()
+
+    @property
+    def step(self) -> tuple[float, float, float] | None:
+        """Quartiles of the step time in seconds: lower, median, upper; None if unknown."""
+        return quartiles(self.step_times)
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of all ranks per second; None if unknown."""
+        return None if self.step is None or self.samples_in_step is None else self.samples_in_step / self.step[1]
 
 
 def result(name: str, processes: int, records: Sequence[Record | None], printed: str,
@@ -75,14 +100,15 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
     reason = _unusable(name, processes, first)
     if reason or first is None:
         return Result(name, processes, reason)
-    step = step_time(first)
+    times = [float(seconds) for seconds in _steps(first)[:, 0]]
     samples, why = samples_in_step(records)
-    timed = len(_steps(first))
-    few = f"only {timed} step{'s were' if timed != 1 else ' was'} timed" if timed < FEW else ""
-    remarks = [first.no_steps or few, why]
-    rate = None if step is None or samples is None else samples / step[1]
-    return Result(name, processes, "", step, rate, final_number("accuracy", first, printed),
-                  final_number("loss", first, printed), difference, tuple(filter(None, remarks)))
+    few = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < FEW else ""
+    return Result(
+        name, processes, "", times, samples, final_number("accuracy", first, printed),
+        final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or few, why])),
+        metrics=first.logs.get(first.last_logs, {}), splits=time_splits(records), bytes_in_step=bytes_in_step(first),
+        peak_memory=max((record.peak_memory for record in records if record is not None), default=0) or None,
+        losses=[(float(seconds), float(loss)) for seconds, loss in first.losses])
 
 
 def _unusable(name: str, processes: int, record: Record | None) -> str:
@@ -109,13 +135,29 @@ def _steps(record: Record) -> Array:
     return steps[min(WARM_UP, len(steps) // 2):]
 
 
-def step_time(record: Record) -> tuple[float, float, float] | None:
-    """Quartiles of a rank's step time in seconds; None without two steps."""
-    seconds = _steps(record)[:, 0]
+def quartiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
+    """The lower quartile, the median and the upper quartile; None of nothing."""
     if not len(seconds):
         return None
     lower, median, upper = np.percentile(seconds, (25, 50, 75))
     return float(lower), float(median), float(upper)
+
+
+def bytes_in_step(record: Record) -> float | None:
+    """The bytes that a rank hands to collectives in a typical step.
+
+    Args:
+        record: What the rank recorded.
+
+    Returns:
+        The sum over the collectives that ran in most steps; None if one's size or the collectives are not known.
+    """
+    runs = {key: record.first_runs.get(key, 0) + len(record.collectives.get(key, ())) for key in record.buckets}
+    often = [key for key, count in runs.items() if count and 2 * count >= max(runs.values())]
+    sizes = [record.buckets[key].get("bytes") for key in often]
+    if not sizes or None in sizes:
+        return None
+    return float(sum(size for size in sizes if size is not None))
 
 
 def samples_in_step(records: Sequence[Record | None]) -> tuple[float | None, str]:

@@ -7,91 +7,136 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.launcher.comparison import ONE_PROCESS, WARM_UP, Number, Result
+from hvkeras.launcher.comparison import ONE_PROCESS, WARM_UP, Number
+from hvkeras.launcher.comparison_rows import Comparison, Row, reference_of
 
 UNKNOWN, NOT_HERE = "?", "-"
 
 
-def reference_of(results: Sequence[Result]) -> str:
-    """The first backend that ran, by whose weights the others are judged; "" if none did."""
-    return next((row.name for row in results if row.name != ONE_PROCESS and not row.reason), "")
-
-
-def table(results: Sequence[Result], processes: int) -> tuple[Table, list[str]]:
-    """Lays the results out.
+def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]]:
+    """Words the results.
 
     Args:
-        results: The rows.
-        processes: How many ranks the jobs of several ranks had.
+        comparison: What came out.
+
+    Returns:
+        The headers; the rows, where one that failed has two cells; and the notes under them.
+    """
+    reference = reference_of(comparison.contenders)
+    headers = ["backend", "step, ms\n(quartiles)", "samples\nper s"]
+    headers[2:2] = [f"spread of\n{comparison.repeat} runs"] if comparison.repeat > 1 else []
+    if comparison.single is not None:
+        headers.append(f"share of\n{comparison.processes} x one\nprocess")
+    headers += ["accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]
+    reasons: dict[str, int] = {}
+    rows = []
+    for row in comparison.shown:
+        if row.reason:
+            rows.append([row.name, f"failed ({reasons.setdefault(row.reason, len(reasons) + 1)})"])
+            continue
+        marks = "".join(f" ({reasons.setdefault(remark, len(reasons) + 1)})" for remark in row.remarks)
+        rows.append([row.name, *_cells(comparison, row, row.name == reference, marks)])
+    return headers, rows, [f"({number}) {reason}" for reason, number in reasons.items()]
+
+
+def table(comparison: Comparison) -> tuple[Table, list[str]]:
+    """Lays the results out for a terminal.
+
+    Args:
+        comparison: What came out.
 
     Returns:
         The table, and the notes under it.
     """
+    headers, rows, notes = cells(comparison)
+    return _laid_out(headers, rows), notes
+
+
+def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-    reference = reference_of(results)
-    headers = ["backend", "step, ms\n(quartiles)", "samples\nper s", f"share of\n{processes} x one\nprocess",
-               "accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]
     for place, header in enumerate(headers):
         made.add_column(header, justify="right" if place else "left", no_wrap=True, vertical="bottom")
-    single = next((row.samples for row in results if row.name == ONE_PROCESS), None)
-    reasons: dict[str, int] = {}
-    for row in results:
-        if row.reason:
-            made.add_row(row.name, f"failed ({reasons.setdefault(row.reason, len(reasons) + 1)})")
-            continue
-        marks = "".join(f" ({reasons.setdefault(remark, len(reasons) + 1)})" for remark in row.remarks)
-        made.add_row(row.name, *_cells(row, single, row.name == reference, marks))
-    return made, [f"({number}) {reason}" for reason, number in reasons.items()]
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
-def _cells(row: Result, single: float | None, is_reference: bool, marks: str) -> list[str]:
+def scaling_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Words how the backends do on each number of processes: the headers, and the rows."""
+    headers = ["samples per s\n(share) on", *(str(size) for size in comparison.sizes)]
+    rows = []
+    for name in dict.fromkeys(row.name for row in comparison.rows if row.name != ONE_PROCESS):
+        own = {row.processes: row for row in comparison.rows if row.name == name}
+        rows.append([name, *(_scaling_cell(comparison, own[size]) for size in comparison.sizes)])
+    return headers, rows
+
+
+def _scaling_cell(comparison: Comparison, row: Row) -> str:
+    share = comparison.share(row)
+    return "failed" if row.reason else rate(row.samples) + (f" ({share:.0%})" if share is not None else "")
+
+
+def scaling_table(comparison: Comparison) -> Table:
+    """Lays out how the backends do on each number of processes."""
+    return _laid_out(*scaling_cells(comparison))
+
+
+def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> list[str]:
     """All cells but the name."""
-    step = UNKNOWN if row.step is None else (f"{_milliseconds(row.step[1])} ({_milliseconds(row.step[0])}"
-                                             f"-{_milliseconds(row.step[2])})")
-    share = UNKNOWN if row.samples is None or not single else f"{row.samples / (row.processes * single):.0%}"
+    step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
+                                             f"-{milliseconds(row.step[2])})")
+    spread = [NOT_HERE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
+    share = comparison.share(row)
+    shares = [UNKNOWN if share is None else f"{share:.0%}"] if comparison.single is not None else []
     if row.difference is None:
         difference = NOT_HERE if is_reference or row.name == ONE_PROCESS else UNKNOWN
     else:
         difference = row.difference if isinstance(row.difference, str) else f"{row.difference:.1e}"
         difference = "0" if row.difference == 0 else difference
-    return [step + (marks if row.step is None else ""), _rate(row.samples) + (marks if row.step is not None else ""),
-            share, NOT_HERE if row.accuracy is None else f"{row.accuracy.value:.4f}",
+    return [step + (marks if row.step is None else ""), *spread, rate(row.samples) + (marks if row.step else ""),
+            *shares, NOT_HERE if row.accuracy is None else f"{row.accuracy.value:.4f}",
             NOT_HERE if row.loss is None else f"{row.loss.value:.4g}", difference]
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """A duration in milliseconds, with three digits."""
     value = 1000 * seconds
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _rate(samples: float | None) -> str:
+def rate(samples: float | None) -> str:
+    """Samples per second, with three digits or more."""
     if samples is None:
         return UNKNOWN
     return f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}"
 
 
-def explanations(results: Sequence[Result], processes: int, cores: str) -> list[str]:
+def explanations(comparison: Comparison) -> list[str]:
     """Says what the columns are.
 
     Args:
-        results: The rows.
-        processes: How many ranks the jobs of several ranks had.
-        cores: What one process computed with, in words, or "".
+        comparison: What came out.
     """
-    reference = reference_of(results)
-    lines = [f"step: median and quartiles on rank 0, without the first {WARM_UP} steps",
-             "samples: those of all ranks in a typical step, over the median step time",
-             f"share: samples per s over {processes} times those of one process{f' ({cores})' if cores else ''}"]
+    shown, reference = comparison.shown, reference_of(comparison.contenders)
+    over = f", over the steps of {comparison.repeat} runs" if comparison.repeat > 1 else ""
+    lines = [f"step: median and quartiles on rank 0, without the first {WARM_UP} steps{over}"]
+    if comparison.repeat > 1:
+        lines.append("spread: between the medians of the slowest and of the fastest run, over the median step time")
+    lines.append("samples: those of all ranks in a typical step, over the median step time")
+    if comparison.single is not None:
+        cores = f" ({comparison.cores})" if comparison.cores else ""
+        lines.append(f"share: samples per s over {comparison.processes} times those of one process{cores}")
     whats: dict[str, list[str]] = {}
     for what in ("accuracy", "loss"):
         names: dict[str, list[str]] = {}
-        for row in results:
+        for row in shown:
             number: Number | None = getattr(row, what)
             if number is not None:
                 names.setdefault(number.source, []).append(row.name)
         for source, rows in names.items():
             whats.setdefault(source, []).append(what if len(names) == 1 else f"{what} of {' and '.join(rows)}")
     lines += [f"{', '.join(numbers)}: from {source}" for source, numbers in whats.items()]
-    if any(row.difference is not None for row in results):
-        lines.append(f"weights: largest difference of a final weight to {reference}'s, over the largest weight")
+    if any(row.difference is not None for row in shown):
+        first = "'s first run" if comparison.repeat > 1 else "'s"
+        lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
     return lines

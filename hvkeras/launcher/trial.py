@@ -37,6 +37,7 @@ class Trial:
         folder: Where its output and its records go.
         arguments: What follows `hvkeras run`.
         environment: Its environment.
+        round: The round in which it runs, from 1.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Trial:
     folder: Path
     arguments: Sequence[str]
     environment: Mapping[str, str]
+    round: int = 1
 
     @property
     def records(self) -> Path:
@@ -79,7 +81,7 @@ class Trial:
         for path in [*self.folder.glob("rank.*/std*"), self.folder / "stdout", self.folder / "stderr"]:
             path.unlink(missing_ok=True)
 
-    def run(self, timeout: float, heading: str, screen: Console, verbose: bool) -> str:
+    def run(self, timeout: float, heading: str, screen: Console, verbose: bool, expected: float | None = None) -> str:
         """Runs the job to its end.
 
         Args:
@@ -87,12 +89,13 @@ class Trial:
             heading: What its line of progress begins with.
             screen: Where progress is shown, if it is a terminal.
             verbose: Whether the ranks' output is shown instead.
+            expected: Seconds that this job and all after it are expected to take, where that is known.
 
         Returns:
             Why it failed, or "".
         """
         self.clear()
-        view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen)
+        view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen, expected)
         try:
             code = watch(hvkeras_run(self.arguments), self.environment, self.folder, timeout, view.update)
         finally:
@@ -158,8 +161,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 class _Progress:
     """A line that moves while the job runs, and stays when it is over; nothing where there is no terminal."""
 
-    def __init__(self, trial: Trial, heading: str, screen: Console) -> None:
-        self._trial, self._heading, self._screen = trial, heading, screen
+    def __init__(self, trial: Trial, heading: str, screen: Console, expected: float | None) -> None:
+        self._trial, self._heading, self._screen, self._expected = trial, heading, screen, expected
         self._status = screen.status(escape(heading)) if screen.is_terminal else None
         self._seconds = 0.0
         if self._status is not None:
@@ -169,8 +172,11 @@ class _Progress:
         """Shows the time that has passed, and what rank 0 says."""
         self._seconds = seconds
         if self._status is not None:
-            room = max(0, self._screen.width - len(self._title()) - 6)
-            self._status.update(f"{escape(self._title())}  [dim]{escape(self._trial.last_line()[:room])}[/dim]")
+            title = self._title()
+            if self._expected is not None:
+                title += f", about {minutes(max(0.0, self._expected - seconds))} left"
+            room = max(0, self._screen.width - len(title) - 6)
+            self._status.update(f"{escape(title)}  [dim]{escape(self._trial.last_line()[:room])}[/dim]")
 
     def close(self) -> None:
         """Leaves the time that the job took."""
@@ -179,7 +185,12 @@ class _Progress:
             self._screen.print(self._title(), markup=False)
 
     def _title(self) -> str:
-        return f"{self._heading}  {int(self._seconds) // 60}:{int(self._seconds) % 60:02}"
+        return f"{self._heading}  {minutes(self._seconds)}"
+
+
+def minutes(seconds: float) -> str:
+    """A duration as minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 class _Verbose:

@@ -128,31 +128,33 @@ def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label
 
 
 def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws for each group its quartiles as a box, and its values as points beneath.
+    """Draws for each group its quartiles as a box, nine tenths as whiskers, and its values as points beneath.
 
     Args:
-        groups: The values by name, from top to bottom. Of many values, some stand for all as points.
+        groups: The values by name, from top to bottom. Of many values, some stand for all as points; what is far
+            beyond the whiskers is a point at the end of the axis, so that it does not squeeze the others.
         x_label: What the values are.
     """
+    known = {name: np.array(values, float) for name, values in groups.items()}
+    end = 1.25 * max((float(np.percentile(values, 95)) for values in known.values() if len(values)), default=0.8)
+
     def draw(axes: Any) -> None:
         colours = colours_of(groups)
         random = np.random.default_rng(0)
-        for place, (name, values) in enumerate(groups.items()):
-            known = np.array(values, float)
-            if not len(known):
+        for place, (name, values) in enumerate(known.items()):
+            if not len(values):
                 continue
-            low, first, median, third, high = np.percentile(known, (5, 25, 50, 75, 95))
+            low, first, median, third, high = np.percentile(values, (5, 25, 50, 75, 95))
             axes.plot([low, high], [place - 0.12] * 2, "|-", color=INK, linewidth=1.2, markersize=8)
             axes.barh(place - 0.12, third - first, 0.36, left=first, color=colours[name], edgecolor=INK)
             axes.plot([median] * 2, [place - 0.3, place + 0.06], "-", color=PAPER, linewidth=2.5)
-            shown = known[np.linspace(0, len(known) - 1, min(len(known), 200)).astype(int)]
-            axes.plot(shown, place + 0.26 + random.uniform(-0.07, 0.07, len(shown)), ".", markersize=3,
-                      color=colours[name], alpha=0.7)
+            shown = values[np.linspace(0, len(values) - 1, min(len(values), 200)).astype(int)]
+            heights = place + 0.26 + random.uniform(-0.07, 0.07, len(shown))
+            for chosen, marker in ((shown <= end, "."), (shown > end, ">")):
+                axes.plot(np.minimum(shown, end)[chosen], heights[chosen], marker, markersize=3, color=colours[name],
+                          alpha=0.7, clip_on=False, linestyle="none")
         _rows(axes, list(groups), x_label)
-        known = np.concatenate([np.array(values, float) for values in groups.values()] or [np.zeros(0)])
-        if len(known):  # a few slow steps would squeeze all the others
-            axes.set_xlim(0, 1.05 * max(float(np.percentile(np.array(values, float), 99)) for values in groups.values()
-                                        if len(values)))
+        axes.set_xlim(0, end)
 
     return Chart(draw, 8, 1.0 + 0.65 * len(groups), f"{x_label}: {', '.join(groups)}")
 

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from hvkeras.control.cause import Cause
+from hvkeras.launcher import comparison_json
 from hvkeras.launcher.cli import main
 from hvkeras.launcher.comparison import (
     ONE_PROCESS,
     WARM_UP,
     Number,
     Result,
+    bytes_in_step,
     final_number,
+    quartiles,
     result,
     samples_in_step,
-    step_time,
     weight_difference,
 )
-from hvkeras.launcher.comparison_table import explanations, table
+from hvkeras.launcher.comparison_rows import Comparison, rows_of
+from hvkeras.launcher.comparison_sentences import sentences
+from hvkeras.launcher.comparison_table import explanations, scaling_table, table
 from hvkeras.launcher.verdict import last_words, root_cause
 from hvkeras.record import Record, write_weights
+from hvkeras.time_split import TimeSplit
 
 
 def stamps(seconds: list[float], rows: list[float], kinds: list[int] | None = None) -> np.ndarray:
@@ -51,6 +60,11 @@ def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
     assert Record.read(tmp_path, 0) is None
 
 
+def step_time(made: Record) -> tuple[float, float, float] | None:
+    """The quartiles of the steps of a rank of its own."""
+    return result(made.backend, 2, [made], "").step
+
+
 def test_the_step_time_leaves_the_warm_up_out() -> None:
     assert step_time(record()) == pytest.approx((0.01, 0.01, 0.01), rel=1e-3)
     mixed = [5.0] * WARM_UP + [0.01, 0.02, 0.03, 0.04, 0.05]
@@ -61,7 +75,7 @@ def test_few_steps_are_better_than_none() -> None:
     assert step_time(record(stamps=stamps([5.0, 0.01, 0.02], [1.0] * 3))) == pytest.approx((0.0125, 0.015, 0.0175))
     assert step_time(record(stamps=stamps([0.01], [1.0]))) == pytest.approx((0.01, 0.01, 0.01), rel=1e-3)
     assert step_time(record(stamps=stamps([], []))) is None
-    assert step_time(Record(0, 1, "local")) is None
+    assert quartiles([]) is None
 
 
 def test_of_several_kinds_of_steps_the_most_frequent_one_is_timed() -> None:
@@ -173,18 +187,29 @@ def test_few_steps_are_said_to_be_few() -> None:
 
 
 RESULTS = [
-    Result("horovod", 2, "", (0.0141, 0.0149, 0.0160), 4312.4, Number(0.98651, "evaluate()"), Number(0.04213, "fit()")),
-    Result("tfdist", 2, "", (0.1981, 0.2012, 1.22), 388.2, Number(0.9865, "evaluate()"), None, 2.34e-7),
+    Result("horovod", 2, "", (0.0141, 0.0141, 0.0149, 0.0160, 0.0160), 64.0, Number(0.98651, "evaluate()"),
+           Number(0.04213, "fit()")),
+    Result("tfdist", 2, "", (0.1981, 0.1981, 0.2012, 1.22, 1.22), 78.1, Number(0.9865, "evaluate()"), None, 2.34e-7),
     Result("native", 2, "rank 1 on node failed with ValueError: x"),
-    Result(ONE_PROCESS, 1, "", None, None, Number(0.5, "fit()"), None, None, ("XLA has no clock",)),
+    Result(ONE_PROCESS, 1, "", (), None, Number(0.5, "fit()"), None, None, ("XLA has no clock",)),
 ]
 
 
-def shown(results: list[Result], width: int) -> list[str]:
-    made, notes = table(results, 2)
+def comparison(results: Sequence[Result], cores: str = "", repeat: int = 1) -> Comparison:
+    """A comparison with these runs."""
+    sizes = sorted({run.processes for run in results} - {1})
+    return Comparison("train.py", tuple(sizes), repeat, rows_of(results), cores, Path("out"), 1.7e9, 60.0)
+
+
+def drawn(made: Table, width: int) -> list[str]:
     screen = io.StringIO()
     Console(file=screen, width=width, highlight=False).print(made)
-    return [line.rstrip() for line in [*screen.getvalue().splitlines(), *notes]]
+    return [line.rstrip() for line in screen.getvalue().splitlines()]
+
+
+def shown(results: list[Result], width: int, repeat: int = 1) -> list[str]:
+    made, notes = table(comparison(results, repeat=repeat))
+    return [*drawn(made, width), *notes]
 
 
 def test_the_table_has_a_row_for_every_job_and_fits_80_columns() -> None:
@@ -193,7 +218,7 @@ def test_the_table_has_a_row_for_every_job_and_fits_80_columns() -> None:
     assert [" ".join(line.split()) for line in lines] == [
         "share of weights", "step, ms samples 2 x one against",
         "backend (quartiles) per s process accuracy loss horovod", lines[3],
-        "horovod 14.9 (14.1-16) 4,312 ? 0.9865 0.04213 -",
+        "horovod 14.9 (14.1-16) 4,295 ? 0.9865 0.04213 -",
         "tfdist 201 (198-1,220) 388 ? 0.9865 - 2.3e-07",
         "native failed (1)",
         "one process ? (2) ? ? 0.5000 - -",
@@ -202,11 +227,19 @@ def test_the_table_has_a_row_for_every_job_and_fits_80_columns() -> None:
     ]
 
 
+SINGLE = Result(ONE_PROCESS, 1, "", (0.01,) * 5, 40.0)
+
+
 def test_the_share_is_of_so_many_times_one_process() -> None:
-    single = Result(ONE_PROCESS, 1, "", (0.01, 0.01, 0.01), 4000.0)
-    lines = [line.split() for line in shown([RESULTS[0], single], 80)]
-    assert [line[4 if line[0] == "one" else 3] for line in lines[-2:]] == ["4,312", "4,000"]
+    lines = [line.split() for line in shown([RESULTS[0], SINGLE], 80)]
+    assert [line[4 if line[0] == "one" else 3] for line in lines[-2:]] == ["4,295", "4,000"]
     assert [line[5 if line[0] == "one" else 4] for line in lines[-2:]] == ["54%", "100%"]
+
+
+def test_without_a_baseline_there_is_no_share() -> None:
+    lines = shown(RESULTS[:3], 80)
+    assert not any("share" in line or "one process" in line for line in lines)
+    assert not any("share" in line for line in explanations(comparison(RESULTS[:3])))
 
 
 def test_the_first_backend_that_ran_is_the_one_to_compare_with() -> None:
@@ -215,11 +248,142 @@ def test_the_first_backend_that_ran_is_the_one_to_compare_with() -> None:
 
 
 def test_the_lines_under_the_table_say_what_it_shows() -> None:
-    lines = explanations(RESULTS, 2, "on 1 of 2 cores")
+    lines = explanations(comparison(RESULTS, "on 1 of 2 cores"))
     assert "share: samples per s over 2 times those of one process (on 1 of 2 cores)" in lines
     assert "accuracy of horovod and tfdist: from evaluate()" in lines
     assert "accuracy of one process, loss: from fit()" in lines
     assert any("to horovod's" in line for line in lines)
+
+
+REPEATED = [
+    Result("native", 2, "", (0.010,) * 4, 40.0), Result("tfdist", 2, "", (0.012,) * 4, 40.0, difference=1e-7),
+    Result("native", 2, "", (0.011,) * 4, 40.0, difference=2e-8, round=2),
+    Result("tfdist", 2, "it took too long", round=2),
+]
+
+
+def test_runs_of_one_job_are_a_row_with_its_spread() -> None:
+    native, tfdist = comparison(REPEATED, repeat=2).rows
+    assert native.step == pytest.approx((0.010, 0.0105, 0.011))
+    assert (native.medians, native.spread) == ([0.010, 0.011], pytest.approx(0.001 / 0.0105))
+    assert native.samples == pytest.approx(40 / 0.0105)
+    assert native.samples_range == pytest.approx((40 / 0.011, 40 / 0.010))
+    assert (native.difference, tfdist.difference) == (2e-8, 1e-7)
+    assert (tfdist.reason, tfdist.spread) == ("", None)
+    assert tfdist.remarks == ("run 2 failed: it took too long",)
+    assert comparison(REPEATED).failed and not comparison(REPEATED[:3]).failed
+    lines = [" ".join(line.split()) for line in shown(REPEATED, 80, repeat=2)]
+    assert lines[-3:] == ["native 10.5 (10-11) 10% 3,810 - - 2.0e-08", "tfdist 12 (12-12) - 3,333 (1) - - 1.0e-07",
+                          "(1) run 2 failed: it took too long"]
+
+
+def test_several_sizes_are_a_table_of_their_own() -> None:
+    made = comparison([Result("native", 2, "", (0.010,) * 4, 80.0), Result("tfdist", 2, "no"),
+                       Result("native", 4, "", (0.020,) * 4, 160.0), Result("tfdist", 4, "no"), SINGLE])
+    assert (made.processes, [row.processes for row in made.shown]) == (4, [4, 4, 1])
+    assert [" ".join(line.split()) for line in drawn(scaling_table(made), 80)][1:] == [
+        "(share) on 2 4", drawn(scaling_table(made), 80)[2], "native 8,000 (100%) 8,000 (50%)", "tfdist failed failed"]
+
+
+@pytest.mark.parametrize(("results", "words"), [
+    (REPEATED[:3],
+     "native was the fastest on 2 processes, with 10.5 ms a step, 10 to 11 in 2 runs: tfdist took 1.1 times as long ("),
+    ([RESULTS[0], Result("native", 2, "", (0.0150, 0.0155, 0.0170)), RESULTS[1]],
+     "There is no clear difference on 2 processes between horovod (14.9 ms a step, 14.1 to 16 in half of the steps)"),
+    (RESULTS[:2], "horovod was the fastest on 2 processes, with 14.9 ms a step, 14.1 to 16 in half of the steps:"),
+    (RESULTS[2:], "No backend ran on 2 processes: the table says why."),
+    ([*RESULTS[2:], RESULTS[0]],
+     "horovod took 14.9 ms a step, 14.1 to 16 in half of the steps on 2 processes, and there was no other"),
+    ([Result("native", 2, remarks=("XLA has no clock",))], "How fast the backends are on 2 processes is not known"),
+])
+def test_the_first_sentence_is_about_speed(results: list[Result], words: str) -> None:
+    assert sentences(comparison(results))[0].startswith(words)
+
+
+def pair(difference: float | str | None, losses: tuple[float, float] = (0.5, 0.5), own: float | None = None,
+         ) -> list[Result]:
+    """Runs of two backends, and a second one of the first."""
+    one, other = (Number(loss, "fit()") for loss in losses)
+    return [Result("native", 2, loss=one), Result("tfdist", 2, loss=other, difference=difference),
+            Result("native", 2, loss=one, difference=own, round=2)]
+
+
+@pytest.mark.parametrize(("results", "words"), [
+    (pair(0.0), "The results agree: all backends end with the same weights, to the last bit, and the final loss is"),
+    (pair(2e-7), "The results agree: final weights differ by at most 2.0e-07 of the largest one"),
+    (pair(2e-7, (0.5, 0.6)), "The final weights agree (to 2.0e-07 of the largest one), but the final losses are 0.5"),
+    (pair(0.5), "The results do not agree: tfdist's final weights differ from native's by 5.0e-01 of the largest one"),
+    (pair(0.5, (0.5, np.nan)), "The results do not agree: tfdist's final weights differ from native's by 5.0e-01 of"),
+    (pair(0.5, own=0.4), "Whether the results agree cannot be told, as the script does not repeat itself: native"),
+    (pair("other shapes"), "The results do not agree: the weights cannot be compared with native's (tfdist's are othe"),
+    (pair(None), "Whether the weights agree is not known, as none were recorded, and the final loss is 0.5."),
+    (RESULTS[2:], "Whether results agree cannot be told of fewer than two backends that ran."),
+])
+def test_the_second_sentence_is_about_results(results: list[Result], words: str) -> None:
+    assert sentences(comparison(results))[1].startswith(words)
+
+
+def split(input: float, compute: float, wait: float | None, communication: float) -> TimeSplit:  # noqa: A002
+    return TimeSplit(input + compute + (wait or 0.0) + communication, input, compute, wait, communication, 0.0)
+
+
+@pytest.mark.parametrize(("splits", "words"), [
+    ({0: split(0.001, 0.098, 0.0, 0.001)}, "Computing takes 98% of a step"),
+    ({0: split(0.02, 0.07, 0.0, 0.01)}, "Reading data limits it: 20% of a step"),
+    ({0: split(0.0, 0.07, 0.01, 0.02)}, "Communication limits it: it takes 20% of a step. Try"),
+    ({0: split(0.0, 0.07, None, 0.03)}, "Communication limits it: it takes 30% of a step, waiting for other ranks inc"),
+    ({0: split(0.0, 0.06, 0.03, 0.01), 1: split(0.0, 0.09, 0.0, 0.01)},
+     "Rank 1 limits it: the ranks wait for each other 15% of a step, as rank 1 is busy for 30 ms longer"),
+    ({0: split(0.0, 0.07, 0.02, 0.01), 1: split(0.0, 0.07, 0.02, 0.01)}, "Waiting for each other limits it"),
+])
+def test_the_third_sentence_is_about_what_limits(splits: dict[int, TimeSplit], words: str) -> None:
+    run = Result("native", 2, "", (0.01,) * 5, 40.0, splits=splits)
+    assert sentences(comparison([run]))[2].startswith(words)
+    kept = "With native, 2 processes do 50% of 2 times what one process does. "
+    assert sentences(comparison([run, SINGLE]))[2].startswith(kept + words)
+    assert sentences(comparison([RESULTS[2]]))[2] == "What limits the job is not known, as no step was timed."
+
+
+def test_bytes_are_those_of_the_collectives_of_most_steps() -> None:
+    known = record(buckets={"a": {"bytes": 100}, "b": {"bytes": 20}, "once": {"bytes": 7}},
+                   collectives={"a": np.zeros((5, 2)), "b": np.zeros((25, 2)), "once": np.zeros((1, 2))},
+                   first_runs={"a": 20})
+    assert bytes_in_step(known) == 120
+    assert bytes_in_step(record(buckets={"a": {"bytes": None}}, collectives={"a": np.zeros((5, 2))})) is None
+    assert bytes_in_step(record()) is None
+
+
+def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
+    runs = [replace(run, metrics={"auc": np.nan}, peak_memory=10**9, bytes_in_step=4e6,
+                    splits={1: split(0.001, 0.004, 0.003, 0.002)}, losses=[(0.5, 2.0), (1.0, np.inf)])
+            for run in REPEATED]
+    made = comparison([*runs, SINGLE], repeat=2)
+    comparison_json.write(made, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    found = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert (found["schema"], found["command"], found["processes"], found["repeat"]) == (1, "train.py", 2, 2)
+    native, tfdist, single = found["rows"]
+    assert (native["backend"], native["runs"], native["steps_timed"], tfdist["runs"]) == ("native", 2, 8, 1)
+    assert native["step_ms"] == pytest.approx(10.5) and native["metrics"] == {"auc": None}
+    assert native["scaling_efficiency"] == pytest.approx(40 / 0.0105 / 8000)
+    assert [native[f"{part}_ms"] for part in ("input", "compute", "wait", "communication", "hidden")] == pytest.approx(
+        [1, 4, 3, 2, 0])
+    assert (native["bytes_per_step"], native["peak_memory_bytes"]) == (4e6, 10**9)
+    assert (single["scaling_efficiency"], single["wait_ms"], single["loss"]) == (1.0, None, None)
+    assert set(native) == set(tfdist) == set(single)
+    assert [(run["backend"], run["round"], run["failure"]) for run in found["runs"]] == [
+        ("native", 1, ""), ("native", 2, ""), ("tfdist", 1, ""), ("tfdist", 2, "it took too long"),
+        (ONE_PROCESS, 1, "")]
+    assert found["runs"][0]["ranks"] == [
+        {"rank": 1, "input_ms": 1, "compute_ms": 4, "wait_ms": 3, "communication_ms": 2, "hidden_ms": 0}]
+    assert found["runs"][0]["losses"] == [[0.5, 2.0], [1.0, None]]
+
+
+def test_every_key_of_the_results_is_documented(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    made = comparison_json.document(comparison([*REPEATED, SINGLE]))
+    keys = {*made, *made["rows"][0], *made["runs"][0]}
+    assert not [key for key in sorted(keys) if f"`{key}`" not in text]
 
 
 TRACE = "Traceback (most recent call last):\n  File ...\nValueError: the sky is falling"
@@ -246,7 +410,12 @@ def test_the_root_cause_is_one_line(stderr: str, reason: str) -> None:
     ([], "The command that the ranks run must be given"),
     (["-np", "2"], "The command that the ranks run must be given"),
     (["python", "train.py"], "Two processes at least are compared with one. Received: np=None. HINT: hvkeras compare"),
-    (["-np", "1", "true"], "Received: np=1"),
+    (["-np", "1", "true"], "Received: np='1'"),
+    (["-np", "1,2", "--no-baseline", "true"], "1 in -np is the baseline. Received: np='1,2'"),
+    (["-np", "2,x", "true"], "invalid sizes value: '2,x'"),
+    (["-np", "0,2", "true"], "a number of processes is positive, not 0"),
+    (["-np", "2", "--repeat", "0", "true"], "a job runs once at least, not 0 times"),
+    (["-np", "2,3", "-H", "localhost:2", "true"], "Received: np=3"),
     (["-np", "2", "--backend", "tfdist", "true"], "Received: flag='--backend'. HINT: did you mean --backends"),
     (["-np", "2", "--backends", "tfdist,tfidst", "true"], "Received: backend='tfidst'"),
     (["-np", "2", "--backends", ",", "true"], "--backends takes names"),

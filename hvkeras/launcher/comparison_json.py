@@ -1,0 +1,114 @@
+"""results.json: a comparison for other programs. docs/compare.md describes it; its names keep their meaning."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from hvkeras import __version__
+from hvkeras.launcher.comparison import WARM_UP, Result
+from hvkeras.launcher.comparison_rows import Comparison, Row, mean_split, reference_of
+from hvkeras.launcher.comparison_sentences import sentences
+
+SCHEMA = 1  # grows when something is removed or means something else; what is new does not change it
+NAME = "results.json"
+
+
+def write(comparison: Comparison, folder: Path) -> None:
+    """Writes the file into a folder, whole or not at all."""
+    temporary = folder / f".{NAME}"
+    temporary.write_text(json.dumps(document(comparison), indent=1, allow_nan=False) + "\n")
+    temporary.replace(folder / NAME)
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """What the file holds."""
+    return {
+        "schema": SCHEMA,
+        "hvkeras": __version__,
+        "command": comparison.command,
+        "processes": comparison.processes,
+        "sizes": list(comparison.sizes),
+        "repeat": comparison.repeat,
+        "began": datetime.fromtimestamp(comparison.began, timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(comparison.seconds, 1),
+        "warm_up_steps": WARM_UP,
+        "reference": reference_of(comparison.contenders),
+        "machine": dict(comparison.machine),
+        "one_process": comparison.cores,
+        "sentences": sentences(comparison),
+        "rows": rows(comparison),
+        "runs": [_known(_run(run)) for row in comparison.rows for run in row.runs],
+    }
+
+
+def rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """The rows as flat dictionaries, with a unit in each name that needs one; None is unknown."""
+    return [_known(_row(row, comparison)) for row in comparison.rows]
+
+
+def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
+    return {
+        "backend": row.name, "processes": row.processes, "runs": len(row.good), "failure": row.reason,
+        **_figures(row), "spread": row.spread, "scaling_efficiency": comparison.share(row),
+        **_parts(row.split), "steps_timed": sum(len(run.step_times) for run in row.good),
+        "metrics": dict(row.good[0].metrics) if row.good else {}, "remarks": list(row.remarks),
+    }
+
+
+def _run(run: Result) -> dict[str, Any]:
+    return {
+        "backend": run.name, "processes": run.processes, "round": run.round, "failure": run.reason,
+        "seconds": None if run.seconds is None else round(run.seconds, 1), **_figures(run),
+        **_parts(mean_split(run.splits.values())), "steps_timed": len(run.step_times), "metrics": dict(run.metrics),
+        "remarks": list(run.remarks),
+        "ranks": [{"rank": rank, **_parts(split)} for rank, split in sorted(run.splits.items())],
+        "losses": [[round(seconds, 3), loss if math.isfinite(loss) else None] for seconds, loss in run.losses],
+    }
+
+
+def _figures(each: Row | Result) -> dict[str, Any]:
+    """What rows and runs have in common."""
+    lower, median, upper = each.step or (None, None, None)
+    difference = each.difference
+    return {
+        "step_ms": _milliseconds(median), "step_ms_lower": _milliseconds(lower), "step_ms_upper": _milliseconds(upper),
+        "samples_per_s": each.samples, "bytes_per_step": each.bytes_in_step, "peak_memory_bytes": each.peak_memory,
+        "accuracy": None if each.accuracy is None else each.accuracy.value,
+        "accuracy_source": "" if each.accuracy is None else each.accuracy.source,
+        "loss": None if each.loss is None else each.loss.value,
+        "loss_source": "" if each.loss is None else each.loss.source,
+        "weight_difference": None if isinstance(difference, str) else difference,
+        "weight_remark": difference if isinstance(difference, str) else "",
+    }
+
+
+def _parts(split: Any) -> dict[str, float | None]:
+    """The parts of a typical step."""
+    names = ("input", "compute", "wait", "communication", "hidden")
+    values = {} if split is None else asdict(split)
+    return {f"{name}_ms": _milliseconds(values.get(name)) for name in names}
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _known(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without numbers that JSON does not have."""
+    return {name: _finite(value) for name, value in numbers.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return _known(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,140 @@
+"""report.html and the charts of a comparison."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from hvkeras.launcher.comparison import WARM_UP
+from hvkeras.launcher.comparison_rows import Comparison, Row
+from hvkeras.launcher.comparison_sentences import sentences
+from hvkeras.launcher.comparison_table import NOT_HERE, cells, explanations, milliseconds, scaling_cells
+from hvkeras.report.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
+from hvkeras.report.page import Section, page, table_html
+
+NAME = "report.html"
+PARTS = ("compute", "input", "wait", "communication")
+
+
+def write(comparison: Comparison, folder: Path) -> str:
+    """Writes the page and the charts into a folder.
+
+    Args:
+        comparison: What came out.
+        folder: Where the files go.
+
+    Returns:
+        Why there are no charts, or "".
+    """
+    drawn = {} if missing() else charts(comparison)
+    temporary = folder / f".{NAME}"
+    title = f"{comparison.command}, on {comparison.processes} processes"
+    temporary.write_text(page(title, sentences(comparison), sections(comparison, drawn)), encoding="utf-8")
+    temporary.replace(folder / NAME)
+    for name, chart in drawn.items():
+        chart.png(folder / f"{name}.png")
+    return missing()
+
+
+def charts(comparison: Comparison) -> dict[str, Chart]:
+    """The charts that there are data for, by the names of their files."""
+    made: dict[str, Chart] = {}
+    timed = [row for row in comparison.shown if row.step is not None]
+    if timed:
+        made["step_times"] = distribution(
+            {row.name: [1000 * seconds for run in row.good for seconds in run.step_times] for row in timed},
+            "step time, ms")
+    splits = {row.name: row.split for row in comparison.shown if row.split is not None}
+    if splits:
+        made["time_split"] = stacked(
+            list(splits), {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in PARTS},
+            "ms of a typical step, mean over ranks")
+    lines = list(_scaling_lines(comparison))
+    if lines:
+        made["scaling"] = scaling(lines, "samples per s")
+    losses = [Line(row.name, [x for x, _ in row.good[0].losses], [y for _, y in row.good[0].losses])
+              for row in comparison.shown if row.good and len(row.good[0].losses) > 1]
+    if losses:
+        made["loss"] = curves(losses, "seconds since training began", "loss")
+    return made
+
+
+def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
+    """The rates of the backends on each number of processes, where there are two at least; the ideal last."""
+    single = comparison.single
+    names = dict.fromkeys(row.name for row in comparison.rows if row is not single)
+    rates: dict[int, float] = {}
+    for name in names:
+        own = sorted((row for row in [*([single] if single else []), *comparison.rows]
+                      if (row is single or row.name == name) and row.samples), key=lambda row: row.processes)
+        points = list({row.processes: row for row in own}.values())
+        if len(points) > 1:
+            ends = [row.samples_range or (row.samples or 0.0,) * 2 for row in points]
+            drawn = Line(name, [row.processes for row in points], [row.samples or 0.0 for row in points],
+                         [low for low, _ in ends], [high for _, high in ends])
+            rates.setdefault(int(drawn.x[0]), drawn.y[0])
+            yield drawn
+    if rates:
+        first = min(rates)
+        sizes = [first, *(size for size in comparison.sizes if size > first)]
+        yield Line(IDEAL, sizes, [rates[first] * size / first for size in sizes], dashed=True)
+
+
+def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
+    """The parts of the page after its sentences."""
+    headers, rows, notes = cells(comparison)
+    made = [Section("All backends", _remarked(table_html(headers, rows), [*notes, *explanations(comparison)]))]
+
+    def add(name: str, title: str, note: str, html: str = "") -> None:
+        if name in drawn or html:
+            made.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
+
+    add("step_times", "Step times", f"Boxes hold half of the steps on rank 0, whiskers nine tenths, without the"
+        f" first {WARM_UP} of each run, and the line in the box is the median. Narrow is steady. What is slower than"
+        " the axis is long stands at its end: validation, checkpoints, or somebody else's work.")
+    add("time_split", "Where the time of a step goes", "wait is time in collectives until the last rank comes,"
+        " communication the rest of that time in which nothing else is done. What runs beside computing costs nothing"
+        " and is not in the bars. A part that is the same on all backends is the script's own.",
+        _split_table(comparison))
+    several = len(comparison.sizes) > 1
+    bands = " Bands are from the slowest to the fastest run." if comparison.repeat > 1 else ""
+    add("scaling", "Scaling", "Samples of all ranks per second; the dotted line is as many times the first point's rate"
+        f" as there are processes.{bands}", table_html(*scaling_cells(comparison)) if several else "")
+    add("loss", "Loss against time", "fit's loss by the time since training began, of the first run: the faster"
+        " backend is ahead, and curves of the same shape are the same training.")
+    made.append(Section("How this was measured", _how(comparison)))
+    return made
+
+
+def _remarked(html: str, remarks: list[str]) -> str:
+    return html + "\n" + "\n".join(f"<p class=\"note\">{escape(remark)}</p>" for remark in remarks)
+
+
+def _split_table(comparison: Comparison) -> str:
+    """The parts in numbers, with bytes and memory; "" where none is known."""
+    headers = ["backend", *(f"{part},\nms" for part in PARTS), "beside\ncomputing, ms", "MB a step\nand rank",
+               "peak memory\nof a rank, MB"]
+    rows = [[row.name, *_numbers(row)] for row in comparison.shown if not row.reason]
+    known = any(cell != NOT_HERE for row in rows for cell in row[1:])
+    return table_html(headers, rows) if known else ""
+
+
+def _numbers(row: Row) -> list[str]:
+    split = row.split
+    parts = [None if split is None else getattr(split, part) for part in (*PARTS, "hidden")]
+    amounts = [row.bytes_in_step, row.peak_memory]
+    return [*(NOT_HERE if part is None else milliseconds(part) for part in parts),
+            *(NOT_HERE if amount is None else f"{amount / 1e6:,.3g}" if amount < 1e8 else f"{amount / 1e6:,.0f}"
+              for amount in amounts)]
+
+
+def _how(comparison: Comparison) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(comparison.began))
+    times = f"{comparison.repeat} times, in rounds" if comparison.repeat > 1 else "once"
+    minutes = max(1, math.ceil(comparison.seconds / 60))
+    lines = (f"Each job ran {times}, one after the other, from {began} on, for {minutes} minute{'s' * (minutes > 1)}.",
+             f"The output of all ranks is in {comparison.folder}.", "All numbers are in results.json beside this page.")
+    return f"<pre>{escape(comparison.command)}</pre>" + "".join(f"<p>{escape(line)}</p>" for line in lines)

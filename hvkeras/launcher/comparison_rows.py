@@ -1,0 +1,203 @@
+"""The rows of a comparison: all runs of one backend on so many processes, taken together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvkeras.launcher.comparison import ONE_PROCESS, Number, Result, quartiles
+from hvkeras.time_split import TimeSplit
+
+
+@dataclass(frozen=True)
+class Row:
+    """All runs of one job.
+
+    Attributes:
+        name: The backend, or `ONE_PROCESS`.
+        processes: How many ranks it had.
+        runs: Its runs, in the order of rounds.
+    """
+
+    name: str
+    processes: int
+    runs: tuple[Result, ...]
+
+    @property
+    def good(self) -> list[Result]:
+        """The runs that have figures."""
+        return [run for run in self.runs if not run.reason]
+
+    @property
+    def reason(self) -> str:
+        """Why there are no figures at all, or ""."""
+        return "" if self.good else self.runs[0].reason
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why something is unknown, and which runs failed although others did not."""
+        failed = [f"run {run.round} failed: {run.reason}" for run in self.runs if run.reason] if self.good else []
+        return (*dict.fromkeys(remark for run in self.good for remark in run.remarks), *failed)
+
+    @property
+    def step(self) -> tuple[float, float, float] | None:
+        """Quartiles of the step time in seconds, over the steps of all runs."""
+        return quartiles([seconds for run in self.good for seconds in run.step_times])
+
+    @property
+    def medians(self) -> list[float]:
+        """The median step time of each run, in seconds."""
+        return [run.step[1] for run in self.good if run.step is not None]
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Between which step times it moves: the medians of its runs, or the quartiles of a single one."""
+        if len(self.medians) > 1:
+            return min(self.medians), max(self.medians)
+        return None if self.step is None else (self.step[0], self.step[2])
+
+    @property
+    def spread(self) -> float | None:
+        """The range of the runs' medians over the median of all steps; None of a single run."""
+        if len(self.medians) < 2 or self.step is None:
+            return None
+        return (max(self.medians) - min(self.medians)) / self.step[1]
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of all ranks per second; None if unknown."""
+        known = [run.samples_in_step for run in self.good if run.samples_in_step is not None]
+        return None if self.step is None or not known else float(np.median(known)) / self.step[1]
+
+    @property
+    def samples_range(self) -> tuple[float, float] | None:
+        """The samples per second of the slowest and of the fastest run."""
+        if self.samples is None or self.step is None or len(self.medians) < 2:
+            return None
+        in_step = self.samples * self.step[1]
+        return in_step / max(self.medians), in_step / min(self.medians)
+
+    @property
+    def accuracy(self) -> Number | None:
+        """The final accuracy of the first run."""
+        return next((run.accuracy for run in self.good), None)
+
+    @property
+    def loss(self) -> Number | None:
+        """The final loss of the first run."""
+        return next((run.loss for run in self.good), None)
+
+    @property
+    def difference(self) -> float | str | None:
+        """The largest difference of the final weights of any run to those of the first backend's first run."""
+        known = [run.difference for run in self.good if run.difference is not None]
+        words = [each for each in known if isinstance(each, str)]
+        return words[0] if words else max((each for each in known if not isinstance(each, str)), default=None)
+
+    @property
+    def split(self) -> TimeSplit | None:
+        """Where the time of a typical step went, the mean over all ranks of all runs."""
+        return mean_split(split for run in self.good for split in run.splits.values())
+
+    @property
+    def bytes_in_step(self) -> float | None:
+        """Bytes that a rank hands to collectives in a typical step."""
+        return next((run.bytes_in_step for run in self.good if run.bytes_in_step is not None), None)
+
+    @property
+    def peak_memory(self) -> int | None:
+        """Bytes of the rank that needed the most."""
+        return max((run.peak_memory for run in self.good if run.peak_memory is not None), default=None)
+
+
+def mean_split(splits: Iterable[TimeSplit]) -> TimeSplit | None:
+    """The mean of several; None of none, and no wait where one does not know it."""
+    known = list(splits)
+    if not known:
+        return None
+    waits = [split.wait for split in known if split.wait is not None]
+
+    def mean(part: str) -> float:
+        return float(np.mean([getattr(split, part) for split in known]))
+
+    return TimeSplit(step=mean("step"), input=mean("input"), compute=mean("compute"),
+                     wait=float(np.mean(waits)) if len(waits) == len(known) else None,
+                     communication=mean("communication"), hidden=mean("hidden"))
+
+
+def rows_of(results: Iterable[Result]) -> tuple[Row, ...]:
+    """Takes the runs of each job together, in the order of their first ones."""
+    def job(run: Result) -> tuple[str, int]:
+        return run.name, run.processes
+
+    results = list(results)
+    order = list(dict.fromkeys(map(job, results)))
+    grouped = itertools.groupby(sorted(results, key=lambda run: order.index(job(run))), key=job)
+    return tuple(Row(name, processes, tuple(runs)) for (name, processes), runs in grouped)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison that has been made.
+
+    Attributes:
+        command: The script's command line.
+        sizes: How many processes there were, without one, ascending.
+        repeat: How often each job was to run.
+        rows: What came out.
+        cores: What one process computed with, in words, or "".
+        folder: Where the ranks' output is.
+        began: When it began, in seconds since the epoch.
+        seconds: How long it took.
+        machine: The facts of this machine, when it began.
+    """
+
+    command: str
+    sizes: tuple[int, ...]
+    repeat: int
+    rows: tuple[Row, ...]
+    cores: str
+    folder: Path
+    began: float
+    seconds: float
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that the table is about: the largest one."""
+        return self.sizes[-1]
+
+    @property
+    def single(self) -> Row | None:
+        """The row of one process, if it ran."""
+        return next((row for row in self.rows if row.name == ONE_PROCESS), None)
+
+    @property
+    def contenders(self) -> list[Row]:
+        """The rows of the backends on `processes`."""
+        return [row for row in self.rows if row.name != ONE_PROCESS and row.processes == self.processes]
+
+    @property
+    def shown(self) -> list[Row]:
+        """The rows of the table."""
+        return [*self.contenders, *([self.single] if self.single else [])]
+
+    @property
+    def failed(self) -> bool:
+        """Whether some run of a backend failed."""
+        return any(run.reason for row in self.rows if row.name != ONE_PROCESS for run in row.runs)
+
+    def share(self, row: Row) -> float | None:
+        """The row's samples per second over those of so many times one process; None if unknown."""
+        single = self.single.samples if self.single else None
+        return None if row.samples is None or not single else row.samples / (row.processes * single)
+
+
+def reference_of(rows: Sequence[Row | Result]) -> str:
+    """The first backend that ran, by whose weights the others are judged; "" if none did."""
+    return next((row.name for row in rows if row.name != ONE_PROCESS and not row.reason), "")

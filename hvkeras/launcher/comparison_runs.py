@@ -1,0 +1,119 @@
+"""The runs of a comparison: which there are, one after the other, and what each left behind."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from hvkeras.launcher.comparison import ONE_PROCESS, Result, result, weight_difference
+from hvkeras.launcher.trial import Trial
+from hvkeras.record import WEIGHTS, Record
+
+Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
+
+
+def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
+              environments: Mapping[Job, Mapping[str, str]]) -> list[Trial]:
+    """Lists all runs in their order: each round has every job once.
+
+    Args:
+        jobs: The jobs in their order.
+        flags: The command line.
+        folder: Where their output goes.
+        environments: What each job has in its environment beside this process's.
+    """
+    return [_trial(job, number, flags, folder, environments.get(job, {}))
+            for number in range(1, flags.repeat + 1) for job in jobs]
+
+
+def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, environment: Mapping[str, str]) -> Trial:
+    name, processes = job
+    parts = [name.replace(" ", "-")]
+    parts += [f"np-{processes}"] if len(flags.np) > 1 and name != ONE_PROCESS else []
+    parts += [f"run-{number}"] if flags.repeat > 1 else []
+    output = folder.joinpath(*parts)
+    arguments = ["-np", str(processes), "--backend", "local" if name == ONE_PROCESS else name,
+                 "--output-filename", str(output)]
+    arguments += ["-H", flags.hosts] if flags.hosts else []
+    trial = Trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
+    return replace(trial, environment={**os.environ, **environment, "HVKERAS_RECORD": str(trial.records)})
+
+
+class Runs:
+    """Runs trials one after the other.
+
+    Args:
+        trials: All of them, in order.
+        problems: Why a job cannot run here, or "".
+        flags: The command line.
+        screen: Where progress is shown.
+    """
+
+    def __init__(self, trials: Sequence[Trial], problems: Mapping[Job, str], flags: argparse.Namespace,
+                 screen: Console) -> None:
+        self._trials, self._problems, self._flags, self._screen = trials, problems, flags, screen
+        self._seconds: dict[Job, float] = {}
+        self._failed: set[Job] = set()
+        self._references: dict[int, Path] = {}  # by the number of processes: the records of the first one that ran
+
+    def results(self) -> list[Result]:
+        """Runs them all. A job that has failed is not run again."""
+        found = []
+        try:
+            for number, trial in enumerate(self._trials):
+                if (trial.name, trial.processes) not in self._failed:
+                    found.append(self._result(number, trial))
+                    self._forget_weights(trial)
+        finally:
+            for trial in self._trials:
+                (trial.records / WEIGHTS).unlink(missing_ok=True)
+        return found
+
+    def _result(self, number: int, trial: Trial) -> Result:
+        job = trial.name, trial.processes
+        not_here = self._problems.get(job, "")
+        begun = time.monotonic()
+        problem = not_here or trial.run(self._flags.timeout, self._heading(number, trial), self._screen,
+                                        self._flags.verbose, self._expected(number))
+        seconds = time.monotonic() - begun
+        if problem:
+            found = Result(*job, problem, has_last_words=not not_here)
+        else:
+            self._seconds[job] = seconds
+            records = [Record.read(trial.records, rank) for rank in range(trial.processes)]
+            found = result(*job, records, trial.printed(), self._difference(trial))
+        if found.reason:
+            self._failed.add(job)
+        elif trial.name != ONE_PROCESS:
+            self._references.setdefault(trial.processes, trial.records)
+        return replace(found, round=trial.round, seconds=None if not_here else seconds)
+
+    def _difference(self, trial: Trial) -> float | str | None:
+        first = self._references.get(trial.processes)
+        return None if first is None or trial.name == ONE_PROCESS else weight_difference(first, trial.records)
+
+    def _forget_weights(self, trial: Trial) -> None:
+        """Removes weights that nothing is compared with: they are as large as the model."""
+        if trial.records not in self._references.values():
+            (trial.records / WEIGHTS).unlink(missing_ok=True)
+
+    def _heading(self, number: int, trial: Trial) -> str:
+        heading = f"[{number + 1}/{len(self._trials)}] {trial.name}"
+        if len(self._flags.np) > 1 and trial.name != ONE_PROCESS:
+            heading += f" on {trial.processes}"
+        return heading + (f", round {trial.round} of {self._flags.repeat}" if self._flags.repeat > 1 else "")
+
+    def _expected(self, number: int) -> float | None:
+        """Seconds that this run and those after it will take if they are like the ones before; None at first."""
+        if not self._seconds:
+            return None
+        mean = sum(self._seconds.values()) / len(self._seconds)
+        left = [(trial.name, trial.processes) for trial in self._trials[number:]]
+        return sum(self._seconds.get(job, mean) for job in left if job not in self._failed
+                   and not self._problems.get(job))

@@ -1,0 +1,134 @@
+"""What a comparison says in three sentences: which backend is fast, whether the results agree, what limits the job."""
+
+from __future__ import annotations
+
+import math
+
+from hvkeras.launcher.comparison import ONE_PROCESS
+from hvkeras.launcher.comparison_rows import Comparison, Row, reference_of
+from hvkeras.launcher.comparison_table import milliseconds
+from hvkeras.report.advice import advice
+
+# Sums in another order differ in their last bits, and training lets that grow: of the largest weight, this is still
+# rounding and not another result.
+TOLERANCE = 1e-3
+LOSS_TOLERANCE = 0.01  # of the loss
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """The three sentences that a report begins with.
+
+    Args:
+        comparison: What came out.
+    """
+    return [speed(comparison), agreement(comparison), limit(comparison)]
+
+
+def speed(comparison: Comparison) -> str:
+    """Which backend was the fastest, and by how much."""
+    timed = sorted((row for row in comparison.contenders if row.step is not None), key=_median)
+    on = f"on {comparison.processes} processes"
+    if not timed:
+        if reference_of(comparison.contenders):
+            return f"How fast the backends are {on} is not known, as no step was timed: the table says why."
+        return f"No backend ran {on}: the table says why."
+    fastest, *others = timed
+    if not others:
+        return f"{fastest.name} took {_step_of(fastest)} {on}, and there was no other backend to compare it with."
+    alike = [row for row in others if _overlap(fastest, row)]
+    slower = [row for row in others if row not in alike]
+    if alike:
+        names = " and ".join(_with_step(row) for row in [fastest, *alike])
+        sentence = f"There is no clear difference {on} between {names}: their spreads overlap"
+        return sentence + "".join(f"; {_times(fastest, row)}" for row in slower) + "."
+    return (f"{fastest.name} was the fastest {on}, with {_step_of(fastest)}: "
+            + ", and ".join(_times(fastest, row) for row in slower) + ".")
+
+
+def _median(row: Row) -> float:
+    return math.inf if row.step is None else row.step[1]
+
+
+def _with_step(row: Row) -> str:
+    return f"{row.name} ({_step_of(row)})"
+
+
+def _step_of(row: Row) -> str:
+    """A row's step time and its spread."""
+    if row.range is None:
+        return "a step time that is not known"
+    low, high = row.range
+    over = f"in {len(row.medians)} runs" if len(row.medians) > 1 else "in half of the steps"
+    return f"{milliseconds(_median(row))} ms a step, {milliseconds(low)} to {milliseconds(high)} {over}"
+
+
+def _times(fastest: Row, row: Row) -> str:
+    return f"{row.name} took {_median(row) / _median(fastest):.2g} times as long ({_step_of(row)})"
+
+
+def _overlap(one: Row, other: Row) -> bool:
+    if one.range is None or other.range is None:
+        return False
+    return one.range[0] <= other.range[1] and other.range[0] <= one.range[1]
+
+
+def agreement(comparison: Comparison) -> str:
+    """Whether the backends led to the same weights and the same loss."""
+    ran = [row for row in comparison.contenders if not row.reason]
+    reference = reference_of(ran)
+    others = [row for row in ran if row.name != reference]
+    if not others:
+        return "Whether results agree cannot be told of fewer than two backends that ran."
+    words = [f"{row.name}'s are {row.difference}" for row in others if isinstance(row.difference, str)]
+    if words:
+        return f"The results do not agree: the weights cannot be compared with {reference}'s ({', '.join(words)})."
+    known = [row.difference for row in others if isinstance(row.difference, float)]
+    alike, losses = _losses(ran)
+    if not known:
+        return f"Whether the weights agree is not known, as none were recorded{losses}."
+    largest = max(known)
+    own = next((row.difference for row in ran if row.name == reference), None)
+    noise = own if isinstance(own, float) else 0.0
+    if largest <= TOLERANCE and alike:
+        if largest == 0:
+            return f"The results agree: all backends end with the same weights, to the last bit{losses}."
+        return (f"The results agree: final weights differ by at most {largest:.1e} of the largest one, as those of sums"
+                f" in another order do{losses}.")
+    if largest <= TOLERANCE:
+        return f"The final weights agree (to {largest:.1e} of the largest one){losses}."
+    if largest <= 2 * noise:
+        return (f"Whether the results agree cannot be told, as the script does not repeat itself: {reference}'s own"
+                f" runs end with weights {noise:.1e} of the largest one apart, and the backends"
+                f" differ no more ({largest:.1e}){losses}; seeds would tell.")
+    furthest = next(row.name for row in others if row.difference == largest)
+    return (f"The results do not agree: {furthest}'s final weights differ from {reference}'s by {largest:.1e} of the"
+            f" largest one{losses}; unless the script sets no seeds, mistrust its speed.")
+
+
+def _losses(rows: list[Row]) -> tuple[bool, str]:
+    """Whether the final losses are alike, or unknown; and what they are, as the end of a sentence."""
+    values = [row.loss.value for row in rows if row.loss is not None]
+    if len(values) < 2:
+        return True, ""
+    if not all(map(math.isfinite, values)):
+        return False, ", but not all losses are finite"
+    low, high = min(values), max(values)
+    words = f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
+    if high - low <= LOSS_TOLERANCE * max(abs(low), abs(high)):
+        return True, f", and the final loss is {words}"
+    return False, f", but the final losses are {words}"
+
+
+def limit(comparison: Comparison) -> str:
+    """What limits the job on the fastest backend, and what to try."""
+    timed = sorted((row for row in comparison.contenders if row.step is not None), key=_median)
+    if not timed:
+        return "What limits the job is not known, as no step was timed."
+    fastest = timed[0]
+    share = comparison.share(fastest)
+    kept = "" if share is None else (f"With {fastest.name}, {comparison.processes} processes do {share:.0%} of "
+                                     f"{comparison.processes} times what {ONE_PROCESS} does. ")
+    splits = fastest.good[0].splits
+    if not splits:
+        return kept or "What limits the job is not known, as the time of its steps could not be split."
+    return kept + advice(splits)
