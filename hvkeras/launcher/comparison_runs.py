@@ -35,7 +35,7 @@ def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
 def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, environment: Mapping[str, str]) -> Trial:
     name, processes = job
     parts = [name.replace(" ", "-")]
-    parts += [f"np-{processes}"] if len(flags.np) > 1 and name != ONE_PROCESS else []
+    parts += [f"np-{processes}"] if _several(flags) and name != ONE_PROCESS else []
     parts += [f"run-{number}"] if flags.repeat > 1 else []
     output = folder.joinpath(*parts)
     arguments = ["-np", str(processes), "--backend", "local" if name == ONE_PROCESS else name,
@@ -43,6 +43,11 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
     arguments += ["-H", flags.hosts] if flags.hosts else []
     trial = Trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
     return replace(trial, environment={**os.environ, **environment, "HVKERAS_RECORD": str(trial.records)})
+
+
+def _several(flags: argparse.Namespace) -> bool:
+    """Whether the backends run on several numbers of processes."""
+    return sum(size > 1 for size in flags.np) > 1
 
 
 class Runs:
@@ -105,7 +110,7 @@ class Runs:
 
     def _heading(self, number: int, trial: Trial) -> str:
         heading = f"[{number + 1}/{len(self._trials)}] {trial.name}"
-        if len(self._flags.np) > 1 and trial.name != ONE_PROCESS:
+        if _several(self._flags) and trial.name != ONE_PROCESS:
             heading += f" on {trial.processes}"
         return heading + (f", round {trial.round} of {self._flags.repeat}" if self._flags.repeat > 1 else "")
 

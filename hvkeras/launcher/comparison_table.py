@@ -24,7 +24,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
     """
     reference = reference_of(comparison.contenders)
     headers = ["backend", "step, ms\n(quartiles)", "samples\nper s"]
-    headers[2:2] = [f"spread of\n{comparison.repeat} runs"] if comparison.repeat > 1 else []
+    headers[2:2] = ["spread"] if comparison.repeat > 1 else []
     if comparison.single is not None:
         headers.append(f"share of\n{comparison.processes} x one\nprocess")
     headers += ["accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]

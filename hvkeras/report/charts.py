@@ -207,7 +207,7 @@ def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> 
         else:
             axes.set(xlim=(0, None), ylim=(0, None))
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
         axes.minorticks_off()
         axes.set(xlabel=x_label, ylabel=y_label)
 
