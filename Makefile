@@ -45,7 +45,7 @@ test:
 # Two at a time: ranks wait more than they compute. Tests of one file share launches, so they stay together.
 PYTEST := bin/pytest -n 2 --dist loadfile
 
-test-newest: $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod
+test-newest: $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 	$(VENV)/$(PYTEST)
 
 # The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
@@ -119,6 +119,11 @@ $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 	@missing=$$(for tool in g++ make; do command -v $$tool >/dev/null || echo $$tool; done); \
 	  [ -z "$$missing" ] || tools/system_packages.sh $$missing
 	@$(call python,$(VENV)) -m hvkeras.build_horovod --with-mpi
+	@touch $@
+
+# Reports are looked at in a real browser.
+$(VENV)/.has-browser: | $(VENV)/.has-python
+	@command -v chromium >/dev/null || tools/system_packages.sh chromium
 	@touch $@
 
 $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools

@@ -40,6 +40,11 @@ def quiet_engines(log_level: str) -> None:
     logging.getLogger("tensorflow").setLevel(getattr(logging, {"TRACE": "DEBUG"}.get(log_level, log_level)))
 
 
+def in_notebook() -> bool:
+    """Whether what this process prints goes to a notebook's cell."""
+    return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
+
+
 def verbose() -> int:
     """What to pass as Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
 

@@ -91,7 +91,7 @@ class Agent:
             if os.getppid() != parent:
                 os._exit(1)
 
-        outputs = _terminal(wanted["terminal"]) if wanted["terminal"] else os.pipe()
+        outputs = terminal(wanted["terminal"]) if wanted["terminal"] else os.pipe()
         errors = os.pipe()
         try:
             process = subprocess.Popen(
@@ -225,7 +225,7 @@ def _own_address(interfaces: list[str]) -> str:
     return connection[2] if len(connection) == 4 else ""
 
 
-def _terminal(size: list[int]) -> tuple[int, int]:
+def terminal(size: list[int]) -> tuple[int, int]:
     """Makes a terminal of `size` (columns, rows) that passes bytes as they are."""
     ours, theirs = os.openpty()
     tty.setraw(theirs)

@@ -29,8 +29,7 @@ from hvkeras.launcher.comparison_rows import Comparison, rows_of
 from hvkeras.launcher.comparison_runs import Job, Runs, trials_of
 from hvkeras.launcher.comparison_table import explanations, scaling_table, table
 from hvkeras.launcher.placement import HostRanks, place
-from hvkeras.launcher.trial import Trial
-from hvkeras.launcher.verdict import TAIL_LINES
+from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
 from hvkeras.threads import fair_share, operation_threads, usable_cores
 
@@ -97,16 +96,20 @@ def compare(arguments: Sequence[str]) -> int:
     """
     flags = flags_and_command(parser(), arguments)
     require_command(flags, PROG)
-    made = comparison_of(flags, Console(stderr=True, highlight=False))
+    made = comparison_of(flags, Console(stderr=True, highlight=False), shlex.join(flags.command))
+    print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
+    print(f"output of all ranks: {made.folder}")
+    _print_last_words(made, Console(stderr=True, highlight=False, soft_wrap=True))
     return int(made.failed)
 
 
-def comparison_of(flags: argparse.Namespace, screen: Console) -> Comparison:
-    """Makes the comparison that flags ask for, prints the table, and writes the report.
+def comparison_of(flags: argparse.Namespace, screen: Console, title: str) -> Comparison:
+    """Makes the comparison that flags ask for, and writes the report.
 
     Args:
         flags: The command line, with the ranks' `command`.
         screen: Where progress is shown.
+        title: What is compared.
 
     Raises:
         UsageError: A flag is wrong.
@@ -131,11 +134,10 @@ def comparison_of(flags: argparse.Namespace, screen: Console) -> Comparison:
     began, machine = time.time(), facts(usable_cores())
     with ended_by_signals():
         results = Runs(trials, problems, flags, screen).results()
-    made = Comparison(shlex.join(flags.command), several, flags.repeat, rows_of(results), cores, folder, began,
+    made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began,
                       time.time() - began, machine)
     comparison_json.write(made, folder)
-    no_charts = comparison_report.write(made, folder)
-    _print(made, trials, no_charts)
+    comparison_report.write(made, folder)
     return made
 
 
@@ -209,9 +211,8 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print(made: Comparison, trials: Sequence[Trial], no_charts: str) -> None:
+def print_table(made: Comparison, console: Console) -> None:
     """Prints the table, what its columns are, the reasons of failures, and where the report is."""
-    console = Console(highlight=False, soft_wrap=True, width=WIDEST, force_jupyter=False)
     shown, notes = table(made)
     console.print(f"{made.command}, on {made.processes} processes", markup=False)
     console.print()
@@ -220,18 +221,15 @@ def _print(made: Comparison, trials: Sequence[Trial], no_charts: str) -> None:
     if len(made.sizes) > 1:
         console.print(scaling_table(made))
         console.print()
-    for line in [*notes, *([""] if notes else []), *explanations(made)]:
+    for line in [*notes, *([""] if notes else []), *explanations(made), *filter(None, [missing()])]:
         console.print(line, markup=False)
-    if no_charts:
-        console.print(no_charts, markup=False)
     console.print(f"report: {made.folder / comparison_report.NAME}", markup=False)
-    console.print(f"output of all ranks: {made.folder}", markup=False)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, force_jupyter=False)
-    failed = {(row.name, row.processes, run.round) for row in made.rows for run in row.runs if run.has_last_words}
-    for trial in trials:
-        tail = []
-        if (trial.name, trial.processes, trial.round) in failed:
-            tail = trial.text("stderr").splitlines()[-TAIL_LINES:]
-        if tail:
-            errors.print(f"\nthe standard error of {trial.name} ends with", markup=False)
-            errors.print("\n".join(tail), markup=False)
+
+
+def _print_last_words(made: Comparison, console: Console) -> None:
+    """Prints how the standard error of the jobs ends that failed."""
+    for row in made.rows:
+        for run in row.runs:
+            if run.last_words:
+                console.print(f"\nthe standard error of {run.name} ends with", markup=False)
+                console.print(run.last_words, markup=False)

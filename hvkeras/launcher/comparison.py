@@ -46,7 +46,7 @@ class Result:
         loss: The final loss, or None.
         difference: How far the final weights are from those of the first backend; see `weight_difference`.
         remarks: Why something is unknown.
-        has_last_words: Whether the job failed, so that the end of its standard error says why.
+        last_words: How the standard error of a job ends that failed, or "".
         round: The round in which it ran, from 1.
         seconds: How long the job took with its start and end; None if it was not started.
         metrics: The final numbers of Keras by name, of its last evaluate or fit.
@@ -65,7 +65,7 @@ class Result:
     loss: Number | None = None
     difference: float | str | None = None
     remarks: tuple[str, ...] = ()
-    has_last_words: bool = False
+    last_words: str = ""
     round: int = 1
     seconds: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

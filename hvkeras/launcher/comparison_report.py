@@ -19,15 +19,12 @@ NAME = "report.html"
 PARTS = ("compute", "input", "wait", "communication")
 
 
-def write(comparison: Comparison, folder: Path) -> str:
+def write(comparison: Comparison, folder: Path) -> None:
     """Writes the page and the charts into a folder.
 
     Args:
         comparison: What came out.
         folder: Where the files go.
-
-    Returns:
-        Why there are no charts, or "".
     """
     drawn = {} if missing() else charts(comparison)
     temporary = folder / f".{NAME}"
@@ -36,7 +33,6 @@ def write(comparison: Comparison, folder: Path) -> str:
     temporary.replace(folder / NAME)
     for name, chart in drawn.items():
         chart.png(folder / f"{name}.png")
-    return missing()
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from hvkeras.launcher.comparison import ONE_PROCESS, Result, result, weight_difference
 from hvkeras.launcher.trial import Trial
+from hvkeras.launcher.verdict import TAIL_LINES
 from hvkeras.record import WEIGHTS, Record
 
 Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
@@ -47,7 +48,7 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
 
 def _several(flags: argparse.Namespace) -> bool:
     """Whether the backends run on several numbers of processes."""
-    return sum(size > 1 for size in flags.np) > 1
+    return len({size for size in flags.np if size > 1}) > 1
 
 
 class Runs:
@@ -88,7 +89,8 @@ class Runs:
                                         self._flags.verbose, self._expected(number))
         seconds = time.monotonic() - begun
         if problem:
-            found = Result(*job, problem, has_last_words=not not_here)
+            last_words = "" if not_here else "\n".join(trial.text("stderr").splitlines()[-TAIL_LINES:])
+            found = Result(*job, problem, last_words=last_words)
         else:
             self._seconds[job] = seconds
             records = [Record.read(trial.records, rank) for rank in range(trial.processes)]

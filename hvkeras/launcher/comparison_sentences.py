@@ -34,7 +34,8 @@ def speed(comparison: Comparison) -> str:
         return f"No backend ran {on}: the table says why."
     fastest, *others = timed
     if not others:
-        return f"{fastest.name} took {_step_of(fastest)} {on}, and there was no other backend to compare it with."
+        alone = "no other backend ran" if len(comparison.contenders) > 1 else "no other backend was asked for"
+        return f"{fastest.name} took {_step_of(fastest)} {on}; {alone}."
     alike = [row for row in others if _overlap(fastest, row)]
     slower = [row for row in others if row not in alike]
     if alike:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle
 
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
+from hvkeras.launcher.agent import terminal
 from hvkeras.launcher.placement import place
+from hvkeras.launcher.printer import CLEAR, TAIL
+from hvkeras.output import in_notebook
 
 CALL = "call.pickle"
 BOOT = "boot.py"
@@ -27,6 +32,7 @@ import runpy, sys
 sys.path[:1] = [entry for entry in {path!r} if entry not in sys.path]
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
+ERASE = CLEAR.decode()
 LAST_LINES = 30  # of the ranks' standard error that the exception repeats
 
 
@@ -114,12 +120,32 @@ def run(
     remote = not all(host.local for host in place(size, hosts, hostfile))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
         folder = Path(name).absolute()
-        (folder / CALL).write_bytes(_pickled(func, args, kwargs))
-        boot = str(folder / BOOT)
-        Path(boot).write_text(BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path]))
-        _run_to_its_end([sys.executable, boot, "hvkeras", "run", *options,
-                         executable or sys.executable, boot, "hvkeras.launcher.task", str(folder)])
+        command = command_of(func, args, kwargs, folder, executable)
+        _run_to_its_end([sys.executable, str(folder / BOOT), "hvkeras", "run", *options, *command])
         return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(size)]
+
+
+def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, folder: Path,
+               executable: str | None = None) -> list[str]:
+    """Leaves a call in a folder.
+
+    Args:
+        func: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        folder: The folder, which must be there until the call is over.
+        executable: The Python to run it; this one by default.
+
+    Returns:
+        The command line that makes the call on a rank.
+
+    Raises:
+        UsageError: The function cannot be pickled.
+    """
+    (folder / CALL).write_bytes(_pickled(func, args, kwargs))
+    boot = folder / BOOT
+    boot.write_text(BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path]))
+    return [executable or sys.executable, str(boot), "hvkeras.launcher.task", str(folder)]
 
 
 def result_file(folder: Path, rank: int) -> Path:
@@ -129,7 +155,7 @@ def result_file(folder: Path, rank: int) -> Path:
 
 def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     if not callable(func):
-        raise UsageError(explain("run() takes a function", func=func))
+        raise UsageError(explain("run() and compare() take a function", func=func))
     try:
         return bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
     except Exception as error:  # whatever an object's own pickling raises
@@ -138,14 +164,24 @@ def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _run_to_its_end(command: Sequence[str]) -> None:
-    """Runs `hvkeras run`, and shows its output where Python's goes: in a notebook that is the cell."""
-    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           errors="replace", bufsize=1)
-    assert job.stdout is not None
+    """Runs `hvkeras run`, and shows its output where Python's goes: in a notebook that is the cell.
+
+    Where that moves, in a terminal or a notebook, rank 0's progress bar does.
+    """
+    live = sys.stdout.isatty() or in_notebook()
+    size = shutil.get_terminal_size((100, 40))
+    output, theirs = terminal([size.columns, size.lines]) if live else os.pipe()
+    try:
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE)
+    except BaseException:
+        os.close(output)
+        raise
+    finally:
+        os.close(theirs)
     assert job.stderr is not None
-    last: list[str] = []
-    readers = [threading.Thread(target=_show, args=(job.stdout, sys.stdout, []), name="hvkeras-run-stdout"),
-               threading.Thread(target=_show, args=(job.stderr, sys.stderr, last), name="hvkeras-run-stderr")]
+    last = bytearray()
+    readers = [threading.Thread(target=_show, args=(output, sys.stdout, bytearray()), name="hvkeras-run-stdout"),
+               threading.Thread(target=_show, args=(job.stderr.fileno(), sys.stderr, last), name="hvkeras-run-stderr")]
     for reader in readers:
         reader.start()
     try:
@@ -159,15 +195,27 @@ def _run_to_its_end(command: Sequence[str]) -> None:
     finally:
         for reader in readers:
             reader.join()
-        job.stdout.close()
+        os.close(output)
         job.stderr.close()
     if code:
-        raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + "".join(last))
+        lines = last.decode(errors="replace").splitlines(keepends=True)[-LAST_LINES:]
+        raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + "".join(lines))
 
 
-def _show(source: IO[str], target: Any, last: list[str]) -> None:
-    for line in source:
-        target.write(line)
+def _show(source: int, target: Any, last: bytearray) -> None:
+    """Passes on what comes, and keeps the end of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    wipe = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell knows no other way to empty a line
+    while data := _read(source):
+        target.write(decoder.decode(data).replace(ERASE, wipe))
         target.flush()
-        last.append(line)
-        del last[:-LAST_LINES]
+        last += data
+        del last[:-TAIL]
+
+
+def _read(source: int) -> bytes:
+    """The next bytes; none at the end, which a terminal tells by an error."""
+    try:
+        return os.read(source, TAIL)
+    except OSError:
+        return b""

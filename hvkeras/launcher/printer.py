@@ -18,7 +18,7 @@ CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::
 _CHATTER = re.compile(CHATTER.pattern.encode())
 TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the last word
 LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it goes on
-_CLEAR = b"\r\x1b[K"
+CLEAR = b"\r\x1b[K"
 
 
 class Printer:
@@ -108,7 +108,7 @@ class Printer:
 
     def _print(self, stream: str, text: bytes, keep_unfinished: bool = True) -> None:
         if self._shown:
-            self._write("stdout", _CLEAR)
+            self._write("stdout", CLEAR)
             self._shown = b""
         self._write(stream, text)
         if self._live and keep_unfinished:
@@ -118,7 +118,7 @@ class Printer:
         text = _last_state(self._unfinished.get((0, "stdout"), b""))
         line = self._prefix(0) + text if text else b""
         if line != self._shown:
-            self._write("stdout", _CLEAR + line if self._shown or line else b"")
+            self._write("stdout", CLEAR + line if self._shown or line else b"")
             self._shown = line
 
     def _write(self, stream: str, data: bytes) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hvkeras.launcher.verdict import root_cause
+from hvkeras.output import in_notebook
 
 TICK = 0.1  # seconds between two looks at a job
 END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts; it needs about 30 at most
@@ -95,7 +96,8 @@ class Trial:
             Why it failed, or "".
         """
         self.clear()
-        view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen, expected)
+        line = _Cell if in_notebook() else _Progress
+        view = _Verbose(self, heading, screen) if verbose else line(self, heading, screen, expected)
         try:
             code = watch(hvkeras_run(self.arguments), self.environment, self.folder, timeout, view.update)
         finally:
@@ -172,17 +174,21 @@ class _Progress:
         """Shows the time that has passed, and what rank 0 says."""
         self._seconds = seconds
         if self._status is not None:
-            title = self._title()
-            if self._expected is not None:
-                title += f", about {minutes(max(0.0, self._expected - seconds))} left"
-            room = max(0, self._screen.width - len(title) - 6)
-            self._status.update(f"{escape(title)}  [dim]{escape(self._trial.last_line()[:room])}[/dim]")
+            title, said = self._state(self._screen.width - 6)
+            self._status.update(f"{escape(title)}  [dim]{escape(said)}[/dim]")
 
     def close(self) -> None:
         """Leaves the time that the job took."""
         if self._status is not None:
             self._status.stop()
             self._screen.print(self._title(), markup=False)
+
+    def _state(self, width: int) -> tuple[str, str]:
+        """How far the comparison is, and what rank 0 says."""
+        title = self._title()
+        if self._expected is not None:
+            title += f", about {minutes(max(0.0, self._expected - self._seconds))} left"
+        return title, self._trial.last_line()[:max(0, width - len(title))]
 
     def _title(self) -> str:
         return f"{self._heading}  {minutes(self._seconds)}"
@@ -191,6 +197,22 @@ class _Progress:
 def minutes(seconds: float) -> str:
     """A duration as minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+class _Cell(_Progress):
+    """The same in a notebook's cell, where a carriage return begins the line anew."""
+
+    WIDTH = 99
+
+    def update(self, seconds: float) -> None:
+        """Shows the state once a second."""
+        if int(seconds) != int(self._seconds):
+            self._seconds = seconds
+            print("\r" + "  ".join(self._state(self.WIDTH - 2)).ljust(self.WIDTH), end="", flush=True)
+
+    def close(self) -> None:
+        """Leaves the time that the job took."""
+        print("\r" + self._title().ljust(self.WIDTH), flush=True)
 
 
 class _Verbose:

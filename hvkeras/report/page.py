@@ -15,6 +15,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { .hvkeras { --paper: #14171b; --ink: #e6e9ed; --quiet: #a3acb8; --line: #353b44;
   --raised: #1d2127; --accent: #56b4e9; } }
 body.hvkeras { margin: 0; }
+.hvkeras.part { padding: .75rem 1rem; border-radius: 6px; max-width: 50rem; }
 .hvkeras main { max-width: 50rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 .hvkeras h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1.25rem; overflow-wrap: anywhere; }
 .hvkeras h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
@@ -76,7 +77,7 @@ def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> s
 
 def fragment(sentences: Sequence[str], sections: Sequence[Section]) -> str:
     """Lays out the same without a title as a part of another page, such as the output of a notebook's cell."""
-    return f"<div class=\"hvkeras\">\n<style>{STYLE}</style>\n{_body(sentences, sections)}</div>\n"
+    return f"<div class=\"hvkeras part\">\n<style>{STYLE}</style>\n{_body(sentences, sections)}</div>\n"
 
 
 def _body(sentences: Sequence[str], sections: Sequence[Section]) -> str:

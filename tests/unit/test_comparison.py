@@ -293,7 +293,8 @@ def test_several_sizes_are_a_table_of_their_own() -> None:
     (RESULTS[:2], "horovod was the fastest on 2 processes, with 14.9 ms a step, 14.1 to 16 in half of the steps:"),
     (RESULTS[2:], "No backend ran on 2 processes: the table says why."),
     ([*RESULTS[2:], RESULTS[0]],
-     "horovod took 14.9 ms a step, 14.1 to 16 in half of the steps on 2 processes, and there was no other"),
+     "horovod took 14.9 ms a step, 14.1 to 16 in half of the steps on 2 processes; no other backend ran."),
+    ([RESULTS[0]], "horovod took 14.9 ms a step, 14.1 to 16 in half of the steps on 2 processes; no other backend was"),
     ([Result("native", 2, remarks=("XLA has no clock",))], "How fast the backends are on 2 processes is not known"),
 ])
 def test_the_first_sentence_is_about_speed(results: list[Result], words: str) -> None:

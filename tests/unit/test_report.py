@@ -85,4 +85,4 @@ def test_a_short_row_gives_its_last_cell_the_rest_of_the_line() -> None:
 
 def test_a_fragment_goes_into_the_page_of_a_notebook() -> None:
     made = fragment(["One."], [Section("Two", "<b>three</b>")])
-    assert made.startswith("<div class=\"hvkeras\">") and "<p>One.</p>" in made and "<html" not in made
+    assert made.startswith("<div class=\"hvkeras part\">") and "<p>One.</p>" in made and "<html" not in made

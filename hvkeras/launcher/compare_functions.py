@@ -1,0 +1,109 @@
+"""`hvkeras.compare`: a Python function on each backend and on one process, from a script or a notebook."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.launcher import comparison_json, comparison_report
+from hvkeras.launcher.compare import TIMEOUT, WIDEST, comparison_of, print_table
+from hvkeras.launcher.comparison_rows import Comparison
+from hvkeras.launcher.comparison_sentences import sentences
+from hvkeras.launcher.functions import command_of
+from hvkeras.launcher.placement import place
+from hvkeras.report.charts import missing
+from hvkeras.report.page import fragment
+
+
+class ComparisonResult:
+    """What `hvkeras.compare` found: a table in a terminal, the report with its charts in a notebook.
+
+    Attributes:
+        rows: A dictionary for each backend and number of processes, for `pandas.DataFrame(result.rows)`; the names
+            are those of `results.json`.
+        runs: The same for each run.
+        sentences: Which backend was fastest, whether the results agree, and what limits the job.
+        folder: Where `report.html`, `results.json`, the charts and the output of all ranks are.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        written = comparison_json.document(comparison)
+        self.rows: list[dict[str, Any]] = written["rows"]
+        self.runs: list[dict[str, Any]] = written["runs"]
+        self.sentences: list[str] = written["sentences"]
+        self.folder: Path = comparison.folder
+
+    def table(self) -> str:
+        """The table that `hvkeras compare` prints, with what its columns are."""
+        screen = io.StringIO()
+        print_table(self._comparison, Console(file=screen, highlight=False, soft_wrap=True, width=WIDEST))
+        return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        drawn = {} if missing() else comparison_report.charts(self._comparison)
+        return fragment(sentences(self._comparison), comparison_report.sections(self._comparison, drawn))
+
+
+def compare(
+    func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+    np: int | Sequence[int] = 2, backends: str | Sequence[str] | None = None, repeat: int = 1, baseline: bool = True,
+    timeout: float = TIMEOUT, hosts: str | None = None, out: str | Path | None = None, verbose: bool = False,
+) -> ComparisonResult:
+    """Trains by a function on each backend and on one process, and says how fast each is and whether they agree.
+
+    It is `hvkeras compare` for a function, which travels to its processes as that of `hvkeras.run` does. It calls
+    `hvd.init()` itself, without a backend, and trains with a distributed optimizer or tape. What it returns is lost.
+
+    Example:
+        def train(rate):
+            hvd.init()
+            ...
+
+        result = hvd.compare(train, args=(0.01,), np=2, repeat=3)
+        pandas.DataFrame(result.rows)
+
+    Args:
+        func: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        np: How many processes; several numbers give a scaling curve.
+        backends: Which, in order; all that work here by default.
+        repeat: How often each runs.
+        baseline: Whether one process runs as well.
+        timeout: Seconds that each run may take.
+        hosts: As `hvkeras run -H`; the current folder and `out` must then be shared by all hosts.
+        out: A folder for the report and the output of all ranks; a new one for temporary files by default.
+        verbose: Whether the output of all ranks is shown.
+
+    Returns:
+        The result: its `rows`, its `table()`, and in a notebook the report.
+
+    Raises:
+        UsageError: An argument is wrong, or the function cannot be pickled.
+        MachineError: No backend works here.
+    """
+    sizes = (np,) if isinstance(np, int) else tuple(np)
+    if repeat < 1 or not all(isinstance(size, int) and size > 0 for size in sizes) or not timeout > 0:
+        raise UsageError(explain("Processes, repeats and seconds must be positive", "np=2, repeat=3", np=np,
+                                 repeat=repeat, timeout=timeout))
+    flags = argparse.Namespace(
+        np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts,
+        backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
+        out=None if out is None else str(out), verbose=verbose)
+    remote = not all(host.local for host in place(max(sizes, default=1), hosts, None))
+    with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
+        flags.command = command_of(func, args, kwargs, Path(folder).absolute())
+        screen = Console(stderr=True, highlight=False, force_jupyter=False)
+        made = comparison_of(flags, screen, f"{getattr(func, '__qualname__', repr(func))}()")
+    return ComparisonResult(made)

@@ -1,0 +1,41 @@
+"""A real browser without a screen, which shows pages of HTML as users see them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+          "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
+_DEADLINE = 120.0  # seconds; it takes two or three
+_DARK = "--blink-settings=preferredColorScheme=0"
+
+
+def dom(page: Path) -> str:
+    """What the browser made of a page, as HTML."""
+    return _run(["--dump-dom", page.as_uri()])
+
+
+def screenshot(page: Path, picture: Path, dark: bool = False, size: tuple[int, int] = (1000, 3000)) -> None:
+    """Takes a picture of a page.
+
+    Args:
+        page: The HTML file.
+        picture: The PNG file to write.
+        dark: Whether the user prefers dark pages.
+        size: Width and height of the window.
+    """
+    _run([*([_DARK] if dark else []), f"--window-size={size[0]},{size[1]}", f"--screenshot={picture}", page.as_uri()])
+
+
+def _run(arguments: list[str]) -> str:
+    browser = shutil.which("chromium")
+    assert browser, "tests of reports need a browser: tools/system_packages.sh chromium"
+    with tempfile.TemporaryDirectory(prefix="hvkeras-browser-") as profile:
+        environment = {"HOME": profile, "PATH": "/usr/bin:/bin", "TMPDIR": profile}
+        done = subprocess.run([browser, *_FLAGS, f"--user-data-dir={profile}/data", *arguments], capture_output=True,
+                              text=True, timeout=_DEADLINE, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
