@@ -155,7 +155,7 @@ def result_file(folder: Path, rank: int) -> Path:
 
 def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     if not callable(func):
-        raise UsageError(explain("run() and compare() take a function", func=func))
+        raise UsageError(explain("hvkeras.run takes a function, and so does hvkeras.compare", func=func))
     try:
         return bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
     except Exception as error:  # whatever an object's own pickling raises

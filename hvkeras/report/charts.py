@@ -1,12 +1,12 @@
 """Charts by matplotlib, for pages as SVG that follows the page's colours, and as PNG files.
 
-matplotlib comes with the extra `report`, and is imported when a chart is drawn; `missing()` says where it is not there.
+matplotlib comes with the extra `report`, and is imported when a chart is drawn; `missing()` says where it cannot be.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import io
 import itertools
 import math
@@ -41,9 +41,11 @@ _STYLE = {"font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": Fals
 
 
 def missing() -> str:
-    """Why there are no charts, as a line that says what to do; "" where matplotlib is installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return f"no charts, as matplotlib is not installed: {INSTALL}"
+    """Why there are no charts, as a line that says what to do; "" where matplotlib can be imported."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        return f"no charts, as matplotlib cannot be imported ({error}): {INSTALL}"
     return ""
 
 

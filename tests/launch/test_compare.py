@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import hvkeras as hvd
 from hvkeras.record import WEIGHTS, Record
 from launch.hvkeras_run import Started, run
 
@@ -20,9 +24,10 @@ DEADLINE = 300.0  # seconds for a comparison: three jobs of a script that import
 ROWS = [8.0, 8.0, 8.0, 8.0, 5.0] * 4  # of the steps of both workers, on every rank
 
 
-def compare(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs `hvkeras compare` to its end; leaving a process behind fails the test."""
-    return run(["-np", "2", "--out", "out", *arguments], folder, command="compare", deadline=DEADLINE)
+def compare(arguments: Sequence[str], folder: Path, charts: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs `hvkeras compare` to its end, as a rule without matplotlib; leaving a process behind fails the test."""
+    return run(["-np", "2", "--out", "out", *arguments], folder, {"PYTHONPATH": ""} if charts else {},
+               command="compare", deadline=DEADLINE)
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
@@ -44,7 +49,8 @@ def check_records(folder: Path, name: str, ranks: int) -> None:
 
 
 def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
-    done = compare(["--backends", "horovod,tfdist", sys.executable, str(WORKERS / "compared_fit.py")], tmp_path)
+    done = compare(["--backends", "horovod,tfdist", sys.executable, str(WORKERS / "compared_fit.py")], tmp_path,
+                   charts=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""  # no terminal, no progress
     found = rows(done)
@@ -61,6 +67,94 @@ def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
     assert found["one-process"][3] == "100%"
     assert "accuracy, loss: from evaluate()" in done.stdout
     assert f"output of all ranks: {tmp_path / 'out'}" in done.stdout
+    check_report(tmp_path / "out", found)
+
+
+def check_report(out: Path, found: dict[str, list[str]]) -> None:
+    """The files beside the ranks' output say what the table says, and more."""
+    written = json.loads((out / "results.json").read_text())
+    assert (written["schema"], written["processes"], written["reference"]) == (1, 2, "horovod")
+    text = unescape((out / "report.html").read_text())
+    assert all(sentence in text for sentence in written["sentences"])
+    assert written["sentences"][1].startswith("The results agree: ")
+    assert text.count("<svg role=\"img\"") == 4
+    assert {path.name for path in out.glob("*.png")} == {"step_times.png", "time_split.png", "scaling.png", "loss.png"}
+    for row in written["rows"]:
+        step, _, samples, share, accuracy, loss, _ = found[row["backend"].replace(" ", "-")]
+        assert float(step.replace(",", "")) == pytest.approx(row["step_ms"], rel=0.05)
+        assert float(samples.replace(",", "")) == pytest.approx(row["samples_per_s"], rel=0.05)
+        assert share == f"{row['scaling_efficiency']:.0%}"
+        assert (accuracy, loss) == (f"{row['accuracy']:.4f}", f"{row['loss']:.4g}")
+        assert row["peak_memory_bytes"] > 10**8 and row["metrics"]["accuracy"] == row["accuracy"]
+        assert row["bytes_per_step"] == (None if row["processes"] == 1 else 4 * (4 * 8 + 8 + 8 * 2 + 2))  # the weights
+        assert row["compute_ms"] > 0 and row["communication_ms"] >= 0
+
+
+def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> None:
+    done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline", sys.executable,
+                    str(WORKERS / "compared_fit.py")], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    headings = [line for line in done.stderr.splitlines() if line.startswith("[") and "/4] " in line]
+    assert headings == ["[1/4] native on 2, round 1 of 2", "[2/4] native on 3, round 1 of 2",
+                        "[3/4] native on 2, round 2 of 2", "[4/4] native on 3, round 2 of 2"]
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith(("native", "(share)"))]
+    assert [len(line) for line in table] == [7, 4, 3] and table[1] == ["(share)", "on", "2", "3"]
+    assert "one process" not in done.stdout and "no charts, as matplotlib cannot be imported" in done.stdout
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (written["sizes"], written["processes"], written["repeat"]) == ([2, 3], 3, 2)
+    assert [(row["backend"], row["processes"], row["runs"]) for row in written["rows"]] == [
+        ("native", 2, 2), ("native", 3, 2)]
+    assert all(row["spread"] >= 0 and row["steps_timed"] == 2 * 14 for row in written["rows"])
+    assert [row["weight_difference"] for row in written["rows"]] == [0.0, 0.0]  # the script repeats itself
+    for part in ("native/np-2/run-1", "native/np-3/run-2"):
+        assert Record.read(tmp_path / "out" / part / "record", 0) is not None
+    assert not list((tmp_path / "out").rglob(WEIGHTS))
+
+
+def trained() -> Callable[[float], None]:
+    """A function that travels by value."""
+
+    def train(rate: float) -> None:
+        import keras
+        import numpy
+
+        import hvkeras as hvd
+
+        hvd.init()
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
+        model.fit(numpy.ones((120, 4)), numpy.ones((120, 1)), batch_size=8, verbose=0)
+
+    return train
+
+
+class Cell(io.StringIO):
+    """Takes what is printed, as a notebook's cell does."""
+
+    __module__ = "ipykernel.iostream"
+
+
+def test_a_function_is_compared_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", cell := Cell())
+    made = hvd.compare(trained(), args=(0.01,), np=2, backends="native", baseline=False, out=tmp_path)
+    (row,) = made.rows
+    assert (row["backend"], row["failure"], row["steps_timed"], row["scaling_efficiency"]) == ("native", "", 9, None)
+    assert made.table().startswith("trained.<locals>.train(), on 2 processes")
+    assert made._repr_html_().count("<svg") == 2  # step times and their parts
+    assert cell.getvalue().startswith("\r[1/1] native  0:01") and cell.getvalue().endswith("\n")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.html", "results.json", "native", "step_times.png", "time_split.png"}
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"np": 1}, "Two processes at least are compared with one"), ({"repeat": 0}, "must be positive"),
+    ({"np": [2, 0]}, "must be positive"), ({"backends": ["tfidst"]}, "Received: backend='tfidst'"),
+    ({"np": []}, "Two processes at least"),
+])
+def test_a_wrong_call_is_told_before_anything_starts(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(hvd.UsageError, match=words):
+        hvd.compare(print, **options)
 
 
 def test_a_loop_of_ones_own_is_compared_beside_a_backend_that_cannot_serve(tmp_path: Path) -> None:

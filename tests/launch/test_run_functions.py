@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -92,6 +93,38 @@ def test_misuse(call: dict[str, Any], kind: type[Exception], words: str) -> None
 def test_what_cannot_be_pickled_is_no_result() -> None:
     with pytest.raises(hvd.PeerError, match="What the function returns must be picklable"):
         hvd.run(threading.Lock)
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Cell(io.StringIO):
+    """Takes what is printed, as a notebook's cell does."""
+
+    __module__ = "ipykernel.iostream"
+
+
+@pytest.mark.parametrize(("screen", "wipe"), [(Screen, "\r\x1b[K"), (Cell, "\r" + 99 * " " + "\r")],
+                         ids=["terminal", "notebook"])
+def test_a_progress_bar_moves(screen: type[io.StringIO], wipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def progress() -> bool:
+        import sys
+        import time
+
+        print("50 %", end="", flush=True)
+        time.sleep(0.5)  # else the launcher might read both at once
+        print("\r100 %", flush=True)
+        return sys.stdout.isatty()
+
+    monkeypatch.setattr(sys, "stdout", shown := screen())
+    assert hvd.run(progress, np=2) == [True, False]  # rank 0 draws a bar
+    text = shown.getvalue()
+    assert "[0] 50 %" in text and "[0] 100 %\n" in text and "[1] 100 %\n" in text
+    assert "[1] 50 %" not in text and wipe in text
 
 
 def test_output_goes_to_files_too_and_any_python_may_run_it(tmp_path: Path) -> None:

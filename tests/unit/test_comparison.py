@@ -16,6 +16,7 @@ from rich.table import Table
 from hvkeras.control.cause import Cause
 from hvkeras.launcher import comparison_json
 from hvkeras.launcher.cli import main
+from hvkeras.launcher.compare import parser
 from hvkeras.launcher.comparison import (
     ONE_PROCESS,
     WARM_UP,
@@ -29,6 +30,7 @@ from hvkeras.launcher.comparison import (
     weight_difference,
 )
 from hvkeras.launcher.comparison_rows import Comparison, rows_of
+from hvkeras.launcher.comparison_runs import trials_of
 from hvkeras.launcher.comparison_sentences import sentences
 from hvkeras.launcher.comparison_table import explanations, scaling_table, table
 from hvkeras.launcher.verdict import last_words, root_cause
@@ -275,6 +277,23 @@ def test_runs_of_one_job_are_a_row_with_its_spread() -> None:
     lines = [" ".join(line.split()) for line in shown(REPEATED, 80, repeat=2)]
     assert lines[-3:] == ["native 10.5 (10-11) 10% 3,810 - - 2.0e-08", "tfdist 12 (12-12) - 3,333 (1) - - 1.0e-07",
                           "(1) run 2 failed: it took too long"]
+
+
+def test_rounds_have_every_job_once(tmp_path: Path) -> None:
+    flags = parser().parse_args(["-np", "1,2,3", "--repeat", "2", "-H", "localhost:4", "--", "train", "-x"])
+    jobs = [("native", 2), ("native", 3), (ONE_PROCESS, 1)]
+    trials = trials_of(jobs, flags, tmp_path, {(ONE_PROCESS, 1): {"A_VARIABLE": "1"}})
+    assert [(trial.name, trial.processes, trial.round) for trial in trials] == [
+        (*job, number) for number in (1, 2) for job in jobs]
+    folders = [str(trial.folder.relative_to(tmp_path)) for trial in trials[:3]]
+    assert folders == ["native/np-2/run-1", "native/np-3/run-1", "one-process/run-1"]
+    assert len({trial.folder for trial in trials}) == 6
+    assert trials[2].arguments == ["-np", "1", "--backend", "local", "--output-filename", str(trials[2].folder), "-H",
+                                   "localhost:4", "--", "--", "train", "-x"]
+    assert [trial.environment.get("A_VARIABLE") for trial in trials[:3]] == [None, None, "1"]
+    flags = parser().parse_args(["-np", "1,2", "train"])
+    assert [trial.folder for trial in trials_of(jobs[::2], flags, tmp_path, {})] == [
+        tmp_path / "native", tmp_path / "one-process"]
 
 
 def test_several_sizes_are_a_table_of_their_own() -> None:

@@ -1,0 +1,20 @@
+"""picture.py PAGE.html PICTURE.png: a picture of the beginning of a page, for the README; needs chromium and Pillow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from harness.browser import screenshot  # noqa: E402 - found by the line above
+
+WIDTH, HEIGHT = 880, 1500
+COLOURS = 128  # so that the file stays small
+
+page, picture = (Path(argument).absolute() for argument in sys.argv[1:])
+screenshot(page, picture, size=(WIDTH, HEIGHT))
+with Image.open(picture) as image:
+    image.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
