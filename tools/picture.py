@@ -9,7 +9,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from harness.browser import screenshot  # noqa: E402 - found by the line above
+from harness.browser import screenshot
 
 WIDTH, HEIGHT = 880, 1500
 COLOURS = 128  # so that the file stays small

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from hvkeras.record import WEIGHTS, Array, Record
+from hvkeras.report.findings import Finding, findings
+from hvkeras.report.run_summary import Summary
 from hvkeras.time_split import TimeSplit, time_splits
 
 ONE_PROCESS = "one process"
@@ -51,6 +53,7 @@ class Result:
         seconds: How long the job took with its start and end; None if it was not started.
         metrics: The final numbers of Keras by name, of its last evaluate or fit.
         splits: Where the time of a typical step went, by rank.
+        limits: What limits the job, the worst first.
         bytes_in_step: Bytes that a rank hands to collectives in a typical step; None if unknown.
         peak_memory: Bytes of the rank that needed the most; None if unknown.
         losses: fit's loss, [n, 2]: seconds since training began, and the loss.
@@ -70,6 +73,7 @@ class Result:
     seconds: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     splits: Mapping[int, TimeSplit] = field(default_factory=dict)
+    limits: Sequence[Finding] = ()
     bytes_in_step: float | None = None
     peak_memory: int | None = None
     losses: Sequence[tuple[float, float]] = ()
@@ -100,13 +104,15 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
     reason = _unusable(name, processes, first)
     if reason or first is None:
         return Result(name, processes, reason)
+    summary = Summary(Path(), processes, records, None, time_splits(records), ())
     times = [float(seconds) for seconds in _steps(first)[:, 0]]
     samples, why = samples_in_step(records)
     few = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < FEW else ""
     return Result(
         name, processes, "", times, samples, final_number("accuracy", first, printed),
         final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or few, why])),
-        metrics=first.logs.get(first.last_logs, {}), splits=time_splits(records), bytes_in_step=bytes_in_step(first),
+        metrics=first.logs.get(first.last_logs, {}), splits=summary.splits, limits=findings(summary),
+        bytes_in_step=bytes_in_step(first),
         peak_memory=max((record.peak_memory for record in records if record is not None), default=0) or None,
         losses=[(float(seconds), float(loss)) for seconds, loss in first.losses])
 

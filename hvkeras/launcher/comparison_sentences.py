@@ -7,7 +7,7 @@ import math
 from hvkeras.launcher.comparison import ONE_PROCESS
 from hvkeras.launcher.comparison_rows import Comparison, Row, reference_of
 from hvkeras.launcher.comparison_table import milliseconds
-from hvkeras.report.advice import advice
+from hvkeras.report.findings import COMPARE, limit
 
 # Sums in another order differ in their last bits, and training lets that grow: of the largest weight, this is still
 # rounding and not another result.
@@ -21,7 +21,7 @@ def sentences(comparison: Comparison) -> list[str]:
     Args:
         comparison: What came out.
     """
-    return [speed(comparison), agreement(comparison), limit(comparison)]
+    return [speed(comparison), agreement(comparison), bottleneck(comparison)]
 
 
 def speed(comparison: Comparison) -> str:
@@ -120,7 +120,7 @@ def _losses(rows: list[Row]) -> tuple[bool, str]:
     return False, f", but the final losses are {words}"
 
 
-def limit(comparison: Comparison) -> str:
+def bottleneck(comparison: Comparison) -> str:
     """What limits the job on the fastest backend, and what to try."""
     timed = sorted((row for row in comparison.contenders if row.step is not None), key=_median)
     if not timed:
@@ -129,7 +129,6 @@ def limit(comparison: Comparison) -> str:
     share = comparison.share(fastest)
     kept = "" if share is None else (f"With {fastest.name}, {comparison.processes} processes do {share:.0%} of "
                                      f"{comparison.processes} times what {ONE_PROCESS} does. ")
-    splits = fastest.good[0].splits
-    if not splits:
-        return kept or "What limits the job is not known, as the time of its steps could not be split."
-    return kept + advice(splits)
+    first = fastest.good[0]
+    words = limit(first.splits, first.limits).replace(COMPARE, "")
+    return (kept + words).strip() or "What limits the job is not known, as the time of its steps could not be split."

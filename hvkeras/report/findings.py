@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -89,6 +89,29 @@ def findings(summary: Summary) -> list[Finding]:
     return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
 
 
+# What the report on one run advises, and a comparison has done.
+COMPARE = " hvkeras compare says whether another backend is faster here."
+
+
+def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
+    """What limits a job most, and what to do, in words; "" where nothing is known of its steps.
+
+    Args:
+        splits: Where the time of a typical step goes, by rank.
+        found: What `findings` found.
+    """
+    if found:
+        return f"What limits training most: {found[0].text} {found[0].remedy}"
+    if not splits:
+        return ""
+    if not enough(splits):
+        fewest = min(split.steps for split in splits.values())
+        return (f"No advice, as only {fewest} typical step{'s' * (fewest != 1)} were timed; it takes"
+                f" {THRESHOLDS['steps']:g} on each rank.")
+    return ("Nothing but computing limits training. Larger steps of the machine are left: jit_compile=True where the"
+            " backend is native, mixed precision on GPUs, or more ranks.")
+
+
 _REMEDIES = {
     "input": "See where it reads its data from, deal the data evenly (hvd.shard), and let prefetch(tf.data.AUTOTUNE),"
              " cache(), or more parallel calls of map() and interleave() read ahead.",
@@ -145,8 +168,8 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
         " (waiting for other ranks included, which cannot be told apart as a record is missing)")
     return Finding("communication", share, f"Communication limits training: it takes {share:.0%} of a step{waits}.",
                    "A larger batch a rank makes fewer exchanges of the same size; backward_passes_per_step does the"
-                   " same without more memory. hvkeras compare says whether another backend is faster here."
-                   " compression=hvd.Compression.fp16 halves the bytes, which pays on slow networks.")
+                   " same without more memory. compression=hvd.Compression.fp16 halves the bytes, which pays on slow"
+                   f" networks.{COMPARE}")
 
 
 def _pauses(summary: Summary) -> Finding | None:

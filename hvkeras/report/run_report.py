@@ -13,11 +13,11 @@ from hvkeras import __version__
 from hvkeras.record import WELL
 from hvkeras.report import charts
 from hvkeras.report.findings import (
-    THRESHOLDS,
     Finding,
     because,
     enough,
     findings,
+    limit,
     milliseconds,
     slowest_rank,
 )
@@ -71,7 +71,8 @@ def _title(summary: Summary) -> str:
 
 
 def _sentences(summary: Summary, found: list[Finding]) -> list[str]:
-    return [text for text in (_end(summary), _step(summary), _slowest(summary, found), _limit(summary, found)) if text]
+    return [text for text in (_end(summary), _step(summary), _slowest(summary, found),
+                          limit(summary.splits, found)) if text]
 
 
 def _end(summary: Summary) -> str:
@@ -112,19 +113,6 @@ def _slowest(summary: Summary, found: list[Finding]) -> str:
     if len(summary.splits) > 1 and enough(summary.splits):
         return "No rank is slower than the others."
     return ""
-
-
-def _limit(summary: Summary, found: list[Finding]) -> str:
-    if found:
-        return f"What limits training most: {found[0].text} {found[0].remedy}"
-    if not summary.splits:
-        return ""
-    if not enough(summary.splits):
-        fewest = min(split.steps for split in summary.splits.values())
-        return (f"No advice, as only {fewest} typical step{'s' * (fewest != 1)} were timed; it takes"
-                f" {THRESHOLDS['steps']:g} on each rank.")
-    return ("Nothing but computing limits training. Larger steps of the machine are left: jit_compile=True where the"
-            " backend is native, mixed precision on GPUs, or more ranks.")
 
 
 def _sections(summary: Summary, found: list[Finding]) -> list[Section]:

@@ -35,6 +35,7 @@ from hvkeras.launcher.comparison_sentences import sentences
 from hvkeras.launcher.comparison_table import explanations, scaling_table, table
 from hvkeras.launcher.verdict import last_words, root_cause
 from hvkeras.record import Record, write_weights
+from hvkeras.report.findings import COMPARE, Finding
 from hvkeras.time_split import TimeSplit
 
 
@@ -344,24 +345,27 @@ def test_the_second_sentence_is_about_results(results: list[Result], words: str)
 
 
 def split(input: float, compute: float, wait: float | None, communication: float) -> TimeSplit:  # noqa: A002
-    return TimeSplit(input + compute + (wait or 0.0) + communication, input, compute, wait, communication, 0.0)
+    return TimeSplit(input + compute + (wait or 0.0) + communication, input, compute, wait, communication, 0.0, 100)
 
 
-@pytest.mark.parametrize(("splits", "words"), [
-    ({0: split(0.001, 0.098, 0.0, 0.001)}, "Computing takes 98% of a step"),
-    ({0: split(0.02, 0.07, 0.0, 0.01)}, "Reading data limits it: 20% of a step"),
-    ({0: split(0.0, 0.07, 0.01, 0.02)}, "Communication limits it: it takes 20% of a step. Try"),
-    ({0: split(0.0, 0.07, None, 0.03)}, "Communication limits it: it takes 30% of a step, waiting for other ranks inc"),
-    ({0: split(0.0, 0.06, 0.03, 0.01), 1: split(0.0, 0.09, 0.0, 0.01)},
-     "Rank 1 limits it: the ranks wait for each other 15% of a step, as rank 1 is busy for 30 ms longer"),
-    ({0: split(0.0, 0.07, 0.02, 0.01), 1: split(0.0, 0.07, 0.02, 0.01)}, "Waiting for each other limits it"),
-])
-def test_the_third_sentence_is_about_what_limits(splits: dict[int, TimeSplit], words: str) -> None:
-    run = Result("native", 2, "", (0.01,) * 5, 40.0, splits=splits)
-    assert sentences(comparison([run]))[2].startswith(words)
+def test_the_third_sentence_is_about_what_limits() -> None:
+    slow = Finding("communication", 0.5, "Communication limits training.", f"Try less.{COMPARE}")
+    run = Result("native", 2, "", (0.01,) * 5, 40.0, splits={0: split(0.0, 0.005, 0.0, 0.005)}, limits=[slow])
+    words = "What limits training most: Communication limits training. Try less."
+    assert sentences(comparison([run]))[2] == words
     kept = "With native, 2 processes do 50% of 2 times what one process does. "
-    assert sentences(comparison([run, SINGLE]))[2].startswith(kept + words)
+    assert sentences(comparison([run, SINGLE]))[2] == kept + words
+    assert sentences(comparison([replace(run, limits=())]))[2].startswith("Nothing but computing limits training.")
+    assert sentences(comparison([replace(run, splits={}, limits=())]))[2].startswith("What limits the job is not known")
     assert sentences(comparison([RESULTS[2]]))[2] == "What limits the job is not known, as no step was timed."
+
+
+def test_what_limits_is_found_in_the_records() -> None:
+    fetched = 1.7e9 + 25 + 0.01 * np.arange(20)
+    waiting = record(inputs=np.stack([fetched, fetched + 0.006], axis=1),
+                     stamps=stamps([5.0] * WARM_UP + [0.01] * 40, [32.0] * (WARM_UP + 40)))
+    found = result("tfdist", 1, [replace(waiting, size=1)], "")
+    assert found.splits[0].steps >= 20 and [each.what for each in found.limits] == ["input"]
 
 
 def test_bytes_are_those_of_the_collectives_of_most_steps() -> None:
