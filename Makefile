@@ -2,13 +2,14 @@
 # make test    all tests, with Horovod and Open MPI
 # make lint    ruff, mypy and clang-format
 # make docs    the documentation as a site, in build/docs
+# make picture the report that the README shows
 # make wheel   the wheel, in dist/
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
 
-.PHONY: train test test-newest test-oldest lint docs wheel native sanitize clean
+.PHONY: train test test-newest test-oldest lint docs picture wheel native sanitize clean
 .DELETE_ON_ERROR:
 SHELL := bash
 comma := ,
@@ -61,6 +62,12 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 docs: $(VENV)/.has-docs-tools
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	@echo build/docs/index.html
+
+# The picture in the README, of a comparison on this machine.
+picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
+	PATH="$(abspath $(VENV))/bin:$$PATH" hvkeras compare -np 1,2 --repeat 3 --out build/report python examples/train.py \
+	  --epochs 3
+	$(VENV)/bin/python tools/picture.py build/report/report.html docs/compare.png
 
 wheel: $(VENV)/.has-wheel
 	@ls dist/*.whl
