@@ -98,7 +98,7 @@ def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> N
     assert headings == ["[1/4] native on 2, round 1 of 2", "[2/4] native on 3, round 1 of 2",
                         "[3/4] native on 2, round 2 of 2", "[4/4] native on 3, round 2 of 2"]
     table = [line.split() for line in done.stdout.splitlines() if line.startswith(("native", "(share)"))]
-    assert [len(line) for line in table] == [7, 4, 3] and table[1] == ["(share)", "on", "2", "3"]
+    assert [len(line) for line in table] == [8, 4, 3] and table[1] == ["(share)", "on", "2", "3"]
     assert "one process" not in done.stdout and "no charts, as matplotlib cannot be imported" in done.stdout
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (written["sizes"], written["processes"], written["repeat"]) == ([2, 3], 3, 2)
@@ -141,10 +141,10 @@ def test_a_function_is_compared_in_a_notebook(tmp_path: Path, monkeypatch: pytes
     (row,) = made.rows
     assert (row["backend"], row["failure"], row["steps_timed"], row["scaling_efficiency"]) == ("native", "", 9, None)
     assert made.table().startswith("trained.<locals>.train(), on 2 processes")
-    assert made._repr_html_().count("<svg") == 2  # step times and their parts
+    assert made._repr_html_().count("<svg role=") == 3  # no scaling without a baseline
     assert cell.getvalue().startswith("\r[1/1] native  0:01") and cell.getvalue().endswith("\n")
     assert {path.name for path in tmp_path.iterdir()} == {
-        "report.html", "results.json", "native", "step_times.png", "time_split.png"}
+        "report.html", "results.json", "native", "step_times.png", "time_split.png", "loss.png"}
 
 
 @pytest.mark.parametrize(("options", "words"), [
