@@ -26,6 +26,7 @@ from hvkeras import context, graphs
 from hvkeras.backends.interface import Reduction
 from hvkeras.errors import explain
 from hvkeras.tensorflow_errors import DuplicateNameError
+from hvkeras.user_code import call_site, innermost
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
@@ -166,6 +167,7 @@ class EntryCounts:
         self._for_others: collections.Counter[str] = collections.Counter()
         self._left = threading.Condition(self._lock)
         self._calls: dict[str, list[dict[str, Any]]] = {}
+        self._sites: dict[str, str] = {}
 
     @contextlib.contextmanager
     def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True) -> Iterator[None]:
@@ -194,6 +196,9 @@ class EntryCounts:
                     self._calls.setdefault(plan.key, described)
                 if not can_raise:
                     self._stuck.add(plan.key)
+        if calls is not None:
+            traced = graphs.traced_stack()
+            self._sites[plan.key] = call_site() if traced is None else innermost(traced)
         if tf.executing_eagerly():
             with self._in_flight(plan, for_others=calls is None):
                 self._count(plan.key)
@@ -251,6 +256,14 @@ class EntryCounts:
             if plan.key not in self._graph:
                 self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
             return self._graph[plan.key]
+
+    def site(self, key: str) -> str:
+        """Where the user's code entered a plan last, or was traced to do so; "" where it did not.
+
+        Args:
+            key: The plan's key.
+        """
+        return self._sites.get(key, "")
 
     def set_refusable(self, key: str) -> None:
         """Learns that graphs raise if a plan is refused (`hvkeras.mismatch`)."""

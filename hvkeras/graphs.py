@@ -10,6 +10,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
+from tensorflow.python.util import tf_stack
 
 from hvkeras.errors import UnsupportedError, explain
 
@@ -71,6 +72,16 @@ def function_graph() -> Any:
     while isinstance(graph, _CONTROL_FLOW_GRAPHS):
         graph = graph.outer_graph
     return graph
+
+
+def traced_stack() -> list[tuple[str, int, str]] | None:
+    """The stack of this thread while a graph is under construction, the innermost frame first: file, line, function.
+
+    Lines are the user's where AutoGraph runs what it made of them. None in eager mode, where Python's frames say it.
+    """
+    if tf.executing_eagerly():
+        return None
+    return [(frame.filename, frame.lineno, frame.name) for frame in reversed(tf_stack.extract_stack())]
 
 
 def count_in_graph(content: str) -> int:

@@ -6,14 +6,12 @@ import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 
 from hvkeras.output import say
+from hvkeras.user_code import is_library, place
 
 MOST = 12  # lines of a stack
-_OWN = str(Path(__file__).parent) + os.sep
 _TENSORFLOW = f"{os.sep}site-packages{os.sep}tensorflow{os.sep}"
-_PACKAGES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
 
 
 def tell(rank: int, host: str) -> None:
@@ -30,8 +28,8 @@ def stack() -> list[str]:
     """The main thread's stack, a line a frame: the user's code, and the call in which it is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = traceback.extract_stack(frame) if frame is not None else []
-    own = [one for one in frames[:-1] if not _is_library(one.filename)][-MOST + 1:]
-    return [f"  {_short(one.filename)}:{one.lineno} in {one.name}: {one.line or '?'}" for one in [*own, *frames[-1:]]]
+    own = [one for one in frames[:-1] if not is_library(one.filename)][-MOST + 1:]
+    return [f"  {place(one.filename, one.lineno, one.name)}: {one.line or '?'}" for one in [*own, *frames[-1:]]]
 
 
 def outside_tensorflow() -> str:
@@ -39,14 +37,3 @@ def outside_tensorflow() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     inside = frame is None or _TENSORFLOW in frame.f_code.co_filename
     return "" if inside else stack()[-1].strip()
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith(("<frozen", _OWN)) or any(name in path for name in _PACKAGES)
-
-
-def _short(path: str) -> str:
-    """The path without the folder in which packages are installed, or the current one."""
-    for folder in ("site-packages" + os.sep, str(Path.cwd()) + os.sep):
-        path = path.rpartition(folder)[2]
-    return path

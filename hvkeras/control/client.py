@@ -71,6 +71,7 @@ class ControlClient:
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
         self._told: dict[str, int] = {}
+        self._told_sites: dict[str, str] = {}
         self._go = threading.Event()
         self._in_company = False
         self._called: set[str] = set()  # plans whose calls the server knows
@@ -293,6 +294,9 @@ class ControlClient:
             message["plans"] = {key: seen[1].describe() for key, seen in changed.items() if key not in self._told}
             message["counts"] = {key: seen[0] for key, seen in changed.items()}
             self._told.update(message["counts"])
+            sites = {key: entries.site(key) for key in changed}
+            message["sites"] = {key: site for key, site in sites.items() if self._told_sites.get(key) != site}
+            self._told_sites.update(message["sites"])
             if self._in_company:
                 message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
                 self._called.update(message["calls"])

@@ -255,7 +255,7 @@ class ControlServer:
     def _count(self, member: Member, message: wire.Message) -> None:
         for key, plan in message.get("plans", {}).items():
             self._waits.describe(key, plan)
-        self._waits.update(member.rank, message.get("counts", {}))
+        self._waits.update(member.rank, message.get("counts", {}), message.get("sites", {}))
         self._company.learn(message.get("calls", {}))
         self._keep_company()
 

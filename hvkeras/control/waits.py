@@ -51,6 +51,7 @@ class Waits:
     def __init__(self, mismatch_after: float, warn_after: float, stall_after: float) -> None:
         self._limits = (mismatch_after, warn_after, stall_after)
         self._counts: dict[int, dict[str, int]] = {}
+        self._sites: dict[int, dict[str, str]] = {}
         self._plans: dict[str, Describe] = {}
         self._since: dict[Wait, float] = {}
         self._warned: dict[Wait, float] = {}
@@ -60,9 +61,10 @@ class Waits:
         """Learns what a plan consists of."""
         self._plans[key] = plan
 
-    def update(self, rank: int, counts: dict[str, int]) -> None:
-        """Learns a rank's counts; plans not named keep theirs."""
+    def update(self, rank: int, counts: dict[str, int], sites: dict[str, str] | None = None) -> None:
+        """Learns a rank's counts, and where its user's code enters plans; plans not named keep theirs."""
         self._counts.setdefault(rank, {}).update(counts)
+        self._sites.setdefault(rank, {}).update(sites or {})
 
     def set_left(self, rank: int, left: bool) -> None:
         """Learns that a rank has left the job in good order, or taken part again."""
@@ -90,7 +92,15 @@ class Waits:
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names what one rank waits in for another; "" if it is not known."""
         found = [wait for wait in self._current() if (wait.waiter, wait.missing) == (waiter, missing)]
-        return str(self._plans[found[0].key]["label"]) if found else ""
+        return self._named(found[0]) if found else ""
+
+    def _named(self, wait: Wait) -> str:
+        """A plan's label, and where the waiting rank entered it."""
+        label, site = self._plans[wait.key]["label"], self._site(wait)
+        return f"{label} ({site})" if site else str(label)
+
+    def _site(self, wait: Wait) -> str:
+        return self._sites.get(wait.waiter, {}).get(wait.key, "")
 
     def _current(self) -> list[Wait]:
         waits = []
@@ -125,7 +135,7 @@ class Waits:
     def _lefts(self, now: float) -> list[Finding]:
         return [
             Finding("left", wait.missing, f"left the job in good order while rank {wait.waiter} still waits for it in"
-                    f" {self._plans[wait.key]['label']}")
+                    f" {self._named(wait)}")
             for wait, since in self._since.items()
             if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
         ][:1]
@@ -138,7 +148,7 @@ class Waits:
             oldest[place] = min(oldest.get(place, (since, wait)), (since, wait), key=lambda pair: pair[0])
         findings = []
         for since, wait in oldest.values():
-            waited, label = now - since, self._plans[wait.key]["label"]
+            waited, label = now - since, self._named(wait)
             if stall_after and waited >= stall_after:
                 text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets how long it may)")
@@ -151,6 +161,11 @@ class Waits:
         return findings
 
     def _difference(self, one: Wait, other: Wait) -> str:
+        """Words the first difference of two plans, and where the ranks entered them."""
+        sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in (one, other) if self._site(wait)]
+        return self._first_difference(one, other) + ("; " + ", ".join(sites) if sites else "")
+
+    def _first_difference(self, one: Wait, other: Wait) -> str:
         """Words the first difference of two plans: of kind, then of tensors, then of options, then of names."""
         mine, theirs = self._plans[one.key], self._plans[other.key]
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "

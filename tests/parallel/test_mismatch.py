@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def test_every_rank_names_the_first_difference(
             assert text in last
 
 
+def test_gradients_that_differ_in_fit_name_both_calls_of_fit(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", WORKER, ("fit",), np=2, backend="native", expect_failure=True, deadline=100)
+    for rank in range(2):
+        last = outcome.stderr(rank).strip().splitlines()[-1]
+        assert "the gradients of SGD" in last
+        assert "the gradients of Adam" in last
+        assert re.search(r"rank 0 at \S*mismatch.py:\d+ in train_with_sgd, rank 1 at \S*mismatch.py:\d+ in train_with_"
+                         r"adam", last)
+
+
 OUTLIVED = Path(__file__).parent / "workers" / "outlived.py"
 WORDS = {  # of the difference, for two ranks
     "shape": "an unnamed allreduce float32[17, 17] on rank 0 and an unnamed allreduce float32[18, 18] on rank 1",
@@ -38,8 +49,13 @@ WORDS = {  # of the difference, for two ranks
     "kind": "in an unnamed allreduce (allreduce average, ranks [0, 1]), rank 1 in an unnamed allgather (allgather, ",
     "of_a_group": 'tensor 2 is grouped allreduce "x" float32[2] on rank 0 and grouped allreduce "x" float32[3] on ',
     "rows": 'alltoall "x" float32[None, 1] on rank 0 and alltoall "x" float32[None, 2] on rank 1',
+    "order": 'in allreduce "p" (allreduce average, ranks [0, 1]), rank 1 in allreduce "q" (allreduce average, ',
     "operation_again": '(allreduce average, ranks [0, 1]), rank 1 in allreduce "x" (allreduce sum, ranks [0, 1])',
 }
+
+
+# Where in the user's code each rank was.
+SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in (\S+)")
 
 
 @pytest.mark.parametrize("case", WORDS)
@@ -56,6 +72,8 @@ def test_in_eager_mode_every_rank_raises_and_the_job_goes_on(
         assert "communicate different things and wait for each other" in raised
         if np == 2:
             assert WORDS[case] in raised
+            one, other = SITES.search(raised).groups()
+            assert one == other if case != "order" else (one, other) == ("first", "second")
         assert total == np
 
 
@@ -80,4 +98,5 @@ def test_in_graphs_every_rank_raises_and_the_job_goes_on(
         assert "communicate different things and wait for each other" in raised
         if np == 2:
             assert IN_GRAPHS[case] in raised
+            assert SITES.search(raised)
         assert total == np

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -64,3 +65,35 @@ def test_an_argument_error_is_a_usage_error_and_tensorflows() -> None:
     assert isinstance(error, UsageError)
     assert isinstance(error, tf.errors.InvalidArgumentError)
     assert str(error) == "in words"
+
+
+def test_a_plan_knows_where_the_user_entered_it_last() -> None:
+    counts = EntryCounts()
+
+    def enter() -> None:
+        with counts.entering(plan("a"), []):
+            pass
+
+    first = enter.__code__.co_firstlineno
+    assert counts.site(plan("a").key) == ""
+    enter()
+    assert counts.site(plan("a").key).endswith(f"test_agreement.py:{first + 1} in enter")
+    with counts.entering(plan("a")):  # as a thread does that takes part for others
+        pass
+    assert f":{first + 1} in enter" in counts.site(plan("a").key)
+
+
+def test_a_traced_plan_knows_the_line_that_the_user_wrote() -> None:
+    counts = EntryCounts()
+
+    @tf.function
+    def step(flag: tf.Tensor) -> tf.Tensor:
+        if flag:  # AutoGraph makes another function of it
+            with counts.entering(plan("a"), []):
+                flag = tf.identity(flag)
+        return flag
+
+    step(tf.constant(True))
+    path, number = counts.site(plan("a").key).removesuffix(" in step").split(":")
+    assert path.endswith("test_agreement.py")
+    assert "with counts.entering(" in Path(__file__).read_text().splitlines()[int(number) - 1]

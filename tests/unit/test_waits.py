@@ -67,6 +67,27 @@ def test_a_mismatch_of_operations_names_both():
     assert 'allreduce "x"' in finding.text and 'broadcast "x"' in finding.text
 
 
+def test_a_mismatch_says_where_each_rank_entered_its_plan():
+    waits = make(a=plan(label='allreduce "x"'), b=plan(label='allreduce "y"'))
+    waits.update(0, {"a": 1}, {"a": "train.py:31 in step"})
+    waits.update(1, {"b": 1}, {"b": "train.py:35 in step"})
+    waits.check(0.0)
+    (finding,) = waits.check(3.0)
+    assert finding.text.endswith("; rank 0 at train.py:31 in step, rank 1 at train.py:35 in step")
+
+
+def test_a_late_rank_is_told_where_the_others_wait():
+    waits = make(a=plan())
+    waits.update(0, {"a": 1}, {"a": "train.py:31 in step"})
+    waits.check(0.0)
+    (finding,) = waits.check(10.0)
+    assert "rank 0 has waited 10 s in gradients (train.py:31 in step) for rank 1" in finding.text
+    waits.update(0, {"a": 1}, {"a": "train.py:40 in step"})
+    (finding,) = waits.check(60.0)
+    assert finding.text.startswith("has not entered gradients (train.py:40 in step), in which rank 0 has waited 60 s")
+    assert waits.waited_for_in(0, 1) == "gradients (train.py:40 in step)"
+
+
 def test_all_ranks_that_wait_for_each_other_are_entangled():
     waits = make(**{key: plan(label=key, ranks=(0, 1, 2)) for key in "abcd"})
     waits.update(0, {"a": 1, "d": 1})

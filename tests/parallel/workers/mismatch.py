@@ -31,8 +31,27 @@ def different_names() -> None:
     hvd.allreduce(tf.zeros(2), name=f"of {hvd.rank()}")
 
 
+def compiled(optimizer: Any) -> Any:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    return model
+
+
+def train_with_sgd() -> None:
+    compiled(keras.optimizers.SGD(0.1)).fit(np.ones((8, 2)), np.ones(8), verbose=0)
+
+
+def train_with_adam() -> None:
+    compiled(keras.optimizers.Adam(0.1)).fit(np.ones((8, 2)), np.ones(8), verbose=0)
+
+
+def different_optimizers() -> None:
+    (train_with_adam if hvd.rank() else train_with_sgd)()
+
+
 hvd.init()
 {
     "shapes": different_gradients, "none": a_gradient_that_is_none_on_one_rank, "names": different_names,
+    "fit": different_optimizers,
 }[sys.argv[1]]()
 hvd.shutdown()

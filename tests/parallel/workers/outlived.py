@@ -59,6 +59,17 @@ def rows() -> Any:
 
 
 @check
+def order() -> Any:
+    def first() -> None:
+        hvd.allreduce(tf.ones([3]), name="p")
+
+    def second() -> None:
+        hvd.allreduce(tf.ones([3]), name="q")
+
+    return refusal(lambda: [turn() for turn in ([second, first] if hvd.rank() else [first, second])])
+
+
+@check
 def operation_again() -> Any:
     """The same plans as before, of which some ranks have only taken part in."""
     return operation()
