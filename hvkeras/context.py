@@ -303,6 +303,7 @@ def _meeting(launch: Launch, settings: Settings) -> tuple[Meeting, FailureHooks]
             _Process.hooks.job_ended(cause)
 
     meeting = meet(launch, settings, on_end)
+    meeting.client.watch_over(settings.stall_warning, settings.stall_shutdown)
     hooks = FailureHooks(meeting.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"))
     _Process.meeting, _Process.hooks, _Process.launch = meeting, hooks, launch

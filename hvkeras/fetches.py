@@ -31,7 +31,6 @@ class Fetches:
         iterator = type(iter(tf.data.Dataset.range(1)))
         for method in _METHODS:
             compat.hook(iterator, method, self._around)
-        compat.hook_predict(self._around_predict)
 
     def stop(self) -> None:
         """Ends it for what runs eagerly and what is traced from now on."""
@@ -51,10 +50,6 @@ class Fetches:
         eager = np.array(self._eager.copy(), np.float64).reshape(-1, 2)
         rows = eager if self._stamps is None else np.concatenate([eager, self._stamps.rows()[0]])
         return rows[np.argsort(rows[:, 1], kind="stable")]
-
-    def _around_predict(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.of_others():
-            return original(model, *args, **kwargs)
 
     def _around(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._on or self._others or graphs.compiled_by_xla() or not graphs.of_functions():

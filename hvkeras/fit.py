@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvkeras import compat, context, graphs, metrics, optimizer, recording, timeline
+from hvkeras import compat, context, graphs, metrics, optimizer, progress, recording, timeline
 from hvkeras.compat import strategies
 from hvkeras.fit_run import FitRun
 from hvkeras.functions import allgather_object
@@ -52,7 +52,8 @@ def alone() -> Iterator[None]:
 
 def install() -> None:
     """Hooks every Keras that this process has; called by `init()` on several ranks, or when recording."""
-    hooks = compat.TrainingHooks(_around_fit, _around_evaluate, _around_reset, _around_logs, _around_data, _stops)
+    hooks = compat.TrainingHooks(_around_fit, _around_evaluate, _around_predict, _around_reset, _around_logs,
+                                 _around_data, _stops, progress.around_callbacks, progress.counting)
     for family in compat.loaded_families():
         optimizer.install_hooks(family)
         missing = compat.hook_training(family, hooks)
@@ -87,7 +88,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
     if timed:
         compat.forget_train_function(model)
     try:
-        history = original(model, *args, **kwargs)
+        with progress.running(progress.TRAIN, model):
+            history = original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
         if run is not None:
@@ -102,10 +104,15 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     _Calls.stack.append(("evaluate", None))
     try:
-        with recording.evaluating():
+        with recording.evaluating(), progress.running(progress.TEST, model):
             return original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
+
+
+def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    with recording.evaluating(), progress.running(progress.PREDICT, model):
+        return original(model, *args, **kwargs)
 
 
 def _around_reset(original: Callable[..., Any], model: Any) -> None:

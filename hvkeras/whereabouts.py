@@ -1,39 +1,94 @@
-"""Where this process is: the stack of its main thread, as far as it is the user's own code."""
+"""Where this process is: its phase and step, and its stack, as far as it is the user's own code."""
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
-import traceback
+from types import FrameType
 
+from hvkeras import progress
 from hvkeras.output import say
-from hvkeras.user_code import is_library, place
+from hvkeras.user_code import innermost, is_library, place
 
 MOST = 12  # lines of a stack
 _TENSORFLOW = f"{os.sep}site-packages{os.sep}tensorflow{os.sep}"
+MOST_THREADS = 3  # of those that make data
+# Where TensorFlow calls Python for data, and Keras fills its queues.
+_MAKES_DATA = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
-def tell(rank: int, host: str) -> None:
-    """Prints where the main thread of this rank is; from another thread, whatever the main one waits for.
+def here(steps: str) -> tuple[progress.Doing, str]:
+    """What this rank is doing, and the same in words, with the line of the user's code.
+
+    Args:
+        steps: What a loop of one's own has done so far, in words.
+    """
+    doing = progress.doing(steps)
+    makers = _data_makers() if doing.phase == "input" else []
+    line = _place(makers[0] if makers else progress.frames_of(progress.thread()))
+    return doing, doing.text + (f", at {line}" if line else "")
+
+
+def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
+    """Prints where this rank is; from another thread than the one that is told of.
 
     Args:
         rank: This rank.
         host: Its host.
+        steps: What a loop of one's own has done so far, in words.
+        still: For how many seconds it has not moved.
+        stall: Why it is told, if because it is late; None if somebody asked.
+
+    Returns:
+        What it is doing, in words.
     """
-    say(f"rank {rank} on {host} (pid {os.getpid()}) is here, the innermost call last:\n" + "\n".join(stack()))
-
-
-def stack() -> list[str]:
-    """The main thread's stack, a line a frame: the user's code, and the call in which it is."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = traceback.extract_stack(frame) if frame is not None else []
-    own = [one for one in frames[:-1] if not is_library(one.filename)][-MOST + 1:]
-    return [f"  {place(one.filename, one.lineno, one.name)}: {one.line or '?'}" for one in [*own, *frames[-1:]]]
+    _, text = here(steps)
+    moved = f"has not moved for {still:.0f} s" if still >= 1.0 else "is here"
+    line = f"rank {rank} on {host} (pid {os.getpid()}) {moved}: {text}"
+    lines = _lines(progress.frames_of(progress.thread()))
+    for maker in _data_makers():
+        lines += ["  a thread that makes data:", *_lines(maker)]
+    say(f"{line}; the innermost call last:\n" + "\n".join(lines))
+    if stall is not None:
+        _record(f"{stall}; {line}" if stall else line)
+    return text
 
 
 def outside_tensorflow() -> str:
     """Where the main thread is, if it is in no call of TensorFlow's, and so waits for no collective of its; else ""."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    inside = frame is None or _TENSORFLOW in frame.f_code.co_filename
-    return "" if inside else stack()[-1].strip()
+    frames = progress.frames_of(threading.main_thread().ident or 0)
+    inside = not frames or _TENSORFLOW in frames[0].f_code.co_filename
+    return "" if inside else _line(frames[0]).strip()
+
+
+def _record(stall: str) -> None:
+    recording = sys.modules.get("hvkeras.recording")  # without it nothing is recorded, and it imports TensorFlow
+    if recording is not None:
+        recording.note_stall(stall)
+
+
+def _lines(frames: list[FrameType]) -> list[str]:
+    """A stack, a line a frame: the user's code, and the call in which it is."""
+    own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MOST + 1:]
+    return [_line(frame) for frame in [*own, *frames[:1]]]
+
+
+def _line(frame: FrameType) -> str:
+    path = frame.f_code.co_filename
+    text = linecache.getline(path, frame.f_lineno).strip() or "?"
+    return f"  {place(path, frame.f_lineno, frame.f_code.co_name)}: {text}"
+
+
+def _place(frames: list[FrameType]) -> str:
+    return innermost((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames)
+
+
+def _data_makers() -> list[list[FrameType]]:
+    """The stacks of threads in which the user's code makes data."""
+    mine = (threading.get_ident(), progress.thread())
+    stacks = [progress.frames_of(ident) for ident in list(sys._current_frames()) if ident not in mine]
+    return [frames for frames in stacks
+            if any(frame.f_code.co_filename.endswith(_MAKES_DATA) for frame in frames)
+            and any(not is_library(frame.f_code.co_filename) for frame in frames)][:MOST_THREADS]

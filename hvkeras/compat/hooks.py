@@ -133,12 +133,6 @@ def hook_model_calls(around: Callable[..., Any]) -> None:
         hook(sys.modules[family].Model, "__call__", around)
 
 
-def hook_predict(around: Callable[..., Any]) -> None:
-    """Puts `around(original, model, *args, **kwargs)` around every `model.predict`."""
-    for family in loaded_families():
-        hook(sys.modules[family].Model, "predict", around)
-
-
 def hook_train_calls(told: Callable[[float, float, Any], None]) -> None:
     """Has `told(began, ended, logs)` called after each call of a model's train function, with seconds since the epoch.
 

@@ -20,18 +20,29 @@ class TrainingHooks:
     Attributes:
         fit: Around `fit`.
         evaluate: Around `evaluate`.
+        predict: Around `predict`.
         reset_metrics: Around `reset_metrics`.
         logs: Around the method that makes the logs of an epoch or an evaluation from the metrics, outside of graphs.
         data: Called with a `KerasData` or `TfKerasData` whenever data is made ready to be iterated over.
         stop_training: Called with a model and what this rank set; says what `model.stop_training` is.
+        callbacks: Makes what stands around a hook of all callbacks, such as `on_epoch_end`, given its name.
+        step: Called with a model and its function of a batch, which is traced later; returns what serves instead. Where
+            Keras is too old for it, nothing is missing but words.
     """
 
     fit: Callable[..., Any]
     evaluate: Callable[..., Any]
+    predict: Callable[..., Any]
     reset_metrics: Callable[..., Any]
     logs: Callable[..., Any]
     data: Callable[[Any], None]
     stop_training: Callable[[Any, bool], bool]
+    callbacks: Callable[[str], Callable[..., Any]]
+    step: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
+
+
+_CALLBACKS = ("on_epoch_begin", "on_epoch_end", *(f"on_{kind}_{when}" for kind in ("train", "test", "predict")
+                                                  for when in ("begin", "end", "batch_begin", "batch_end")))
 
 
 def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
@@ -44,6 +55,8 @@ def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
     if family == KERAS:
         from keras.src.backend.tensorflow import trainer
 
+        hook(trainer.TensorFlowTrainer, "_autoconvert_optionals", lambda original, self, step: hooks.step(
+            self, original(self, step)))
         source, method = getattr(trainer, "TFEpochIterator", object), "__init__"
         seen_as: Any = KerasData
         logs = "_get_metrics_result_or_logs"
@@ -59,7 +72,9 @@ def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
         hooks.data(seen_as(self))
 
     hook_stop_training(family, hooks.stop_training)
-    found = {name: hook(model, name, getattr(hooks, name)) for name in ("fit", "evaluate", "reset_metrics")}
+    for name in _CALLBACKS:
+        hook(sys.modules[family].callbacks.CallbackList, name, hooks.callbacks(name))
+    found = {name: hook(model, name, getattr(hooks, name)) for name in ("fit", "evaluate", "predict", "reset_metrics")}
     found["the logs of fit"] = hook(model, logs, hooks.logs)
     found["the data of fit"] = source is not object and hook(source, method, ready)
     return [what for what, there in found.items() if not there]

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hvkeras import whereabouts
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
+from hvkeras.control.watch import Watch, steps_of
 from hvkeras.errors import PeerError, UsageError, explain
+from hvkeras.output import say
 
 if TYPE_CHECKING:
     from hvkeras.agreement import EntryCounts
@@ -59,6 +61,7 @@ class ControlClient:
         self.introduction = introduction
         self.cause: Cause | None = None
         self.entries: EntryCounts | None = None
+        self.watch: Watch | None = None  # see `watch_over`
         self.detached = False  # the server has ended in good order, with its rank
         self.server_is_rank = True  # False under `hvkeras run`, whose launcher serves
         self.server_host = ""
@@ -133,6 +136,11 @@ class ControlClient:
                 self._changed.wait(0.1)
             self._missing.pop(key, None)
             return self._gathered.pop(key)
+
+    def watch_over(self, *limits: float) -> None:
+        """Has heartbeats say when this rank has not moved for any of so many seconds; 0 of them is none."""
+        self.watch = Watch(*limits)
+        self.watch.on_move = self._tell_move
 
     def join(self, entries: EntryCounts) -> None:
         """Takes part (again): from now on heartbeats carry the counts of entered plans."""
@@ -227,8 +235,7 @@ class ControlClient:
         if message["type"] == "end":
             self._end(Cause.from_message(message["cause"]))
         if message["type"] == "where":
-            self._send({"type": "here", "outside": whereabouts.outside_tensorflow()})
-            whereabouts.tell(self.introduction.rank, self.introduction.host)
+            self._tell_where(message.get("stall"))
         if message["type"] == "in company":
             self._in_company = message["any"]
         if message["type"] == "refused":
@@ -245,6 +252,19 @@ class ControlClient:
             elif message["type"] == "closing":
                 self.detached = True
             self._changed.notify_all()
+
+    def _tell_where(self, stall: str | None) -> None:
+        """Prints where this rank is, and tells the server."""
+        still = 0.0
+        if self.watch is not None:
+            still = self.watch.still(time.monotonic())
+            self.watch.is_told |= stall is not None
+        rank, host = self.introduction.rank, self.introduction.host
+        self._send({"type": "here", "outside": whereabouts.outside_tensorflow(), "doing": whereabouts.tell(
+            rank, host, steps_of(self.entries), still, stall)})
+
+    def _tell_move(self, still: float) -> None:
+        say(f"rank {self.introduction.rank} on {self.introduction.host} moves again, after {still:.0f} s")
 
     def _refuse(self, key: str, text: str, owed: list[str]) -> None:
         """Has this rank raise in a plan that it waits in, and says whether it can: compiled functions cannot."""
@@ -275,6 +295,8 @@ class ControlClient:
             now = time.monotonic()
             if now - last > FROZEN:
                 self._heard = now
+                if self.watch is not None:
+                    self.watch.forgive(now)
             last = now
             self._send_beat()
             if now - self._heard > self._liveness and not self.detached:
@@ -300,6 +322,8 @@ class ControlClient:
             if self._in_company:
                 message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
                 self._called.update(message["calls"])
+        if self.watch is not None:
+            message["still"] = self.watch.look(time.monotonic(), bool(message.get("counts")), entries)
         return message
 
     def raise_if_ended(self) -> None:

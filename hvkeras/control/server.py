@@ -14,6 +14,7 @@ from typing import Any
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.company import Company
+from hvkeras.control.stalls import Stalls
 from hvkeras.control.waits import Waits
 from hvkeras.errors import MachineError, explain
 
@@ -39,6 +40,7 @@ class Member:
     ended: bool = False
     failed: bool = False
     outside: str | None = None  # where it said to be, outside of TensorFlow; "" if within, None if it was not asked
+    doing: str = ""  # what it said to be doing when it was asked last
     values: dict[str, Any] = field(default_factory=dict)
 
     def send(self, message: wire.Message) -> None:
@@ -97,6 +99,7 @@ class ControlServer:
         self._company = Company()
         self._told_busy = False
         self._waits = Waits(MISMATCH_AFTER, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
+        self._stalls = Stalls(self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket = _listen(host, port, size)
@@ -232,7 +235,7 @@ class ControlServer:
         elif kind == "failed":
             self._hear_of_failure(member, Cause.from_message(message["cause"]), message["secondary"])
         elif kind == "here":
-            member.outside = message["outside"]
+            member.outside, member.doing = message["outside"], message["doing"]
         elif kind == "ended":
             member.ended = True
         elif kind in ("join", "leave"):
@@ -257,6 +260,8 @@ class ControlServer:
             self._waits.describe(key, plan)
         self._waits.update(member.rank, message.get("counts", {}), message.get("sites", {}))
         self._company.learn(message.get("calls", {}))
+        if "still" in message:
+            self._stalls.update(member.rank, message["still"])
         self._keep_company()
 
     def _keep_company(self) -> None:
@@ -381,20 +386,27 @@ class ControlServer:
                 error = f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
-        for finding in self._waits.check(now):
+        places = {rank: member.doing for rank, member in self._members.items()}
+        for finding in [*self._waits.check(now, places), *self._stalls.check(self._occupied())]:
             if finding.keys and self._company.refuse(finding, now):
                 self._keep_company()
                 continue
-            if finding.kind in ("warning", "stalled") and finding.rank in self._members:
-                self._members[finding.rank].send({"type": "where"})
-            if finding.kind == "warning":
-                if self._on_warning is not None:
-                    self._on_warning(finding.text)
-                continue
             found = None if finding.rank is None else self._members.get(finding.rank) or self._lost.get(finding.rank)
-            self._end(Cause(finding.kind, finding.rank, found.host if found else "", found.pid if found else None,
-                            finding.text))
-            return
+            cause = Cause(finding.kind, finding.rank, found.host if found else "", found.pid if found else None,
+                          finding.text)
+            if finding.kind == "warning" and finding.text and self._on_warning is not None:
+                self._on_warning(finding.text)
+            if finding.kind in ("warning", "stalled") and found is not None:
+                stall = finding.text if finding.kind == "warning" else cause.sentence()
+                found.send({"type": "where", "stall": stall})
+            if finding.kind != "warning":
+                self._end(cause)
+                return
+
+    def _occupied(self) -> set[int]:
+        """The ranks whose standing still says nothing: they wait for others, are waited for, or have left."""
+        asking = {rank for rank, member in self._members.items() if member.values or member.left}
+        return self._waits.concerned() | asking | set(self._company.joined)
 
     def _tell_missing(self) -> None:
         for key in self._gathers:

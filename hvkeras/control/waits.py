@@ -9,6 +9,7 @@ merely late is a stall, which gets a warning and then an end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +83,16 @@ class Waits:
         """The keys of the plans that a rank is in."""
         return [key for key, plan in self._plans.items() if rank in plan["ranks"]]
 
-    def check(self, now: float) -> list[Finding]:
-        """Finds what is wrong at the time `now`, the worst first."""
+    def concerned(self) -> set[int]:
+        """The ranks that wait for others in a plan, and those that are waited for."""
+        return {rank for wait in self._current() for rank in (wait.waiter, wait.missing)}
+
+    def check(self, now: float, places: Mapping[int, str] | None = None) -> list[Finding]:
+        """Finds what is wrong at the time `now`, the worst first; `places` says what late ranks were doing."""
         waits = self._current()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
         self._warned = {wait: at for wait, at in self._warned.items() if wait in self._since}
-        return [*self._mismatches(now), *self._lefts(now), *self._stalls(now)]
+        return [*self._mismatches(now), *self._lefts(now), *self._stalls(now, places or {})]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names what one rank waits in for another; "" if it is not known."""
@@ -140,18 +145,19 @@ class Waits:
             if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
         ][:1]
 
-    def _stalls(self, now: float) -> list[Finding]:
+    def _stalls(self, now: float, places: Mapping[int, str]) -> list[Finding]:
         _, warn_after, stall_after = self._limits
         oldest: dict[tuple[str, int], tuple[float, Wait]] = {}
         for wait, since in self._since.items():
-            place = (wait.key, wait.missing)
-            oldest[place] = min(oldest.get(place, (since, wait)), (since, wait), key=lambda pair: pair[0])
+            late = (wait.key, wait.missing)
+            oldest[late] = min(oldest.get(late, (since, wait)), (since, wait), key=lambda pair: pair[0])
         findings = []
         for since, wait in oldest.values():
             waited, label = now - since, self._named(wait)
             if stall_after and waited >= stall_after:
+                place = places.get(wait.missing, "")
                 text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
-                        " (HVKERAS_STALL_SHUTDOWN sets how long it may)")
+                        " (HVKERAS_STALL_SHUTDOWN sets how long it may)" + (f"; last seen: {place}" if place else ""))
                 return [Finding("stalled", wait.missing, text)]
             if warn_after and now - self._warned.get(wait, since) >= warn_after:
                 self._warned[wait] = now

@@ -22,7 +22,8 @@ WORDS = {
     "leave": r"left the job in good order while rank 0 still (needed it|waits for it in .*loop.*)",
     "kill": r"ended without a word \(killed, crashed, or out of memory\)",
     "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",
-    "sleep": r"has not entered .*loop.*, in which rank 0 has waited \d+ s for it \(HVKERAS_STALL_SHUTDOWN .*\)",
+    "sleep": r"has not entered .*loop.* \(\S*misbehave.py:\d+ in step\), in which rank 0 has waited \d+ s for it"
+             r" \(HVKERAS_STALL_SHUTDOWN .*\); last seen: outside of fit, at \S*misbehave.py:\d+ in misbehave",
 }
 
 
@@ -55,7 +56,8 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
                             last_line(outcome.stderr(1)))
         assert "Traceback" not in outcome.stderr(0)
     if how == "sleep":  # the late rank says where it is
-        assert re.search(r"rank 1 on \S+ \(pid \d+\) is here, the innermost call last:\n(  .*\n)*"
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not moved for \d+ s: outside of fit, at \S*misbehave.py:\d+ in"
+                         r" misbehave; the innermost call last:\n(  .*\n)*"
                          r"  \S*misbehave.py:\d+ in \w+: time.sleep\(", outcome.stderr(1))
 
 
