@@ -26,7 +26,8 @@ class Watch:
 
     def __init__(self, *limits: float) -> None:
         self._notice = min((limit for limit in limits if limit), default=0.0)
-        self._moves, self._batches = -1, -1
+        self._moves = -1
+        self._batches: int | None = None
         self._standing: Any = None
         self._looked = self._moved = self._stood = 0.0
         self._outside = False  # it moved last in a loop of the user's own
@@ -86,14 +87,14 @@ class Watch:
     def _has_moved(self, entered: bool) -> bool:
         moves = progress.moves()
         if moves != self._moves:
-            self._moves, self._outside, self._settling = moves, False, True
+            self._moves, self._outside, self._settling, self._batches = moves, False, True, None
             return True
         if entered:
-            self._outside, self._settling = not self._settling, False
+            self._outside, self._settling, self._batches = not self._settling, False, None
             return True
         batches = progress.batches()  # reading it takes longer, so only when nothing else has moved
-        moved, self._batches = batches != self._batches, batches
-        return moved
+        before, self._batches = self._batches, batches
+        return before not in (None, batches)
 
 
 def steps_of(entries: EntryCounts | None) -> str:

@@ -70,8 +70,8 @@ def test_a_rank_that_is_late_for_a_step_of_fit_is_named(launch: Callable[..., Ou
     outcome = launch("tf_config", SPANNING, ("late",), np=2, expect_failure=True,
                      env={"HVKERAS_STALL_SHUTDOWN": "4"})
     for rank in range(2):
-        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered train_step of fit \(\S*spanning.py:\d+ in \S+\), in"
-                         r" which rank 0 has waited 4 s for it", last_line(outcome.stderr(rank)))
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered train_step of fit \(\S*spanning.py:\d+ in \S+\),"
+                         r" in which rank 0 has waited 4 s for it", last_line(outcome.stderr(rank)))
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
