@@ -86,6 +86,24 @@ def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
     assert outcome.exit_code == 7
 
 
+@pytest.mark.parametrize(("launcher", "backend"), [("hvkeras_run", "native"), ("tf_config", "tfdist")])
+def test_ranks_that_stand_still_together_say_where_and_end_the_job(launcher, backend, launch):
+    outcome = launch(launcher, WORKER.with_name("stuck.py"), np=2, backend=backend, expect_failure=True, deadline=120,
+                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "10"})
+    told = []
+    for rank in (0, 1):
+        said = outcome.stderr(rank)
+        for where in (r"callback Pauses.on_epoch_end, train step 5 of epoch 1, at \S*stuck.py:\d+ in on_epoch_end",
+                      r"input, the batch of validation step 2 of epoch 2, at \S*stuck.py:\d+ in load_validation"):
+            assert re.search(rf"rank {rank} on \S+ \(pid \d+\) has not moved for \d+ s: {where}; the innermost", said)
+        assert len(re.findall(rf"rank {rank} on \S+ moves again, after \d+ s", said)) >= 2
+        told.append(re.search(r"rank (\d) on \S+ \(pid \d+\) has not moved for 1\d s: input, the batch of train step 4"
+                              r" of epoch 3, at \S*stuck.py:\d+ in load; nor has rank (\d) \(HVKERAS_STALL_SHUTDOWN",
+                              last_line(said)))
+    assert {told[0].groups(), told[1].groups()} < {("0", "1"), ("1", "0")}
+    assert outcome.exit_code == 1
+
+
 @pytest.mark.parametrize("backend", ENGINES)
 def test_a_mismatch_is_an_error_on_every_rank_that_names_the_tensor(tmp_path, backend):
     outcome = misbehaving("tf_config", "differ", tmp_path, backend=backend)

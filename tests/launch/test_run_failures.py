@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -227,25 +228,38 @@ def test_sigusr1_has_all_ranks_say_where_they_are(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""
 import time
+import keras
+import numpy as np
 import hvkeras as hvd
 
-def look_for_the_sky():
-    time.sleep(1000)
+class LooksForTheSky(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            print("ready", flush=True)
+            time.sleep(1000)
 
 hvd.init("tfdist")
+if hvd.rank():
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    with hvd.alone():
+        model.fit(np.ones((99, 2)), np.ones(99), epochs=2, verbose=0, callbacks=[LooksForTheSky()])
 print("ready", flush=True)
-look_for_the_sky() if hvd.rank() else hvd.barrier()
+hvd.barrier()
 """)
     started = Started(["-np", "2", sys.executable, str(script)], tmp_path)
     started.wait_for("ready", 2)
     started.process.send_signal(signal.SIGUSR1)
     assert started.process.stderr is not None
     words: list[str] = []
-    wanted = ("[0]   script.py:10 in <module>: ", "[1]   script.py:6 in look_for_the_sky: time.sleep(1000)")
+    wanted = ("[0]   script.py:20 in <module>: ", "[1]   script.py:11 in on_train_batch_end: time.sleep(1000)")
     while not all(any(line.startswith(text) for line in words) for text in wanted):
         words.append(started.process.stderr.readline())
         assert words[-1], words
     started.process.send_signal(signal.SIGINT)
     assert started.finish().returncode == 130
-    assert any(line.startswith("[1] hvkeras: rank 1 on ") and "is here, the innermost call last:" in line
-               for line in words)
+    hook = "on_train_batch_end"
+    looking = f"callback LooksForTheSky.{hook}, train step 3 of epoch 1, at script.py:11 in {hook}"
+    for rank, place in enumerate(("outside of fit, at script.py:20 in <module>", looking)):
+        assert any(re.match(rf"\[{rank}\] hvkeras: rank {rank} on \S+ \(pid \d+\) (is here|has not moved for \d+ s):"
+                            rf" {place}; the innermost call last:", line) for line in words), words
