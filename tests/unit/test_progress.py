@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvkeras import compat, progress, whereabouts
+from hvkeras import compat, progress, recording, whereabouts
 from hvkeras.control.watch import Watch
+from hvkeras.record import Record
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +184,11 @@ def test_a_told_rank_says_when_it_moves() -> None:
     assert len(told) == 1
 
 
-def test_what_was_said_of_a_late_rank_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_said_of_a_late_rank_is_recorded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recorder = recording.Recorder(tmp_path, Record(1, 2, "native", pid=os.getpid()))
+    monkeypatch.setattr(recording, "_recording", recorder)
     asker = threading.Thread(target=whereabouts.tell, args=(1, "node", "", 61.0, "rank 0 has waited 60 s for rank 1"))
     asker.start()
     asker.join(10)
@@ -189,6 +196,7 @@ def test_what_was_said_of_a_late_rank_is_kept(capsys: pytest.CaptureFixture[str]
     assert "hvkeras: rank 1 on node (pid " in said
     assert "has not moved for 61 s: outside of fit, at " in said
     assert "; the innermost call last:\n  " in said
-    kept = whereabouts.stalls.pop()
+    recorder.finish("well")
+    (kept,) = Record.read(tmp_path, 1).stalls
     assert kept.startswith("rank 0 has waited 60 s for rank 1; rank 1 on node (pid ")
     assert "\n" not in kept
