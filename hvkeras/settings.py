@@ -118,8 +118,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("liveness_timeout", _seconds, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
     Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or stands still in fit, before"
             " it is told who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
-    Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or stands still in fit, before"
-            " the job ends; 0 waits for ever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or stands still in fit,"
+            " before the job ends; 0 waits for ever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
     Setting("exit_grace", _seconds, 3.0, "Seconds that a surviving rank has to unwind after another rank failed."),
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
