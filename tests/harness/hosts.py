@@ -1,4 +1,4 @@
-"""Real hosts on one machine: network namespaces with host names of their own, joined by a virtual cable."""
+"""Real hosts on one machine: network namespaces with host names of their own, joined by a virtual switch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _ETC = Path("/etc/netns")
-NETWORK = "10.199.7"  # of the cable's two ends; the namespaces see nothing else
+NETWORK = "10.199.7"  # of all hosts; the namespaces see nothing else
+_CABLE = "cable"  # the device of a host; the switch has one for each
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Host:
 
     Attributes:
         name: Its host name.
-        address: Its address on the cable.
+        address: Its address.
         namespace: Its network namespace.
     """
 
@@ -46,34 +47,71 @@ def missing() -> str:
     return probe.stderr.strip()
 
 
+@dataclass(frozen=True)
+class Network:
+    """Hosts that reach each other, and nothing else, through a switch.
+
+    Attributes:
+        hosts: The hosts.
+        switch: The network namespace of the switch.
+    """
+
+    hosts: tuple[Host, ...]
+    switch: str
+
+    def limits(self, rate: str, burst: str) -> list[list[str]]:
+        """Words the command lines that give each host's cable a bandwidth, in both directions.
+
+        Args:
+            rate: As `tc` reads it, such as `100mbit`; "" takes the limit away.
+            burst: What may pass at once after a pause, such as `16kb`.
+        """
+        ends = [(host.namespace, _CABLE) for host in self.hosts]
+        ends += [(self.switch, f"{_CABLE}{place}") for place in range(len(self.hosts))]
+        if not rate:
+            return [["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"] for namespace, device in ends]
+        return [["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst,
+                 "latency", "100ms"] for namespace, device in ends]
+
+
 @contextlib.contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Makes two hosts that reach each other and nothing else; they are gone afterwards."""
+def network(count: int) -> Iterator[Network]:
+    """Makes hosts that reach each other and nothing else; they are gone afterwards."""
     mark = uuid.uuid4().hex[:6]
-    hosts = (Host(f"left-{mark}", f"{NETWORK}.1", f"hvk-{mark}-a"),
-             Host(f"right-{mark}", f"{NETWORK}.2", f"hvk-{mark}-b"))
-    ends = (f"hvk{mark}a", f"hvk{mark}b")
+    hosts = tuple(Host(f"host{place}-{mark}", f"{NETWORK}.{place + 1}", f"hvk-{mark}-{place}")
+                  for place in range(count))
+    made = Network(hosts, f"hvk-{mark}-switch")
     try:
-        for host in hosts:
+        _ip("netns", "add", made.switch)
+        _ip("-n", made.switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", made.switch, "link", "set", "switch", "up")
+        for place, host in enumerate(hosts):
             _ip("netns", "add", host.namespace)
             # `ip netns exec` shows this folder's files in /etc: the hosts know each other by name, as they would.
             (_ETC / host.namespace).mkdir(parents=True)
             (_ETC / host.namespace / "hosts").write_text(
                 "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in hosts))
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for host, end in zip(hosts, ends, strict=True):
-            _ip("link", "set", end, "netns", host.namespace)
-            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", end)
-            _ip("-n", host.namespace, "link", "set", end, "up")
+            port = f"{_CABLE}{place}"
+            _ip("-n", made.switch, "link", "add", port, "type", "veth", "peer", "name", _CABLE, "netns", host.namespace)
+            _ip("-n", made.switch, "link", "set", port, "master", "switch", "up")
+            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", _CABLE)
+            _ip("-n", host.namespace, "link", "set", _CABLE, "up")
             _ip("-n", host.namespace, "link", "set", "lo", "up")
-        yield hosts
+        yield made
     finally:
-        for host in hosts:
-            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, timeout=10)
-            shutil.rmtree(_ETC / host.namespace, ignore_errors=True)
+        for namespace in (*(host.namespace for host in hosts), made.switch):
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=10)
+            shutil.rmtree(_ETC / namespace, ignore_errors=True)
 
 
-def remote_shell(hosts: tuple[Host, Host], folder: Path) -> Path:
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[Host, ...]]:
+    """Makes two hosts; see `network`."""
+    with network(2) as made:
+        yield made.hosts
+
+
+def remote_shell(hosts: Sequence[Host], folder: Path) -> Path:
     """Writes a stand-in for ssh that takes an address and a command, and runs it on the host that has the address."""
     script = folder / "remote-shell"
     cases = "\n".join(

@@ -1,0 +1,93 @@
+"""The flags that ask for a projection, and what they may say."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from hvkeras.projection.model import ALGORITHMS, Cluster
+from hvkeras.settings import size_in_bytes
+
+RANKS_PER_HOST, LATENCY, BANDWIDTH = 8, 50e-6, 10e9 / 8
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags to a command."""
+    group = parser.add_argument_group("projection", "What more ranks would do, by a cost model: docs/projection.md.")
+    group.add_argument("--project", type=rank_counts, default=(), metavar="RANKS,...", help="Numbers of ranks to"
+                       " project the step time for, such as 8,64,512.")
+    group.add_argument("--ranks-per-host", type=_positive, metavar="N", help="Ranks that a host has in the projection"
+                       f" (default: {RANKS_PER_HOST}).")
+    group.add_argument("--network-bandwidth", type=bandwidth, metavar="RATE", help="What a host can send in the"
+                       " projection, such as 100Mbit or 1.25GB per second (default: 10Gbit).")
+    group.add_argument("--network-latency", type=duration, metavar="TIME", help="What a short message between hosts"
+                       " takes in the projection, such as 50us or 1ms (default: 50us).")
+    group.add_argument("--project-algorithm", choices=ALGORITHMS, help="What the engines do among hosts in the"
+                       " projection (default: what they do in fact).")
+
+
+def stray(flags: argparse.Namespace) -> str:
+    """A flag that says what to assume where nothing is projected; "" if there is none."""
+    names = ("ranks_per_host", "network_bandwidth", "network_latency", "project_algorithm")
+    given = (name for name in names if getattr(flags, name) is not None)
+    return "" if flags.project else next((f"--{name.replace('_', '-')}" for name in given), "")
+
+
+def cluster_of(flags: argparse.Namespace) -> Cluster:
+    """What the flags assume."""
+    def given(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    return Cluster(int(given(flags.ranks_per_host, RANKS_PER_HOST)), given(flags.network_latency, LATENCY),
+                   given(flags.network_bandwidth, BANDWIDTH))
+
+
+def rank_counts(text: str) -> tuple[int, ...]:
+    """Reads numbers of ranks between commas; they come in ascending order, each once."""
+    try:
+        counts = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1:
+        raise argparse.ArgumentTypeError(f"it takes positive numbers between commas, such as 8,64,512, not {text!r}")
+    return tuple(counts)
+
+
+def bandwidth(text: str) -> float:
+    """Reads bits or bytes per second, as bytes per second."""
+    bits = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:[bB]it(?:/s|ps)?|bps)\s*", text)
+    try:
+        value = float(bits[1]) * _BITS.get(bits[2].lower(), 1.0) / 8 if bits else float(_bytes(text))
+    except ValueError:
+        value = 0.0
+    if not value:
+        raise argparse.ArgumentTypeError("a bandwidth is a positive number with kbit, Mbit, Gbit, KB, MB or GB (per"
+                                         f" second), such as 10Gbit, not {text!r}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(.*B)(?:/s|ps)?\s*", text)  # 10Gb may be meant as bits, and a bare number as anything
+    if match is None:
+        raise ValueError("no bytes")
+    return size_in_bytes(match[1])
+
+
+def duration(text: str) -> float:
+    """Reads a time with its unit, as seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a time is a number with ns, us, ms or s, such as 50us, not {text!r}")
+    return float(match[1]) * _SECONDS[match[2].replace("µ", "u")]
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is a positive number, not {text!r}")
+    return value

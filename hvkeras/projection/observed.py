@@ -1,0 +1,103 @@
+"""What a projection starts from: a job's step without its communication, and its buckets, from the ranks' records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hvkeras.projection.model import Bucket
+
+WARM_UP = 5  # first runs of each collective that are left out, or half of few
+SHORTEST = 1e-6  # seconds that an allreduce takes at least, whatever the clocks say
+
+Array = np.ndarray[Any, Any]
+
+
+class Recorded(Protocol):
+    """What is read of a rank's record."""
+
+    @property
+    def collectives(self) -> Mapping[str, Array]:
+        """Begin and end of each run of a collective in seconds, by its key."""
+
+    @property
+    def buckets(self) -> Mapping[str, Mapping[str, Any]]:
+        """The operation and the bytes of each, by the same key."""
+
+    @property
+    def first_runs(self) -> Mapping[str, int]:
+        """The number of the first of the runs, by the same key."""
+
+    @property
+    def host(self) -> str:
+        """The rank's host."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A job of several ranks of one host.
+
+    Attributes:
+        ranks: How many.
+        buckets: The gradients that travel in each step, in order.
+        exposed: Seconds of a step in which all gradients are there and communication goes on.
+    """
+
+    ranks: int
+    buckets: tuple[Bucket, ...]
+    exposed: float
+
+
+def observed(records: Sequence[Recorded | None]) -> Observed | str:
+    """Finds the communication of a typical step.
+
+    Args:
+        records: What each rank recorded, in rank order.
+
+    Returns:
+        What was found, or why nothing was.
+    """
+    known = [record for record in records if record is not None]
+    if len(known) < len(records):
+        return "not all ranks left a record"
+    if len({record.host for record in known}) > 1:
+        return "it is measured within a host, and this job had several"
+    spans = {key: _spans(key, known) for key in _keys_of_steps(known)}
+    spans = {key: runs for key, runs in spans.items() if len(runs)}
+    if not spans:
+        return "no allreduce of gradients was recorded"
+    runs = min(map(len, spans.values()))
+    spans = {key: each[-runs:][min(WARM_UP, runs // 2):] for key, each in spans.items()}
+    order = sorted(spans, key=lambda key: float(np.median(spans[key][:, 0])))
+    last = spans[order[-1]]
+    buckets, before = [], np.full(len(last), -np.inf)
+    for key in order:
+        begins, ends = spans[key].T
+        seconds = np.median(ends - np.maximum(begins, before))
+        lead = np.median(last[:, 0] - begins)
+        size = int(known[0].buckets[key]["bytes"])
+        buckets.append(Bucket(size, max(float(lead), 0.0), max(float(seconds), SHORTEST)))
+        before = np.maximum(before, ends)
+    return Observed(len(known), tuple(buckets), max(float(np.median(before - last[:, 0])), 0.0))
+
+
+def _keys_of_steps(records: Sequence[Recorded]) -> list[str]:
+    """The allreduces that run once a step: those that run most often on every rank, at half of that at least."""
+    first = records[0]
+    sized = [key for key, bucket in first.buckets.items() if bucket["operation"] == "allreduce" and bucket["bytes"]]
+    keys = [key for key in sized if all(key in record.collectives for record in records)]
+    most = max((len(first.collectives[key]) for key in keys), default=0)
+    return [key for key in keys if 2 * len(first.collectives[key]) >= most]
+
+
+def _spans(key: str, records: Sequence[Recorded]) -> Array:
+    """When the last rank came to each run that all have recorded, and when the last one left it."""
+    firsts = [record.first_runs.get(key, 0) for record in records]
+    ends = [first + len(record.collectives[key]) for first, record in zip(firsts, records, strict=True)]
+    begin, end = max(firsts), max(min(ends), *firsts)
+    rows = [record.collectives[key][begin - first : end - first] for first, record in zip(firsts, records, strict=True)]
+    found: Array = np.max(rows, axis=0)
+    return found
