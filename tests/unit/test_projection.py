@@ -187,7 +187,8 @@ def test_what_is_no_bandwidth_is_refused(text):
         parsed("--project", "8", f"--network-bandwidth={text}")
 
 
-@pytest.mark.parametrize(("text", "value"), [("50us", 50e-6), ("1ms", 1e-3), ("0s", 0), ("1.5 µs", 1.5e-6), ("7ns", 7e-9)])
+@pytest.mark.parametrize(("text", "value"), [("50us", 50e-6), ("1ms", 1e-3), ("0s", 0), ("1.5 µs", 1.5e-6),
+                                             ("7ns", 7e-9)])
 def test_a_latency_is_read(text, value):
     assert arguments.duration(text) == pytest.approx(value)
 

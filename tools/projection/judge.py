@@ -1,0 +1,141 @@
+"""Compares what `measure.py` has measured with what the cost model says, and prints tables for docs/projection.md.
+
+Engines are fitted to the job of two ranks on one host; networks are what a plain TCP connection found.
+
+    python tools/projection/judge.py measured.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvkeras.buckets import pack
+from hvkeras.projection.model import Bucket, Cluster, Engine, algorithm_of, allreduce, fitted, step
+from hvkeras.projection.pipeline import spread
+from hvkeras.settings import size_in_bytes
+
+BUCKET = 4 * 1024**2  # as measure.py says
+BACKWARD = 2 / 3  # of a step without communication: twice as much work as the forward pass
+CALIBRATION = "1x2"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured time beside the model's.
+
+    Attributes:
+        backend: The engine.
+        layout: Hosts x ranks on each.
+        rate: The bandwidth that was set.
+        what: An allreduce of a size, or a step of a model.
+        measured: Quartiles in seconds.
+        predicted: Seconds.
+        rest: Seconds of a step without communication, 0 for allreduces.
+    """
+
+    backend: str
+    layout: str
+    rate: str
+    what: str
+    measured: tuple[float, float, float]
+    predicted: float
+    rest: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as predicted it took."""
+        return self.measured[1] / self.predicted
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measured", type=Path)
+    jobs = json.loads(parser.parse_args().measured.read_text())
+    engines = {job["backend"]: _engine(job) for job in jobs if job["layout"] == CALIBRATION}
+    for name, engine in engines.items():
+        print(f"{name}: {1e6 * engine.start:.0f} us, {engine.inside.bandwidth / 1e9:.2f} GB/s")
+    rows = [row for job in jobs if not job["layout"].startswith("1x") for row in _rows(job, engines[job["backend"]])]
+    _print_rows([row for row in rows if row.what.startswith("allreduce")], "allreduce ")
+    _print_rows([row for row in rows if row.what.startswith("step")], "step ")
+    _print_summary(rows)
+
+
+def _engine(job: Mapping[str, Any]) -> Engine:
+    found = {what.split()[1]: times for what, times in job["measured"]["unlimited"].items() if "allreduce" in what}
+    return fitted(algorithm_of(job["backend"]), [size_in_bytes(label) for label in found],
+                  [float(np.median(times)) for times in found.values()], job["ranks"])
+
+
+def _rows(job: Mapping[str, Any], engine: Engine) -> Iterator[Row]:
+    on_each = int(job["layout"].split("x")[1])
+    for rate, times in job["measured"].items():
+        cluster = Cluster(on_each, float(np.median(times["latency"])), float(np.median(times["bandwidth"])))
+        for what, seconds in times.items():
+            kind, _, name = what.partition(" ")
+            lower, median, upper = (float(each) for each in np.percentile(seconds, (25, 50, 75)))
+            rest = 0.0
+            if kind == "allreduce":
+                predicted = allreduce(size_in_bytes(name), job["ranks"], engine, cluster)
+            elif kind == "step":
+                rest = float(np.median(times[f"compute {name}"]))
+                buckets = _buckets(job["models"][name]["gradients"], BACKWARD * rest)
+                predicted = step(rest, buckets, job["ranks"], engine, cluster)
+            else:
+                continue
+            yield Row(job["backend"], job["layout"], rate, what, (lower, median, upper), predicted, rest)
+
+
+def _buckets(gradients: Sequence[int], backward: float) -> list[Bucket]:
+    """The buckets that hvkeras makes of gradients."""
+    order = list(reversed(range(len(gradients))))
+    plan = pack(order, dict.fromkeys(order, "float32"), dict(enumerate(gradients)), BUCKET)
+    sizes = [sum(gradients[place] for place in bucket) for bucket in plan]
+    return [Bucket(size, lead) for size, lead in zip(sizes, spread(sizes, backward), strict=True)]
+
+
+def _print_rows(rows: Sequence[Row], prefix: str) -> None:
+    """A line for each backend, layout and rate; in its cells measured and predicted milliseconds."""
+    whats = list(dict.fromkeys(row.what for row in rows))
+    print("\n| backend | hosts x ranks | network |", *(f"{what.removeprefix(prefix)} |" for what in whats))
+    print("| --- " * (3 + len(whats)) + "|")
+    lines: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault((row.backend, row.layout, row.rate), {})[row.what] = row
+    for (backend, layout, rate), cells in lines.items():
+        print(f"| {backend} | {layout} | {rate} |",
+              *(f"{_milliseconds(cells[what].measured[1])}, {_milliseconds(cells[what].predicted)} |"
+                for what in whats))
+
+
+def _milliseconds(seconds: float) -> str:
+    value = 1000 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _print_summary(rows: Sequence[Row]) -> None:
+    """How far measured times were from predicted ones, by backend, layout, kind and rate."""
+    print("\n| backend | hosts x ranks | what | network | measured / predicted: median | from | to |")
+    print("| --- " * 7 + "|")
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        small = row.what.startswith("allreduce") and size_in_bytes(row.what.split()[1]) < 1024**2
+        kind = f"{row.what.split()[0]}{' below 1 MiB' if small else ''}"
+        for backend in (row.backend, "all"):
+            for layout in (row.layout, "all"):
+                groups.setdefault((backend, layout, kind, row.rate), []).append(row.ratio)
+    for group, ratios in groups.items():
+        middle = math.exp(float(np.median(np.log(ratios))))
+        print(f"| {' | '.join(group)} | {middle:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
