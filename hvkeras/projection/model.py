@@ -13,7 +13,9 @@ from hvkeras.projection.pipeline import exposed
 
 RING, HIERARCHICAL, RECURSIVE = "ring", "hierarchical", "recursive"
 ALGORITHMS = (RING, HIERARCHICAL, RECURSIVE)
-ENGINES = {"native": HIERARCHICAL}  # what else there is goes round a ring of all ranks
+# What backends do among hosts, and the share of a network's bandwidth that they reach with 1 MiB or more, as measured:
+# docs/projection.md. What else there is goes round a ring of all ranks.
+ENGINES = {"native": (HIERARCHICAL, 0.65)}
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,13 @@ class Engine:
         algorithm: One of `ALGORITHMS`, for what it does among hosts.
         start: Seconds that any allreduce takes.
         inside: The way between two ranks of a host, all the engine's work on a byte included.
+        share: Of a network's bandwidth, what it reaches.
     """
 
     algorithm: str
     start: float
     inside: Link
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,23 +69,21 @@ class Cluster:
         return -(-ranks // self.ranks_per_host)
 
 
-def algorithm_of(backend: str) -> str:
-    """What a backend does among hosts."""
-    return ENGINES.get(backend, RING)
-
-
-def fitted(algorithm: str, sizes: Sequence[float], seconds: Sequence[float], ranks: int) -> Engine:
-    """Finds the engine that took so long for allreduces of these sizes within a host.
+def engine_of(backend: str, sizes: Sequence[float], seconds: Sequence[float], ranks: int,
+              algorithm: str | None = None) -> Engine:
+    """Describes a backend's engine by what allreduces took within a host.
 
     The line through the times is the one with the least relative errors, and has no negative part: with one size,
     all of the time is the bytes'.
 
     Args:
-        algorithm: What the engine does among hosts.
+        backend: The backend.
         sizes: Bytes of each allreduce.
         seconds: What each took.
         ranks: How many ranks took part, 2 at least.
+        algorithm: What it does among hosts; by default, what it does in fact.
     """
+    own, share = ENGINES.get(backend, (RING, 1.0))
     # Seconds that each would take at a byte per second, and what it took.
     unit = np.array([cost.ring(size, ranks, Link(0.0, 1.0)) for size in sizes])
     taken = np.array(seconds)
@@ -93,7 +95,7 @@ def fitted(algorithm: str, sizes: Sequence[float], seconds: Sequence[float], ran
             start, per_byte = 0.0, float(np.mean(taken / unit))
         elif per_byte <= 0:
             start, per_byte = float(np.mean(taken)), 1e-15
-    return Engine(algorithm, start, Link(0.0, 1 / per_byte))
+    return Engine(algorithm or own, start, Link(0.0, 1 / per_byte), share)
 
 
 def allreduce(size: float, ranks: int, engine: Engine, cluster: Cluster) -> float:
@@ -103,10 +105,11 @@ def allreduce(size: float, ranks: int, engine: Engine, cluster: Cluster) -> floa
     hosts, on_each = cluster.hosts(ranks), min(ranks, cluster.ranks_per_host)
     if hosts == 1:
         return engine.start + cost.ring(size, ranks, engine.inside)
+    reached = engine.share * cluster.bandwidth
     if engine.algorithm == RECURSIVE:  # all ranks of a host exchange with other hosts at once
-        shared = Link(cluster.latency, min(cluster.bandwidth / on_each, engine.inside.bandwidth))
+        shared = Link(cluster.latency, min(reached / on_each, engine.inside.bandwidth))
         return engine.start + cost.recursive(size, ranks, shared)
-    between = Link(cluster.latency, min(cluster.bandwidth, engine.inside.bandwidth))
+    between = Link(cluster.latency, min(reached, engine.inside.bandwidth))
     if engine.algorithm == HIERARCHICAL:
         return engine.start + cost.hierarchical(size, hosts, on_each, engine.inside, between)
     return engine.start + cost.ring(size, ranks, between)

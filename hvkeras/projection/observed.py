@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from hvkeras.projection.model import Bucket
+from hvkeras.record import Array, Record
 
 WARM_UP = 5  # first runs of each collective that are left out, or half of few
+GRADIENTS = "gradients "  # how the operation of a bucket begins
 SHORTEST = 1e-6  # seconds that an allreduce takes at least, whatever the clocks say
-
-Array = np.ndarray[Any, Any]
-
-
-class Recorded(Protocol):
-    """What is read of a rank's record."""
-
-    @property
-    def collectives(self) -> Mapping[str, Array]:
-        """Begin and end of each run of a collective in seconds, by its key."""
-
-    @property
-    def buckets(self) -> Mapping[str, Mapping[str, Any]]:
-        """The operation and the bytes of each, by the same key."""
-
-    @property
-    def first_runs(self) -> Mapping[str, int]:
-        """The number of the first of the runs, by the same key."""
-
-    @property
-    def host(self) -> str:
-        """The rank's host."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +30,7 @@ class Observed:
     exposed: float
 
 
-def observed(records: Sequence[Recorded | None]) -> Observed | str:
+def observed(records: Sequence[Record | None]) -> Observed | str:
     """Finds the communication of a typical step.
 
     Args:
@@ -65,6 +44,8 @@ def observed(records: Sequence[Recorded | None]) -> Observed | str:
         return "not all ranks left a record"
     if len({record.host for record in known}) > 1:
         return "it is measured within a host, and this job had several"
+    if any(key.endswith(".values") for key in known[0].collectives):
+        return "sparse gradients are gathered, which is not in the model"
     spans = {key: _spans(key, known) for key in _keys_of_steps(known)}
     spans = {key: runs for key, runs in spans.items() if len(runs)}
     if not spans:
@@ -84,16 +65,17 @@ def observed(records: Sequence[Recorded | None]) -> Observed | str:
     return Observed(len(known), tuple(buckets), max(float(np.median(before - last[:, 0])), 0.0))
 
 
-def _keys_of_steps(records: Sequence[Recorded]) -> list[str]:
-    """The allreduces that run once a step: those that run most often on every rank, at half of that at least."""
+def _keys_of_steps(records: Sequence[Record]) -> list[str]:
+    """The buckets of gradients that travel in every step: those that do most often, at half of that at least."""
     first = records[0]
-    sized = [key for key, bucket in first.buckets.items() if bucket["operation"] == "allreduce" and bucket["bytes"]]
+    sized = [key for key, bucket in first.buckets.items()
+             if bucket["operation"].startswith(GRADIENTS) and bucket["bytes"]]
     keys = [key for key in sized if all(key in record.collectives for record in records)]
     most = max((len(first.collectives[key]) for key in keys), default=0)
     return [key for key in keys if 2 * len(first.collectives[key]) >= most]
 
 
-def _spans(key: str, records: Sequence[Recorded]) -> Array:
+def _spans(key: str, records: Sequence[Record]) -> Array:
     """When the last rank came to each run that all have recorded, and when the last one left it."""
     firsts = [record.first_runs.get(key, 0) for record in records]
     ends = [first + len(record.collectives[key]) for first, record in zip(firsts, records, strict=True)]

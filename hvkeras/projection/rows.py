@@ -11,8 +11,9 @@ from rich import box
 from rich.table import Table
 
 from hvkeras.launcher.comparison import ONE_PROCESS, Result
-from hvkeras.projection.model import Bucket, Cluster, Engine, algorithm_of, fitted, step
-from hvkeras.projection.observed import Observed, Recorded, observed
+from hvkeras.projection.model import Bucket, Cluster, Engine, engine_of, step
+from hvkeras.projection.observed import Observed, observed
+from hvkeras.record import Record
 
 # How much longer or shorter allreduces took than the model said, where both were measured: docs/projection.md.
 FASTEST, SLOWEST = 0.7, 1.6
@@ -50,7 +51,7 @@ class Projection:
 
 
 def projected(
-    jobs: Sequence[tuple[Result, Sequence[Recorded | None]]], counts: Sequence[int], cluster: Cluster,
+    jobs: Sequence[tuple[Result, Sequence[Record | None]]], counts: Sequence[int], cluster: Cluster,
     algorithm: str | None = None,
 ) -> tuple[list[Projection], list[str]]:
     """Projects each backend of a comparison, from its job with the most ranks.
@@ -67,7 +68,7 @@ def projected(
     rows: list[Projection] = []
     reasons = []
     single = next((result.samples for result, _ in jobs if result.name == ONE_PROCESS), None)
-    largest: Mapping[str, tuple[Result, Sequence[Recorded | None]]] = {
+    largest: Mapping[str, tuple[Result, Sequence[Record | None]]] = {
         job[0].name: job for job in sorted(jobs, key=lambda job: job[0].processes)
         if job[0].processes > 1 and job[0].name != ONE_PROCESS}
     for name, (result, records) in largest.items():
@@ -75,14 +76,10 @@ def projected(
         if isinstance(found, str) or result.step is None:
             reasons.append(f"no projection of {name}: {found if isinstance(found, str) else 'no step was timed'}")
             continue
-        engine = _engine(algorithm or algorithm_of(name), found)
+        timed = [(bucket.size, bucket.seconds) for bucket in found.buckets if bucket.seconds is not None]
+        engine = engine_of(name, [size for size, _ in timed], [seconds for _, seconds in timed], found.ranks, algorithm)
         rows += [_row(result, found, engine, count, cluster, single) for count in counts]
     return rows, reasons
-
-
-def _engine(algorithm: str, found: Observed) -> Engine:
-    timed = [(bucket.size, bucket.seconds) for bucket in found.buckets if bucket.seconds is not None]
-    return fitted(algorithm, [size for size, _ in timed], [seconds for _, seconds in timed], found.ranks)
 
 
 def _row(result: Result, found: Observed, engine: Engine, count: int, cluster: Cluster,

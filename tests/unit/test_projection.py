@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hvkeras.projection.model import HIERARCHICAL, RECURSIVE, RING, Cluster, Eng
 from hvkeras.projection.observed import Observed, observed
 from hvkeras.projection.pipeline import exposed, spread
 from hvkeras.projection.rows import explanation, projected, table
+from hvkeras.record import Record
 
 LINK = Link(latency=50e-6, bandwidth=1.25e9, combining=1e-10)
 FLAT = (cost.ring, cost.direct, cost.recursive_doubling, cost.halving_doubling, cost.recursive)
@@ -116,7 +116,7 @@ def test_the_line_through_exact_times_gives_them_back(ranks, start):
     true = Engine(RING, start, Link(0.0, 5e8))
     sizes = [4096, MIB, 25 * MIB]
     seconds = [start + cost.ring(size, ranks, true.inside) for size in sizes]
-    found = model.fitted(RING, sizes, seconds, ranks)
+    found = model.engine_of("horovod", sizes, seconds, ranks)
     assert found.start == pytest.approx(start, abs=1e-9)
     assert found.inside.bandwidth == pytest.approx(5e8)
     one_host = Cluster(ranks, 1.0, 1.0)
@@ -124,9 +124,9 @@ def test_the_line_through_exact_times_gives_them_back(ranks, start):
 
 
 def test_the_line_has_no_negative_part():
-    assert model.fitted(RING, [1000], [1e-3], 2).start == 0  # one size: all of it is the bytes'
-    assert model.fitted(RING, [1000, 2000], [1e-3, 5e-3], 2).start == 0
-    falling = model.fitted(RING, [1000, 2000], [5e-3, 1e-3], 2)
+    assert model.engine_of("horovod", [1000], [1e-3], 2).start == 0  # one size: all of it is the bytes'
+    assert model.engine_of("horovod", [1000, 2000], [1e-3, 5e-3], 2).start == 0
+    falling = model.engine_of("horovod", [1000, 2000], [5e-3, 1e-3], 2)
     assert falling.start > 0 and falling.inside.bandwidth > 1e9
 
 
@@ -156,8 +156,16 @@ def test_hosts_are_counted_up():
 
 
 def test_known_backends_have_their_ways():
-    assert (model.algorithm_of("native"), model.algorithm_of("horovod"), model.algorithm_of("a plug-in")) == (
-        HIERARCHICAL, RING, RING)
+    ways = {name: model.engine_of(name, [1000], [1.0], 2) for name in ("native", "horovod", "a plug-in")}
+    assert [engine.algorithm for engine in ways.values()] == [HIERARCHICAL, RING, RING]
+    assert model.engine_of("native", [1000], [1.0], 2, RECURSIVE).algorithm == RECURSIVE
+    assert 0 < ways["native"].share < ways["horovod"].share == 1
+
+
+def test_an_engine_that_reaches_half_of_a_network_takes_twice_as_long():
+    whole, half = (Engine(HIERARCHICAL, 0.0, Link(0.0, 1e15), share) for share in (1.0, 0.5))
+    slow = Cluster(1, 0.0, 1e8)
+    assert model.allreduce(MIB, 4, half, slow) == pytest.approx(2 * model.allreduce(MIB, 4, whole, slow))
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -208,26 +216,17 @@ def test_an_assumption_without_a_projection_is_found():
     assert arguments.stray(parsed("--network-latency", "1us")) == "--network-latency"
 
 
-@dataclass
-class Rank:
-    """A record, as far as a projection reads it."""
-
-    collectives: dict[str, Any]
-    buckets: dict[str, dict[str, Any]]
-    first_runs: dict[str, int] = field(default_factory=dict)
-    host: str = "here"
-
-
-def rank(delay: float = 0.0, steps: int = 20, first: int = 0) -> Rank:
+def rank(delay: float = 0.0, steps: int = 20, first: int = 0) -> Record:
     """Steps of a second: one bucket from 0.3 to 0.5, one that is there at 0.4 and gets its turn until 0.9."""
     begins = np.arange(first, steps)
     spans = {"a": np.stack([begins + 0.3 + delay, begins + 0.5], axis=1),
              "b": np.stack([begins + 0.4 + delay, begins + 0.9], axis=1)}
-    spans["metrics"] = spans["a"][:2] + 0.95
-    buckets = {key: {"label": key, "operation": "allreduce", "bytes": size}
-               for key, size in (("b", 4000), ("a", 1000), ("metrics", 8))}
-    buckets["weights"] = {"label": "weights", "operation": "broadcast", "bytes": 9000}
-    return Rank(spans, buckets, dict.fromkeys(spans, first))
+    spans["rare"], spans["loss"] = spans["a"][:2] + 0.95, spans["a"] + 0.95
+    buckets = {key: {"label": key, "operation": "gradients average", "bytes": size}
+               for key, size in (("b", 4000), ("a", 1000), ("rare", 8))}
+    buckets["loss"] = {"label": "loss", "operation": "allreduce average", "bytes": 9000}
+    return Record(0, 2, "native", collectives=spans, buckets=buckets, host="here",
+                  first_runs=dict.fromkeys(spans, first))
 
 
 def test_a_job_is_observed_bucket_by_bucket():
@@ -246,8 +245,11 @@ def test_ranks_that_kept_unlike_parts_are_brought_together():
 
 def test_what_cannot_be_observed_is_said():
     assert observed([rank(), None]) == "not all ranks left a record"
-    assert observed([Rank({}, {}), Rank({}, {})]) == "no allreduce of gradients was recorded"
+    assert observed([Record(0, 2, "native"), Record(1, 2, "native")]) == "no allreduce of gradients was recorded"
     assert observed([rank(), rank(first=20)]) == "no allreduce of gradients was recorded"
+    sparse = rank()
+    sparse.collectives["plan.3.values"] = sparse.collectives["a"]
+    assert observed([sparse, sparse]) == "sparse gradients are gathered, which is not in the model"
     elsewhere = rank()
     elsewhere.host = "there"
     assert observed([rank(), elsewhere]) == "it is measured within a host, and this job had several"

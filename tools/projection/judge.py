@@ -1,6 +1,7 @@
 """Compares what `measure.py` has measured with what the cost model says, and prints tables for docs/projection.md.
 
-Engines are fitted to the job of two ranks on one host; networks are what a plain TCP connection found.
+Engines are fitted to the job of two ranks on one host; the network's bandwidth is what a plain TCP connection found, and
+its latency the default of the flags.
 
     python tools/projection/judge.py measured.json
 """
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from hvkeras.buckets import pack
-from hvkeras.projection.model import Bucket, Cluster, Engine, algorithm_of, allreduce, fitted, step
+from hvkeras.projection.arguments import LATENCY
+from hvkeras.projection.model import Bucket, Cluster, Engine, allreduce, engine_of, step
 from hvkeras.projection.pipeline import spread
 from hvkeras.settings import size_in_bytes
 
@@ -71,14 +73,14 @@ def main() -> None:
 
 def _engine(job: Mapping[str, Any]) -> Engine:
     found = {what.split()[1]: times for what, times in job["measured"]["unlimited"].items() if "allreduce" in what}
-    return fitted(algorithm_of(job["backend"]), [size_in_bytes(label) for label in found],
-                  [float(np.median(times)) for times in found.values()], job["ranks"])
+    return engine_of(job["backend"], [size_in_bytes(label) for label in found],
+                     [float(np.median(times)) for times in found.values()], job["ranks"])
 
 
 def _rows(job: Mapping[str, Any], engine: Engine) -> Iterator[Row]:
     on_each = int(job["layout"].split("x")[1])
     for rate, times in job["measured"].items():
-        cluster = Cluster(on_each, float(np.median(times["latency"])), float(np.median(times["bandwidth"])))
+        cluster = Cluster(on_each, LATENCY, float(np.median(times["bandwidth"])))
         for what, seconds in times.items():
             kind, _, name = what.partition(" ")
             lower, median, upper = (float(each) for each in np.percentile(seconds, (25, 50, 75)))

@@ -36,7 +36,6 @@ RATES = {"100mbit": "16kb", "1gbit": "128kb", "10gbit": "512kb"}  # and what may
 PROBED = 0.2  # seconds that the long message of the probe takes at the rate
 LAYOUTS = ("1x2", "1x4", "2x1", "4x1", "2x2")  # hosts x ranks on each
 DEADLINE = 900.0  # seconds for a job
-SECRET = "not a secret outside of these hosts"
 
 
 def main() -> None:
@@ -77,7 +76,7 @@ def _job(backend: str, layout: str, flags: argparse.Namespace, folder: Path) -> 
             "sizes": {label: (size_in_bytes(label), links) for label, links in SIZES.items()},
             "conditions": conditions, "address": network.hosts[0].address, "results": str(folder / "results.json")}))
         script = [sys.executable, str(Path(__file__).parent / "rank.py"), str(plan)]
-        environment = clean_environment(folder) | {"HVKERAS_SECRET": SECRET, "HVKERAS_BUCKET_SIZE": BUCKET,
+        environment = clean_environment(folder) | {"HVKERAS_RENDEZVOUS_DIR": str(folder), "HVKERAS_BUCKET_SIZE": BUCKET,
                                                    "HVKERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
         start = _under_mpirun if backend == "native" and count > 1 else _with_tf_config
         print(f"{backend} on {layout} ...", flush=True)
