@@ -1,7 +1,7 @@
 """Compares what `measure.py` has measured with what the cost model says, and prints tables for docs/projection.md.
 
-Engines are fitted to the job of two ranks on one host; the network's bandwidth is what a plain TCP connection found, and
-its latency the default of the flags.
+Engines are fitted to the job of two ranks on one host; the network's bandwidth is what a plain TCP connection found,
+and its latency the default of the flags.
 
     python tools/projection/judge.py measured.json
 """
