@@ -26,9 +26,10 @@ from hvkeras.launcher.arguments import Parser, flags_and_command, require_comman
 from hvkeras.launcher.check_build import verdict
 from hvkeras.launcher.comparison import ONE_PROCESS
 from hvkeras.launcher.comparison_rows import Comparison, rows_of
-from hvkeras.launcher.comparison_runs import Job, Runs, trials_of
-from hvkeras.launcher.comparison_table import explanations, scaling_table, table
+from hvkeras.launcher.comparison_runs import Job, Runs, records_of, trials_of
+from hvkeras.launcher.comparison_table import explanations, projection_table, scaling_table, table
 from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.projection import arguments as projection
 from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
 from hvkeras.threads import fair_share, operation_threads, usable_cores
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", metavar="FOLDER", help="Where the report, its charts, results.json and the output of all"
                       " ranks go; by default a new folder for temporary files.")
     made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
+    projection.add_arguments(made)
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return made
 
@@ -96,6 +98,7 @@ def compare(arguments: Sequence[str]) -> int:
     """
     flags = flags_and_command(parser(), arguments)
     require_command(flags, PROG)
+    projection.require_sense(flags)
     made = comparison_of(flags, Console(stderr=True, highlight=False), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {made.folder}")
@@ -134,8 +137,10 @@ def comparison_of(flags: argparse.Namespace, screen: Console, title: str) -> Com
     began, machine = time.time(), facts(usable_cores())
     with ended_by_signals():
         results = Runs(trials, problems, flags, screen).results()
-    made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began,
-                      time.time() - began, machine)
+    rows = rows_of(results)
+    jobs_with_records = [(row, records_of(row, trials)) for row in rows] if flags.project else []
+    made = Comparison(title, several, flags.repeat, rows, cores, folder, began, time.time() - began, machine,
+                      projection.projected_by(flags, jobs_with_records))
     comparison_json.write(made, folder)
     comparison_report.write(made, folder)
     return made
@@ -220,6 +225,9 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print()
     if len(made.sizes) > 1:
         console.print(scaling_table(made))
+        console.print()
+    if made.projected is not None and made.projected.rows:
+        console.print(projection_table(made.projected))
         console.print()
     for line in [*notes, *([""] if notes else []), *explanations(made), *filter(None, [missing()])]:
         console.print(line, markup=False)

@@ -100,7 +100,7 @@ def compare(
     flags = argparse.Namespace(
         np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts,
         backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
-        out=None if out is None else str(out), verbose=verbose)
+        out=None if out is None else str(out), verbose=verbose, project=())
     remote = not all(host.local for host in place(max(sizes, default=1), hosts, None))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
         flags.command = command_of(func, args, kwargs, Path(folder).absolute())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras.launcher.comparison import ONE_PROCESS, Number, Result, quartiles
+from hvkeras.projection.rows import Projected
 from hvkeras.time_split import TimeSplit
 
 
@@ -155,6 +156,7 @@ class Comparison:
         began: When it began, in seconds since the epoch.
         seconds: How long it took.
         machine: The facts of this machine, when it began.
+        projected: What more ranks would do, if that was asked for.
     """
 
     command: str
@@ -166,6 +168,7 @@ class Comparison:
     began: float
     seconds: float
     machine: Mapping[str, Any] = field(default_factory=dict)
+    projected: Projected | None = None
 
     @property
     def processes(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hvkeras.launcher.comparison import ONE_PROCESS, Result, result, weight_difference
+from hvkeras.launcher.comparison_rows import Row
 from hvkeras.launcher.trial import Trial
 from hvkeras.launcher.verdict import TAIL_LINES
 from hvkeras.record import WEIGHTS, Record
@@ -49,6 +50,18 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
 def _several(flags: argparse.Namespace) -> bool:
     """Whether the backends run on several numbers of processes."""
     return len({size for size in flags.np if size > 1}) > 1
+
+
+def records_of(row: Row, trials: Sequence[Trial]) -> list[Record | None]:
+    """What the ranks of a row's first good run recorded, in rank order; nothing where no run was good.
+
+    Args:
+        row: The row.
+        trials: All runs.
+    """
+    runs = {(trial.name, trial.processes, trial.round): trial for trial in trials}
+    first = next((runs[row.name, row.processes, run.round] for run in row.good), None)
+    return [] if first is None else [Record.read(first.records, rank) for rank in range(row.processes)]
 
 
 class Runs:

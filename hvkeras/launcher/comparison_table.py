@@ -9,6 +9,7 @@ from rich.table import Table
 
 from hvkeras.launcher.comparison import ONE_PROCESS, WARM_UP, Number
 from hvkeras.launcher.comparison_rows import Comparison, Row, reference_of
+from hvkeras.projection.rows import Projected
 
 UNKNOWN, NOT_HERE = "?", "-"
 
@@ -81,6 +82,21 @@ def scaling_table(comparison: Comparison) -> Table:
     return _laid_out(*scaling_cells(comparison))
 
 
+def projection_cells(projected: Projected) -> tuple[list[str], list[list[str]]]:
+    """Words what more ranks would do: the headers, and the rows."""
+    headers = ["projection,\nnot measured", "ranks", "hosts", "step, ms\n(range)", "samples\nper s",
+               "share of\nranks x one\nprocess"]
+    return headers, [
+        [row.backend, f"{row.ranks:,}", f"{row.hosts:,}",
+         f"{milliseconds(row.step)} ({milliseconds(row.low)}-{milliseconds(row.high)})", rate(row.samples),
+         UNKNOWN if row.share is None else f"{row.share:.0%}"] for row in projected.rows]
+
+
+def projection_table(projected: Projected) -> Table:
+    """Lays out what more ranks would do."""
+    return _laid_out(*projection_cells(projected))
+
+
 def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> list[str]:
     """All cells but the name."""
     step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
@@ -139,4 +155,6 @@ def explanations(comparison: Comparison) -> list[str]:
     if any(row.difference is not None for row in shown):
         first = "'s first run" if comparison.repeat > 1 else "'s"
         lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
+    if comparison.projected is not None:
+        lines += filter(None, [comparison.projected.explanation, *comparison.projected.reasons])
     return lines

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 
+from hvkeras.errors import UsageError, explain
 from hvkeras.projection.model import ALGORITHMS, Cluster
+from hvkeras.projection.rows import Measured, Projected, projected
+from hvkeras.record import Record
 from hvkeras.settings import size_in_bytes
 
 RANKS_PER_HOST, LATENCY, BANDWIDTH = 8, 50e-6, 10e9 / 8
@@ -28,11 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        " projection (default: what they do in fact).")
 
 
-def stray(flags: argparse.Namespace) -> str:
-    """A flag that says what to assume where nothing is projected; "" if there is none."""
-    names = ("ranks_per_host", "network_bandwidth", "network_latency", "project_algorithm")
-    given = (name for name in names if getattr(flags, name) is not None)
-    return "" if flags.project else next((f"--{name.replace('_', '-')}" for name in given), "")
+def require_sense(flags: argparse.Namespace) -> None:
+    """Raises UsageError for an assumption where nothing is projected."""
+    for name in ("ranks_per_host", "network_bandwidth", "network_latency", "project_algorithm"):
+        if getattr(flags, name) is not None and not flags.project:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(explain(f"{flag} belongs to a projection", f"add --project 8,64 or leave out {flag}",
+                                     **{name: getattr(flags, name)}))
+
+
+def projected_by(flags: argparse.Namespace,
+                 jobs: Sequence[tuple[Measured, Sequence[Record | None]]]) -> Projected | None:
+    """What the flags ask to project; None if that is nothing.
+
+    Args:
+        flags: The command line.
+        jobs: The jobs that were measured, each with what its ranks recorded.
+    """
+    return projected(jobs, flags.project, cluster_of(flags), flags.project_algorithm) if flags.project else None
 
 
 def cluster_of(flags: argparse.Namespace) -> Cluster:

@@ -25,12 +25,12 @@ class Bucket:
     Attributes:
         size: Bytes.
         lead: Seconds before the end of the backward pass at which it is ready.
-        seconds: What its allreduce took where it was measured, or None.
+        seconds: What its allreduce took where it was measured; 0 if unknown.
     """
 
     size: int
     lead: float
-    seconds: float | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _OF_THE_PAGE = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(
 PARTS = {"compute": ("#0072b2", ""), "input": ("#e69f00", "xxx"), "wait": ("#56b4e9", "///"),
          "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
 _ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
+PROJECTION = ", projection"  # ends the name of a line that has its engine's colour, and was not measured
 IDEAL = "ideal"  # the name of a line that is drawn in no engine's colour
 _OTHERS = ("#cc79a7", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#0072b2")
 _PATTERNS = ("\\\\\\", "++", "oo")
@@ -241,9 +242,10 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
     for place, line in enumerate(lines):
         style = ":" if line.dashed else _DASHES[place % len(_DASHES)]
         colour = INK if line.name == IDEAL else colours[line.name]
+        hollow = line.name.endswith(PROJECTION)
         axes.plot(line.x, line.y, style, color=colour, label=line.name, linewidth=1.2 if line.dashed else 2,
-                  marker=_MARKERS[place % len(_MARKERS)] if points and not line.dashed else "", markersize=6,
-                  markeredgecolor=PAPER)
+                  marker=_MARKERS[place % len(_MARKERS)] if points and (hollow or not line.dashed) else "",
+                  markersize=6, markeredgecolor=colour if hollow else PAPER, fillstyle="none" if hollow else "full")
         if len(line.low) and len(line.high):
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     axes.grid()
@@ -253,7 +255,9 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """A colour for each name; an engine has the same one in all charts."""
-    names = list(dict.fromkeys(names))
-    taken = {_ENGINES.get(name) for name in names}
+    names = list(names)
+    engines = dict.fromkeys(name.removesuffix(PROJECTION) for name in names)
+    taken = {_ENGINES.get(name) for name in engines}
     free = itertools.cycle([colour for colour in _OTHERS if colour not in taken])
-    return {name: _ENGINES.get(name) or next(free) for name in names}
+    colours = {name: _ENGINES.get(name) or next(free) for name in engines}
+    return {name: colours[name.removesuffix(PROJECTION)] for name in names}

@@ -11,12 +11,16 @@ import pytest
 from hvkeras.errors import UsageError
 from hvkeras.launcher.arguments import Parser
 from hvkeras.launcher.comparison import ONE_PROCESS, Result
+from hvkeras.launcher.comparison_json import document
+from hvkeras.launcher.comparison_report import charts, sections
+from hvkeras.launcher.comparison_rows import Comparison, rows_of
+from hvkeras.launcher.comparison_table import explanations, projection_cells
 from hvkeras.projection import arguments, cost, model
 from hvkeras.projection.cost import Link
 from hvkeras.projection.model import HIERARCHICAL, RECURSIVE, RING, Cluster, Engine
 from hvkeras.projection.observed import Observed, observed
 from hvkeras.projection.pipeline import exposed, spread
-from hvkeras.projection.rows import explanation, projected, table
+from hvkeras.projection.rows import projected
 from hvkeras.record import Record
 
 LINK = Link(latency=50e-6, bandwidth=1.25e9, combining=1e-10)
@@ -210,10 +214,15 @@ def test_other_flags_are_refused_in_words(flag, text):
         parsed(f"{flag}={text}")
 
 
-def test_an_assumption_without_a_projection_is_found():
-    assert arguments.stray(parsed()) == ""
-    assert arguments.stray(parsed("--project", "8", "--ranks-per-host", "4")) == ""
-    assert arguments.stray(parsed("--network-latency", "1us")) == "--network-latency"
+def test_an_assumption_without_a_projection_is_refused():
+    arguments.require_sense(parsed())
+    arguments.require_sense(parsed("--project", "8", "--ranks-per-host", "4"))
+    with pytest.raises(UsageError, match=r"--network-latency belongs to a projection\. Received: network_latency"):
+        arguments.require_sense(parsed("--network-latency", "1ms"))
+
+
+def test_nothing_is_projected_unasked():
+    assert arguments.projected_by(parsed(), jobs()) is None
 
 
 def rank(delay: float = 0.0, steps: int = 20, first: int = 0) -> Record:
@@ -255,41 +264,78 @@ def test_what_cannot_be_observed_is_said():
     assert observed([rank(), elsewhere]) == "it is measured within a host, and this job had several"
 
 
-STEP = (0.9, 1.0, 1.2)
+STEPS = (0.8, 0.9, 1.0, 1.2, 1.3)  # seconds; quartiles 0.9, 1.0, 1.2
 
 
 def jobs() -> list[Any]:
-    return [(Result("native", 2, step=STEP, samples=128.0), [rank(), rank()]),
-            (Result("horovod", 2, reason="broken"), [None, None]),
-            (Result("tfdist", 2, step=STEP), [rank(), rank()]),
+    return [(Result("native", 2, step_times=STEPS, samples_in_step=128.0), [rank(), rank()]),
+            (Result("horovod", 2, reason="broken"), []),
+            (Result("tfdist", 2, step_times=STEPS), [rank(), rank()]),
             (Result("plugged", 2), [rank(), rank()]),
-            (Result(ONE_PROCESS, 1, step=STEP, samples=100.0), [None])]
+            (Result(ONE_PROCESS, 1, step_times=STEPS, samples_in_step=100.0), [None])]
 
 
 def test_what_was_measured_is_what_is_projected_for_as_many_ranks():
-    (row, *_), _ = projected(jobs(), [2], Cluster(2, 1.0, 1.0))
-    assert row.step == pytest.approx(STEP[1], rel=0.05)  # the line through two buckets has no negative part
+    row = projected(jobs(), [2], Cluster(2, 1.0, 1.0)).rows[0]
+    assert row.step == pytest.approx(1.0, rel=0.05)  # the line through two buckets has no negative part
     assert (row.samples, row.share) == (pytest.approx(128, rel=0.05), pytest.approx(0.64, rel=0.05))
 
 
 def test_rows_are_marked_ordered_and_have_a_range():
-    rows, reasons = projected(jobs(), [8, 64, 512], Cluster(8, 50e-6, 1e5))
+    made = projected(jobs(), [8, 64, 512], Cluster(8, 50e-6, 1e5))
+    rows = made.rows
     assert [(row.backend, row.ranks, row.hosts) for row in rows] == [
         (name, ranks, ranks // 8) for name in ("native", "tfdist") for ranks in (8, 64, 512)]
     assert all(row.low < row.step < row.high for row in rows)
     assert [row.step for row in rows[:3]] == sorted(row.step for row in rows[:3])
-    assert all(row.to_json()["projection"] is True for row in rows)
-    assert rows[3].samples is None and rows[3].share is None  # as its job's are
-    assert reasons == ["no projection of horovod: its job failed", "no projection of plugged: no step was timed"]
+    assert rows[3].samples is rows[3].share is rows[3].samples_range is None  # as its job's are
+    low, high = rows[0].samples_range
+    assert low < rows[0].samples < high
+    assert made.reasons == ("no projection of horovod: its job failed", "no projection of plugged: no step was timed")
     assert [row.algorithm for row in rows[::3]] == [HIERARCHICAL, RING]
-    said = explanation(rows, Cluster(8, 50e-6, 1e5))
-    assert said.startswith("projection: by a cost model (hierarchical for native; ring for tfdist), not measured")
-    assert "8 ranks a host, 0.0008 Gbit/s and 50 us" in said
-    assert table(rows).row_count == 6
+    assert made.explanation.startswith("projection: by a cost model (hierarchical for native; ring for tfdist), not")
+    assert "8 ranks a host, 0.0008 Gbit/s and 50 us" in made.explanation
+    assert projected(jobs()[1:2], [8], Cluster(8, 0, 1)).explanation == ""
 
 
 def test_the_job_with_the_most_ranks_counts():
-    more = (Result("native", 4, step=(1.9, 2.0, 2.2), samples=128.0), [rank()] * 4)
-    rows, _ = projected([more, *jobs()], [4], Cluster(4, 1.0, 1.0), RING)
+    more = (Result("native", 4, step_times=(1.9, 2.0, 2.2)), [rank()] * 4)
+    rows = projected([more, *jobs()], [4], Cluster(4, 1.0, 1.0), RING).rows
     assert rows[0].algorithm == RING
     assert rows[0].step == pytest.approx(2.0, rel=0.05)
+
+
+def comparison(folder: Any, *backends: str) -> Comparison:
+    chosen = [job for job in jobs() if job[0].name in backends]
+    return Comparison("train.py", (2,), 1, rows_of(result for result, _ in chosen), "", folder, 1.7e9, 1.0, {},
+                      projected(chosen, [8, 64], Cluster(8, 50e-6, 1e5)))
+
+
+def test_a_projection_is_marked_wherever_it_is_shown(tmp_path):
+    made = comparison(tmp_path, "native", "horovod", ONE_PROCESS)
+    written = document(made)["projection"]
+    assert [(row["projection"], row["backend"], row["processes"]) for row in written["rows"]] == [
+        (True, "native", 8), (True, "native", 64)]
+    assert written["assumed"] == {"ranks_per_host": 8, "network_latency_s": 50e-6, "network_bytes_per_s": 1e5}
+    assert written["reasons"] == ["no projection of horovod: its job failed"]
+    assert not any("projection" in row for row in document(made)["rows"])
+    headers, rows = projection_cells(made.projected)
+    assert headers[0] == "projection,\nnot measured" and [row[:3] for row in rows] == [
+        ["native", "8", "1"], ["native", "64", "8"]]
+    assert [line.split(":")[0] for line in explanations(made)[-2:]] == ["projection", "no projection of horovod"]
+
+
+def test_a_projection_is_drawn_hollow_and_dotted(tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = charts(comparison(tmp_path, "native", ONE_PROCESS))
+    svg = drawn["scaling"].svg()
+    assert "native, projection" in svg and ">64<" in svg
+    scaling = next(each for each in sections(comparison(tmp_path, "native", ONE_PROCESS), drawn)
+                   if each.title == "Scaling")
+    assert "not measured" in scaling.note and "<td>64</td>" in scaling.html
+
+
+def test_a_comparison_without_a_projection_has_none(tmp_path):
+    made = Comparison("train.py", (2,), 1, rows_of([jobs()[0][0]]), "", tmp_path, 1.7e9, 1.0)
+    assert document(made)["projection"] is None
+    assert not any("projection" in line for line in explanations(made))
