@@ -12,7 +12,7 @@ from hvkeras.projection.observed import Observed, observed
 from hvkeras.record import Record
 
 # How much longer or shorter allreduces took than the model said, where both were measured: docs/projection.md.
-FASTEST, SLOWEST = 0.7, 1.6
+FASTEST, SLOWEST = 0.8, 1.4
 
 
 class Measured(Protocol):

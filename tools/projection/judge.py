@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,8 @@ from hvkeras.settings import size_in_bytes
 BUCKET = 4 * 1024**2  # as measure.py says
 BACKWARD = 2 / 3  # of a step without communication: twice as much work as the forward pass
 CALIBRATION = "1x2"
+CORES = 2  # of the machine that measured
+FASTEST = "10gbit"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class Row:
         what: An allreduce of a size, or a step of a model.
         measured: Quartiles in seconds.
         predicted: Seconds.
-        rest: Seconds of a step without communication, 0 for allreduces.
     """
 
     backend: str
@@ -49,7 +49,17 @@ class Row:
     what: str
     measured: tuple[float, float, float]
     predicted: float
-    rest: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks took part."""
+        hosts, on_each = map(int, self.layout.split("x"))
+        return hosts * on_each
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is an allreduce of less than 1 MiB."""
+        return self.what.startswith("allreduce") and size_in_bytes(self.what.split()[1]) < 1024**2
 
     @property
     def ratio(self) -> float:
@@ -58,7 +68,7 @@ class Row:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Prints the tables: each engine, all points, and a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path)
     jobs = json.loads(parser.parse_args().measured.read_text())
@@ -84,7 +94,6 @@ def _rows(job: Mapping[str, Any], engine: Engine) -> Iterator[Row]:
         for what, seconds in times.items():
             kind, _, name = what.partition(" ")
             lower, median, upper = (float(each) for each in np.percentile(seconds, (25, 50, 75)))
-            rest = 0.0
             if kind == "allreduce":
                 predicted = allreduce(size_in_bytes(name), job["ranks"], engine, cluster)
             elif kind == "step":
@@ -93,7 +102,7 @@ def _rows(job: Mapping[str, Any], engine: Engine) -> Iterator[Row]:
                 predicted = step(rest, buckets, job["ranks"], engine, cluster)
             else:
                 continue
-            yield Row(job["backend"], job["layout"], rate, what, (lower, median, upper), predicted, rest)
+            yield Row(job["backend"], job["layout"], rate, what, (lower, median, upper), predicted)
 
 
 def _buckets(gradients: Sequence[int], backward: float) -> list[Bucket]:
@@ -105,7 +114,7 @@ def _buckets(gradients: Sequence[int], backward: float) -> list[Bucket]:
 
 
 def _print_rows(rows: Sequence[Row], prefix: str) -> None:
-    """A line for each backend, layout and rate; in its cells measured and predicted milliseconds."""
+    """A line for each backend, layout and rate; in its cells milliseconds, and how many times the prediction."""
     whats = list(dict.fromkeys(row.what for row in rows))
     print("\n| backend | hosts x ranks | network |", *(f"{what.removeprefix(prefix)} |" for what in whats))
     print("| --- " * (3 + len(whats)) + "|")
@@ -114,8 +123,7 @@ def _print_rows(rows: Sequence[Row], prefix: str) -> None:
         lines.setdefault((row.backend, row.layout, row.rate), {})[row.what] = row
     for (backend, layout, rate), cells in lines.items():
         print(f"| {backend} | {layout} | {rate} |",
-              *(f"{_milliseconds(cells[what].measured[1])}, {_milliseconds(cells[what].predicted)} |"
-                for what in whats))
+              *(f"{_milliseconds(cells[what].measured[1])} ({cells[what].ratio:.2f}) |" for what in whats))
 
 
 def _milliseconds(seconds: float) -> str:
@@ -124,19 +132,19 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _print_summary(rows: Sequence[Row]) -> None:
-    """How far measured times were from predicted ones, by backend, layout, kind and rate."""
-    print("\n| backend | hosts x ranks | what | network | measured / predicted: median | from | to |")
-    print("| --- " * 7 + "|")
+    """How many times as long as predicted it took: by what there was of cores and network."""
+    print("\n| cores | network | what | backend | points | measured / predicted: median | half of them | all |")
+    print("| --- " * 8 + "|")
     groups: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        small = row.what.startswith("allreduce") and size_in_bytes(row.what.split()[1]) < 1024**2
-        kind = f"{row.what.split()[0]}{' below 1 MiB' if small else ''}"
-        for backend in (row.backend, "all"):
-            for layout in (row.layout, "all"):
-                groups.setdefault((backend, layout, kind, row.rate), []).append(row.ratio)
+    for row in sorted(rows, key=lambda row: (row.ranks, row.rate == FASTEST, row.is_small, row.what[0])):
+        kind = f"{row.what.split()[0]}s{' below 1 MiB' if row.is_small else ''}"
+        cores = "one a rank" if row.ranks == CORES else "half a one a rank"
+        network = "10 Gbit/s" if row.rate == FASTEST else "100 Mbit/s, 1 Gbit/s"
+        groups.setdefault((cores, network, kind, row.backend), []).append(row.ratio)
     for group, ratios in groups.items():
-        middle = math.exp(float(np.median(np.log(ratios))))
-        print(f"| {' | '.join(group)} | {middle:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+        low, middle, high = np.percentile(ratios, (25, 50, 75))
+        print(f"| {' | '.join(group)} | {len(ratios)} | {middle:.2f} | {low:.2f} to {high:.2f} |"
+              f" {min(ratios):.2f} to {max(ratios):.2f} |")
 
 
 if __name__ == "__main__":
