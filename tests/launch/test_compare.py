@@ -31,8 +31,8 @@ def compare(arguments: Sequence[str], folder: Path, charts: bool = False) -> sub
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
-    """The table's rows: the cells after the name."""
-    text = done.stdout.replace("one process", "one-process")
+    """The table's rows: the cells after the name; not those of a projection."""
+    text = done.stdout.partition("projection,")[0].replace("one process", "one-process")
     return {line.split()[0]: line.split()[1:] for line in text.splitlines()
             if line.split()[:1] in (["horovod"], ["tfdist"], ["local"], ["one-process"])}
 
@@ -49,8 +49,8 @@ def check_records(folder: Path, name: str, ranks: int) -> None:
 
 
 def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
-    done = compare(["--backends", "horovod,tfdist", sys.executable, str(WORKERS / "compared_fit.py")], tmp_path,
-                   charts=True)
+    done = compare(["--backends", "horovod,tfdist", "--project", "2,64", "--ranks-per-host", "2", sys.executable,
+                    str(WORKERS / "compared_fit.py")], tmp_path, charts=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""  # no terminal, no progress
     found = rows(done)
@@ -68,6 +68,21 @@ def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
     assert "accuracy, loss: from evaluate()" in done.stdout
     assert f"output of all ranks: {tmp_path / 'out'}" in done.stdout
     check_report(tmp_path / "out", found)
+    check_projection(tmp_path / "out", done.stdout)
+
+
+def check_projection(out: Path, printed: str) -> None:
+    """What was measured on two ranks is what the model says of two, and more ranks on many hosts take longer."""
+    written = json.loads((out / "results.json").read_text())
+    projected = written["projection"]["rows"]
+    assert [(row["backend"], row["processes"], row["hosts"]) for row in projected] == [
+        ("horovod", 2, 1), ("horovod", 64, 32), ("tfdist", 2, 1), ("tfdist", 64, 32)]
+    steps = {row["backend"]: row["step_ms"] for row in written["rows"]}
+    for same, more in (projected[:2], projected[2:]):
+        assert same["step_ms"] == pytest.approx(steps[same["backend"]], rel=0.1)  # one bucket: the line hits it
+        assert same["step_ms"] < more["step_ms"] < more["step_ms_upper"]
+    assert "projection: by a cost model (ring for horovod, tfdist), not measured, with 2 ranks a host" in printed
+    assert "horovod, projection" in (out / "report.html").read_text()
 
 
 def check_report(out: Path, found: dict[str, list[str]]) -> None:
