@@ -68,5 +68,5 @@ class Fetches:
         parts = [batch.has_value()] if optional else tf.nest.flatten(batch, expand_composites=True)
         count = tf.cast(parts[0], tf.int64) if optional else tf.constant(1, tf.int64)
         with tf.control_dependencies(parts):  # in which no constant is made: folding it would cut them off
-            self._stamps.end(count)
+            self._stamps.end(began, count)
         return batch

@@ -30,9 +30,9 @@ class Ring:
         """Adds a row; the next one takes its place where `count` is 0."""
         with tf.device("CPU:0"):
             place = self._count.read_value() % self._slots
-            written = self._rows.scatter_nd_update([[place]], [row])
-            with tf.control_dependencies([written] if not tf.executing_eagerly() else []):
-                self._count.assign_add(count)
+            written = self._rows.scatter_update(tf.IndexedSlices(row, place))
+            with tf.control_dependencies([] if tf.executing_eagerly() else [written.op]):
+                self._count.assign_add(count, read_value=False)
 
     def rows(self) -> tuple[Array, int]:
         """The latest rows, the oldest one first, and the number of that one among all that there were."""

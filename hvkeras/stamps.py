@@ -123,11 +123,13 @@ class Stamps:
 
     def _begin(self) -> Any:
         with tf.device("CPU:0"):
-            return self._began.assign(tf.timestamp())
+            now = tf.timestamp()
+            self._began.assign(now, read_value=False)
+            return now
 
-    def _end(self, count: Any = 1) -> None:
+    def _end(self, began: Any, count: Any = 1) -> None:
         with tf.device("CPU:0"):
-            self._runs.append(tf.stack([self._began.read_value(), tf.timestamp()]), count)
+            self._runs.append(tf.stack([began, tf.timestamp()]), count)
 
     def rows(self) -> tuple[Array, int]:
         """The latest runs, the oldest one first, and the number of that one."""
@@ -161,7 +163,7 @@ class _Stamped:
             with tf.control_dependencies([began]):
                 results = run(data, *others)
             with tf.control_dependencies(tf.nest.flatten(results)):
-                stamps.end()
+                stamps.end(began)
             return results
 
         return stamped

@@ -41,14 +41,14 @@ class StepStamps:
 
     def _add_samples(self, rows: Any) -> None:
         with tf.device("CPU:0"):
-            self._came.assign(tf.timestamp())
-            self._samples.assign_add(rows)
+            self._came.assign(tf.timestamp(), read_value=False)
+            self._samples.assign_add(rows, read_value=False)
 
     def _end_step(self, kind: Any) -> None:
         with tf.device("CPU:0"):
             samples = tf.cast(self._samples.read_value(), tf.float64)
             self._steps.append(tf.stack([tf.timestamp(), samples, kind, self._came.read_value()]))
-            self._came.assign(0.0)
+            self._came.assign(0.0, read_value=False)
 
     def rows(self) -> tuple[Array, int]:
         """The latest steps as `Record.stamps` has them, and the number of the first of them."""

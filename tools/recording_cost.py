@@ -2,17 +2,18 @@
 
     hvkeras run -np 2 --backend native --report python tools/recording_cost.py
 
-Each rank trains two equal models by the train function of Keras's `fit`, one that was traced with recording and one
-that was not. The difference between two blocks that follow each other is one sample; the median of many is printed,
-with what the thread that writes the record took of the time.
+Each rank trains equal models by the train function of Keras's `fit`, half of which were traced with recording and half
+without; two equal ones differ as well, by where their weights lie in memory, so there are several of each. Percentiles
+of the steps' times are printed, of which low ones say more on a busy machine, and what the thread that writes the
+record took of the time.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -34,13 +35,14 @@ def train_step(model: Model) -> Callable[[], None]:
     return lambda: network.train_function(batches)
 
 
-def block(step: Callable[[], None], steps: int) -> float:
-    """Seconds a step of a block that all ranks begin together."""
+def block(step: Callable[[], None], steps: int) -> list[float]:
+    """Seconds of each step of a block that all ranks begin together."""
     hvd.barrier()
-    began = time.perf_counter()
+    times = [time.perf_counter()]
     for _ in range(steps):
         step()
-    return (time.perf_counter() - began) / steps
+        times.append(time.perf_counter())
+    return list(np.diff(times))
 
 
 def main() -> None:
@@ -49,29 +51,38 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=20, help="steps of a block")
+    parser.add_argument("--copies", type=int, default=4, help="models of each kind")
     flags = parser.parse_args()
     hvd.init()
     model = MODELS[flags.model]
-    recorded = train_step(model)
-    with recording.paused():
-        plain = train_step(model)
-        block(plain, flags.steps)
-    block(recorded, flags.steps)
-    pairs = []
+    steps: dict[bool, list[Callable[[], None]]] = {True: [], False: []}  # by whether they are recorded
+    for _ in range(flags.copies):
+        steps[True].append(train_step(model))
+        block(steps[True][-1], flags.steps)
+        with recording.paused():
+            steps[False].append(train_step(model))
+            block(steps[False][-1], flags.steps)
+    times: dict[bool, list[list[float]]] = {True: [], False: []}
     for number in range(flags.pairs):
-        order = (recorded, plain) if number % 2 else (plain, recorded)
-        times = {step: block(step, flags.steps) for step in order}
-        pairs.append((times[plain], times[recorded]))
-    without = statistics.median(pair[0] for pair in pairs)
-    more = [pair[1] - pair[0] for pair in pairs]
-    lower, middle, upper = np.percentile(more, (25, 50, 75))
-    error = 1.25 * np.std(np.clip(more, lower - 3 * (upper - lower), upper + 3 * (upper - lower))) / len(more) ** 0.5
+        for kind in (True, False) if number % 2 else (False, True):
+            times[kind].append(block(steps[kind][number // 2 % flags.copies], flags.steps))
     if hvd.rank() == 0:
-        print(f"{flags.model}, {hvd.size()} ranks: {1000 * without:.2f} ms a step without recording; with it"
-              f" {1e6 * middle:+.0f} us ({middle / without:+.2%}, standard error {error / without:.2%}, quartiles"
-              f" {1e6 * lower:+.0f} to {1e6 * upper:+.0f} us); writing the record takes"
-              f" {recording.writing_share():.2%} of a core")
+        print(f"{flags.model}, {hvd.size()} ranks, {flags.pairs} pairs of blocks of {flags.steps} steps:")
+        for percentile in (10, 25, 50):
+            print(f"  {compared(np.array(times[False]), np.array(times[True]), percentile)}")
+        print(f"  writing the record takes {recording.writing_share():.2%} of a core")
     hvd.shutdown()
+
+
+def compared(without: Any, with_it: Any, percentile: int) -> str:
+    """How a percentile of the steps differs, and its error, by drawing pairs of blocks again and again."""
+    def more(chosen: Any) -> float:
+        return float(np.percentile(with_it[chosen], percentile) / np.percentile(without[chosen], percentile) - 1)
+
+    random = np.random.default_rng(0)
+    error = np.std([more(random.integers(0, len(without), len(without))) for _ in range(200)])
+    return (f"{percentile}th percentile: {1000 * np.percentile(without, percentile):.2f} ms a step without recording,"
+            f" {more(np.arange(len(without))):+.2%} with it (standard error {error:.2%})")
 
 
 if __name__ == "__main__":

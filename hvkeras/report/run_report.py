@@ -130,11 +130,13 @@ def _split_section(summary: Summary) -> Section | None:
     if not splits:
         return None
     html, note = "", _HOW
-    if missing := charts.missing():
-        note = f"{_HOW} There are {missing}."
-    else:
-        parts = {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in _PARTS}
-        html = charts.stacked([f"rank {rank}" for rank in splits], parts, "milliseconds of a typical step").svg()
+    several = len({summary.host(rank) for rank in splits}) > 1
+    labels = [summary.name(rank) if several else f"rank {rank}" for rank in splits]
+    parts = {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in _PARTS}
+    try:
+        html = charts.stacked(labels, parts, "milliseconds of a typical step").svg()
+    except ImportError as error:
+        note += f" There are {charts.missing() or f'no charts, as matplotlib cannot be imported ({error})'}."
     rows = [[f"rank {rank}", _ms(split.step), *(_ms(getattr(split, part)) for part in _PARTS), _ms(split.hidden),
              f"{split.steps:,}"] for rank, split in summary.splits.items()]
     table = table_html(["ms a step", "step", *_PARTS, "hidden", "steps timed"], rows)

@@ -1,0 +1,101 @@
+"""`hvkeras run --report`, HVKERAS_REPORT and `hvkeras report`: real jobs whose slow or killed rank is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+from hvkeras.record import WELL, Record
+from hvkeras.report.findings import THRESHOLDS
+from hvkeras.report.run_report import write_report
+from launch.hvkeras_run import run
+
+WORKER = Path(__file__).parent / "workers" / "reported.py"
+STEPS = 40  # of each part of the worker
+JOBS = [pytest.param(("hvkeras_run", "native", "1"), id="native"),
+        pytest.param(("mpirun", "horovod", "1"), id="horovod"),
+        pytest.param(("hvkeras_run", "tfdist", "4"), id="tfdist")]
+
+
+@pytest.fixture(params=JOBS)
+def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, steps = request.param
+    return launch_once(launcher, WORKER, (steps,), np=2, backend=backend, env={"HVKERAS_REPORT": "report"})
+
+
+def data(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+def check_slowest(found: dict[str, Any], rank: int, part: str) -> None:
+    """The report names a rank and its reason, in numbers and in words."""
+    assert found["slowest"]["rank"] == rank and list(found["slowest"]["because"]) == [part]
+    assert found["advice"][0]["what"] == "slow rank"
+    told = {"input": "its input takes", "compute": "its computing takes"}[part]
+    assert f"rank {rank} on {found['ranks'][rank]['host']}" in found["advice"][0]["text"]
+    assert told in found["sentences"][-1]
+    for each in found["ranks"]:
+        split = each["split"]
+        assert split["steps"] >= THRESHOLDS["steps"] and each["steps"] == STEPS and each["peak_memory"] > 0
+        assert split["step"] == pytest.approx(sum(split[name] for name in ("input", "compute", "wait",
+                                                                           "communication")))
+    slow, other = found["ranks"][rank]["split"], found["ranks"][1 - rank]["split"]
+    assert slow[part] > slow["step"] / 2 and other["wait"] > other["step"] / 2
+    [exchange] = [each for each in found["collectives"] if each["operation"].startswith("gradients")]
+    assert exchange["bytes"] == 4 * (16 * 32 + 32 + 32 + 1) and exchange["runs"] == STEPS
+    assert exchange["bytes_per_second"] == pytest.approx(exchange["bytes"] / exchange["seconds"])
+
+
+def test_slow_data_are_told_from_slow_computing(outcome: Outcome) -> None:
+    write_report(outcome.cwd / "input")  # what ranks had recorded until their first shutdown
+    check_slowest(data(outcome.cwd / "input"), 1, "input")
+    check_slowest(data(outcome.cwd / "report"), 0, "compute")  # written when the job was over
+    assert [each["ended"] for each in data(outcome.cwd / "report")["ranks"]] == [WELL, WELL]
+    assert "<svg" in (outcome.cwd / "input" / "report.html").read_text()
+    without_charts = (outcome.cwd / "report" / "report.html").read_text()  # matplotlib is hidden from jobs of tests
+    assert "<svg" not in without_charts and "There are no charts, as matplotlib" in without_charts
+
+
+def test_records_tell_of_fit(outcome: Outcome) -> None:
+    for rank in range(2):
+        record = Record.read(outcome.cwd / "input" / "records", rank)
+        assert record is not None
+        steps = record.calls[:, 2:].astype(int).tolist()
+        length = STEPS // len(steps)
+        assert length in (1, 4)
+        assert steps == [[first, first + length - 1] for first in range(0, STEPS, length)]
+        assert len(record.inputs) == STEPS  # and none of validation
+        assert len(record.losses) and (record.losses[:, 1] > 0).all()
+        assert (record.rank, record.host != "", record.pid > 0) == (rank, True, True)
+
+
+def test_a_killed_rank_leaves_a_report_that_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(WORKER), "killed"]
+    done = run(["-np", "2", "--report", "--backend", "native", *command], tmp_path)
+    assert done.returncode == 137
+    folder = tmp_path / "hvkeras-report"
+    assert f"the report on this run is {folder / 'report.html'}" in done.stderr
+    found = data(folder)
+    assert found["ranks"][1]["ended"] == "was killed by SIGKILL"
+    assert "was killed by SIGKILL" in found["ranks"][0]["ended"]  # a survivor tells why it ended
+    assert "rank 1" in found["sentences"][0] and "SIGKILL" in found["sentences"][0]
+    assert all(rank["steps"] > STEPS for rank in found["ranks"])
+    assert found["slowest"]["rank"] == 1 and list(found["slowest"]["because"]) == ["input"]
+    (folder / "records" / "outcome.json").unlink()
+    (folder / "report.html").unlink()
+    again = run([], tmp_path, command="report")
+    assert (again.returncode, again.stdout) == (0, "hvkeras-report/report.html\n"), again.stderr
+    assert "or was killed" in data(folder)["ranks"][1]["ended"]
+
+
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
+    done = run(["nothing"], tmp_path, command="report")
+    assert done.returncode == 1 and "needs the records of ranks" in done.stderr
+    assert not list(tmp_path.glob("nothing"))
