@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness.browser import screenshot
 
-WIDTH, HEIGHT = 880, 1500
+WIDTH, HEIGHT = 880, 1560
 COLOURS = 128  # so that the file stays small
 
 page, picture = (Path(argument).absolute() for argument in sys.argv[1:])

@@ -131,7 +131,7 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
 
 
 def _remarked(html: str, remarks: list[str]) -> str:
-    return html + "\n" + "\n".join(f"<p class=\"note\">{escape(remark)}</p>" for remark in remarks)
+    return html + "\n<p class=\"note\">" + "<br>\n".join(map(escape, remarks)) + "</p>"
 
 
 def _split_table(comparison: Comparison) -> str:

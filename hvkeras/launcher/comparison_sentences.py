@@ -130,5 +130,6 @@ def bottleneck(comparison: Comparison) -> str:
     kept = "" if share is None else (f"With {fastest.name}, {comparison.processes} processes do {share:.0%} of "
                                      f"{comparison.processes} times what {ONE_PROCESS} does. ")
     first = fastest.good[0]
-    words = limit(first.splits, first.limits).replace(COMPARE, "")
+    limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # those lie between the steps
+    words = limit(first.splits, limits).replace(COMPARE, "")
     return (kept + words).strip() or "What limits the job is not known, as the time of its steps could not be split."

@@ -355,6 +355,8 @@ def test_the_third_sentence_is_about_what_limits() -> None:
     assert sentences(comparison([run]))[2] == words
     kept = "With native, 2 processes do 50% of 2 times what one process does. "
     assert sentences(comparison([run, SINGLE]))[2] == kept + words
+    pauses = Finding("pauses", 0.9, "Validation.", "Validate less.")
+    assert sentences(comparison([replace(run, limits=[pauses, slow])]))[2] == words
     assert sentences(comparison([replace(run, limits=())]))[2].startswith("Nothing but computing limits training.")
     assert sentences(comparison([replace(run, splits={}, limits=())]))[2].startswith("What limits the job is not known")
     assert sentences(comparison([RESULTS[2]]))[2] == "What limits the job is not known, as no step was timed."
