@@ -23,6 +23,7 @@ from hvkeras.report.charts import IDEAL, PROJECTION, Chart, Line, curves, distri
 from hvkeras.report.page import Section, page, table_html
 
 NAME = "report.html"
+CHARTS = ("step_times", "time_split", "scaling", "loss")
 PARTS = ("compute", "input", "wait", "communication")
 
 
@@ -38,8 +39,11 @@ def write(comparison: Comparison, folder: Path) -> None:
     title = f"{comparison.command}, on {comparison.processes} processes"
     temporary.write_text(page(title, sentences(comparison), sections(comparison, drawn)), encoding="utf-8")
     temporary.replace(folder / NAME)
-    for name, chart in drawn.items():
-        chart.png(folder / f"{name}.png")
+    for name in CHARTS:
+        if name in drawn:
+            drawn[name].png(folder / f"{name}.png")
+        else:  # it would be an earlier comparison's
+            (folder / f"{name}.png").unlink(missing_ok=True)
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
