@@ -94,7 +94,7 @@ def compare(
         MachineError: No backend works here.
     """
     sizes = (np,) if isinstance(np, int) else tuple(np)
-    if repeat < 1 or not all(isinstance(size, int) and size > 0 for size in sizes) or not timeout > 0:
+    if not all(isinstance(number, int) and number > 0 for number in (*sizes, repeat)) or not timeout > 0:
         raise UsageError(explain("Processes, repeats and seconds must be positive", "np=2, repeat=3", np=np,
                                  repeat=repeat, timeout=timeout))
     flags = argparse.Namespace(

@@ -165,7 +165,7 @@ def test_a_function_is_compared_in_a_notebook(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(("options", "words"), [
     ({"np": 1}, "Two processes at least are compared with one"), ({"repeat": 0}, "must be positive"),
     ({"np": [2, 0]}, "must be positive"), ({"backends": ["tfidst"]}, "Received: backend='tfidst'"),
-    ({"np": []}, "Two processes at least"),
+    ({"np": []}, "Two processes at least"), ({"np": "2"}, "must be positive"), ({"repeat": "3"}, "must be positive"),
 ])
 def test_a_wrong_call_is_told_before_anything_starts(options: dict[str, Any], words: str) -> None:
     with pytest.raises(hvd.UsageError, match=words):

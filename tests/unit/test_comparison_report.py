@@ -31,7 +31,7 @@ def comparison(folder: Path) -> Comparison:
         for name, size, milliseconds in (("native", 2, 12), ("native", 4, 14), ("horovod", 2, 30), ("tfdist", 2, 16),
                                          ("tfdist", 4, 19), (ONE_PROCESS, 1, 10)):
             step = (milliseconds + number / 10) / 1000
-            part = TimeSplit(step, 0.001, 0.009, 0.3 * (step - 0.010), 0.7 * (step - 0.010), 0.002)
+            part = TimeSplit(step, 0.001, 0.009, 0.3 * (step - 0.010), 0.7 * (step - 0.010), 0.002, 300)
             runs.append(Result(
                 name, size, "", tuple(step * (0.9 + 0.1 * random.gamma(2, size=300))), 32.0 * size,
                 Number(0.97, "evaluate()"), Number(0.11, "evaluate()"), 1e-7 if name == "tfdist" else None,
