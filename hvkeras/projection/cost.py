@@ -8,7 +8,6 @@ optimal all-reduce algorithms for clusters of workstations" (2009). docs/project
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -31,21 +30,10 @@ class Link:
         return self.latency + size / self.bandwidth
 
 
-Algorithm = Callable[[float, int, Link], float]  # bytes, ranks, and what is between them, to seconds
-
-
 def ring(size: float, ranks: int, link: Link) -> float:
     """Each rank hands a part on to the next one, p - 1 times to add up and p - 1 times to share."""
     part = size / ranks
     return (ranks - 1) * (2 * link.message(part) + part * link.combining)
-
-
-def direct(size: float, ranks: int, link: Link) -> float:
-    """Each rank sends every other its part at once, and what it has summed up afterwards."""
-    if ranks == 1:
-        return 0.0
-    others = size * (ranks - 1) / ranks
-    return 2 * link.message(others) + others * link.combining
 
 
 def recursive_doubling(size: float, ranks: int, link: Link) -> float:
@@ -66,9 +54,8 @@ def recursive(size: float, ranks: int, link: Link) -> float:
     return min(recursive_doubling(size, ranks, link), halving_doubling(size, ranks, link))
 
 
-def hierarchical(size: float, hosts: int, ranks_per_host: int, inside: Link, between: Link,
-                 among_hosts: Algorithm = ring) -> float:
-    """The ranks of a host reduce, one of them takes part for the host among the hosts, and all of the host read.
+def hierarchical(size: float, hosts: int, ranks_per_host: int, inside: Link, between: Link) -> float:
+    """The ranks of a host reduce, one of them goes round a ring of the hosts, and all of the host read.
 
     Reducing in parts and sharing these afterwards is what a ring within the host does, so it costs as much.
 
@@ -78,9 +65,8 @@ def hierarchical(size: float, hosts: int, ranks_per_host: int, inside: Link, bet
         ranks_per_host: Ranks on each.
         inside: What is between two ranks of a host.
         between: What is between two hosts.
-        among_hosts: What the hosts do.
     """
-    return ring(size, ranks_per_host, inside) + among_hosts(size, hosts, between)
+    return ring(size, ranks_per_host, inside) + ring(size, hosts, between)
 
 
 def _rounds(ranks: int) -> int:

@@ -17,17 +17,3 @@ def exposed(leads: Sequence[float], durations: Sequence[float]) -> float:
     for lead, duration in zip(leads, durations, strict=True):
         end = max(end, -lead) + duration
     return max(end, 0.0)
-
-
-def spread(sizes: Sequence[float], backward: float) -> list[float]:
-    """Leads of buckets that are ready at an even pace by bytes, the last one at the end of the backward pass.
-
-    Args:
-        sizes: Bytes of the buckets, in the order in which they are sent.
-        backward: Seconds of the backward pass.
-    """
-    total, left, leads = sum(sizes), sum(sizes), []
-    for size in sizes:
-        left -= size
-        leads.append(backward * left / total if total else 0.0)
-    return leads

@@ -19,19 +19,19 @@ from hvkeras.projection import arguments, cost, model
 from hvkeras.projection.cost import Link
 from hvkeras.projection.model import HIERARCHICAL, RECURSIVE, RING, Cluster, Engine
 from hvkeras.projection.observed import Observed, observed
-from hvkeras.projection.pipeline import exposed, spread
+from hvkeras.projection.pipeline import exposed
 from hvkeras.projection.rows import projected
 from hvkeras.record import Record
 
 LINK = Link(latency=50e-6, bandwidth=1.25e9, combining=1e-10)
-FLAT = (cost.ring, cost.direct, cost.recursive_doubling, cost.halving_doubling, cost.recursive)
+FLAT = (cost.ring, cost.recursive_doubling, cost.halving_doubling, cost.recursive)
 MIB = 2**20
 
 
 @pytest.mark.parametrize("algorithm", FLAT)
 def test_one_rank_costs_nothing(algorithm):
     assert algorithm(MIB, 1, LINK) == 0
-    assert cost.hierarchical(MIB, 1, 1, LINK, LINK, algorithm) == 0
+    assert cost.hierarchical(MIB, 1, 1, LINK, LINK) == 0
 
 
 @pytest.mark.parametrize("algorithm", FLAT)
@@ -43,7 +43,7 @@ def test_a_cost_grows_with_bytes_and_latency_and_shrinks_with_bandwidth(algorith
     assert algorithm(MIB, ranks, LINK) > algorithm(MIB, ranks, Link(50e-6, 1.25e9))
 
 
-@pytest.mark.parametrize("algorithm", [cost.ring, cost.recursive_doubling, cost.direct])
+@pytest.mark.parametrize("algorithm", [cost.ring, cost.recursive_doubling])
 def test_a_cost_grows_with_ranks(algorithm):
     costs = [algorithm(MIB, 2**power, LINK) for power in range(10)]
     assert costs == sorted(costs) and len(set(costs)) == 10
@@ -62,7 +62,6 @@ def test_the_ring_sends_no_byte_more_than_it_must():
 def test_latencies_are_counted_once_a_message():
     late = Link(1.0, float("inf"))
     assert [cost.ring(8, ranks, late) for ranks in (2, 4, 8)] == [2, 6, 14]
-    assert [cost.direct(8, ranks, late) for ranks in (2, 4, 8)] == [2, 2, 2]
     assert [cost.recursive_doubling(8, ranks, late) for ranks in (2, 4, 8)] == [1, 2, 3]
     assert [cost.halving_doubling(8, ranks, late) for ranks in (2, 4, 8)] == [2, 4, 6]
     assert [cost.recursive_doubling(8, ranks, late) for ranks in (3, 6, 7)] == [3, 4, 4]  # one more before, one after
@@ -70,7 +69,7 @@ def test_latencies_are_counted_once_a_message():
 
 def test_each_byte_is_added_up_once_where_all_share_the_work():
     adding = Link(0.0, float("inf"), 1.0)
-    assert cost.ring(1000, 8, adding) == cost.direct(1000, 8, adding) == cost.halving_doubling(1000, 8, adding) == 875
+    assert cost.ring(1000, 8, adding) == cost.halving_doubling(1000, 8, adding) == 875
     assert cost.recursive_doubling(1000, 8, adding) == 3000
 
 
@@ -81,13 +80,11 @@ def test_little_data_doubles_and_much_is_halved():
 
 def test_two_ranks_have_one_way_to_halve():
     assert cost.ring(MIB, 2, LINK) == pytest.approx(cost.halving_doubling(MIB, 2, LINK))
-    assert cost.ring(MIB, 2, LINK) == pytest.approx(cost.direct(MIB, 2, LINK))
 
 
-@pytest.mark.parametrize("among", FLAT)
-def test_a_hierarchy_with_one_rank_a_host_is_what_the_hosts_do(among):
-    inside = Link(1.0, 1.0)
-    assert cost.hierarchical(MIB, 6, 1, inside, LINK, among) == among(MIB, 6, LINK)
+@pytest.mark.parametrize("hosts", [1, 2, 6, 64])
+def test_a_hierarchy_with_one_rank_a_host_is_a_ring(hosts):
+    assert cost.hierarchical(MIB, hosts, 1, Link(1.0, 1.0), LINK) == cost.ring(MIB, hosts, LINK)
 
 
 def test_a_hierarchy_on_one_host_stays_within_it():
@@ -106,12 +103,6 @@ def test_what_fits_beside_the_backward_pass_costs_nothing():
     assert exposed([3.0, 0.0], [1.0, 2.0]) == 2  # the first one is through before the second one is there
     assert exposed([3.0, 0.0], [5.0, 2.0]) == 4  # the second one waits for the first
     assert exposed([9.0, 8.0, 0.0], [1.0, 6.0, 0.5]) == 0.5
-
-
-def test_buckets_are_ready_at_the_pace_of_their_bytes():
-    assert spread([1, 3], 8.0) == [6.0, 0.0]
-    assert spread([1, 1, 2], 4.0) == [3.0, 2.0, 0.0]
-    assert spread([], 4.0) == [] and spread([0], 4.0) == [0.0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -9,6 +9,7 @@ and its latency the default of the flags.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ import numpy as np
 from hvkeras.buckets import pack
 from hvkeras.projection.arguments import LATENCY
 from hvkeras.projection.model import Bucket, Cluster, Engine, allreduce, engine_of, step
-from hvkeras.projection.pipeline import spread
 from hvkeras.settings import size_in_bytes
 
 BUCKET = 4 * 1024**2  # as measure.py says
@@ -110,7 +110,12 @@ def _buckets(gradients: Sequence[int], backward: float) -> list[Bucket]:
     order = list(reversed(range(len(gradients))))
     plan = pack(order, dict.fromkeys(order, "float32"), dict(enumerate(gradients)), BUCKET)
     sizes = [sum(gradients[place] for place in bucket) for bucket in plan]
-    return [Bucket(size, lead) for size, lead in zip(sizes, spread(sizes, backward), strict=True)]
+    return [Bucket(size, lead) for size, lead in zip(sizes, _spread(sizes, backward), strict=True)]
+
+
+def _spread(sizes: Sequence[float], backward: float) -> list[float]:
+    """How long before the end of the backward pass buckets are ready, at an even pace by bytes."""
+    return [backward * (1 - done / sum(sizes)) for done in itertools.accumulate(sizes)]
 
 
 def _print_rows(rows: Sequence[Row], prefix: str) -> None:
