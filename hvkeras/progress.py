@@ -31,12 +31,14 @@ class Doing:
         text: The same in words, with step and epoch.
         may_end: Whether the job may end if it does not get on from there.
         within: Whether it is within a loop of Keras's.
+        lacks_batch: Whether it waits for data, or may do so.
     """
 
     phase: str
     text: str
     may_end: bool
     within: bool = True
+    lacks_batch: bool = False
 
 
 class Loop:
@@ -198,19 +200,22 @@ def doing(steps: str = "") -> Doing:
     tracing = any(frame.f_code.co_name == _TRACING for frame in frames)
     fetching = any(frame.f_code.co_filename.endswith(_FETCHING) for frame in frames)
     if loop is None:
-        where = "outside of fit" + steps
-        return Doing("input", f"input, {where}", False, False) if fetching else Doing("outside", where, False, False)
+        phase, where = ("input", "input, outside of fit") if fetching else ("outside", "outside of fit")
+        return Doing(phase, where + steps, False, False, fetching)
     where = _step(loop)
     if loop.hook:
         name = _callback(frames, loop.hook)
         return Doing("callback", f"callback {name}, {where}", not tracing)
     if tracing:
         return Doing(_phase(loop), f"{where}, being traced", False)
-    if fetching or (loop.stepping and _waits_for_batch(loop)):
-        return Doing("input", f"input, the batch of {where}", True)
+    waits = fetching or (loop.stepping and _waits_for_batch(loop))
+    if waits:
+        return Doing("input", f"input, the batch of {where}", True, lacks_batch=True)
+    where += ", or its input" if waits is None else ""
     # The first call may compile, for as long as it takes, and with XLA any other may as well.
     compiles = loop.first or bool(getattr(loop.model(), "jit_compile", False))
-    return Doing(_phase(loop), where, loop.step is not None and not (loop.stepping and compiles))
+    may_end = loop.step is not None and not (loop.stepping and compiles)
+    return Doing(_phase(loop), where, may_end, lacks_batch=waits is None)
 
 
 def frames_of(ident: int) -> list[FrameType]:
@@ -226,13 +231,13 @@ def frames_of(ident: int) -> list[FrameType]:
     return frames
 
 
-def _waits_for_batch(loop: Loop) -> bool:
-    """Whether the running call still lacks its batch; None of several steps in one call is told from another."""
+def _waits_for_batch(loop: Loop) -> bool | None:
+    """Whether the running call still lacks its batch; None where nobody counts, or several steps run in a call."""
     from hvkeras import compat
 
     model = loop.model()
     if model is None or model not in _counted or compat.steps_per_execution(model) > 1:
-        return False
+        return None
     return batches() - loop.batches < loop.calls
 
 

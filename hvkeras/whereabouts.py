@@ -26,7 +26,7 @@ def here(steps: str) -> tuple[progress.Doing, str]:
         steps: What a loop of one's own has done so far, in words.
     """
     doing = progress.doing(steps)
-    makers = _data_makers() if doing.phase == "input" else []
+    makers = _data_makers() if doing.lacks_batch else []
     line = _place(makers[0] if makers else progress.frames_of(progress.thread()))
     return doing, doing.text + (f", at {line}" if line else "")
 

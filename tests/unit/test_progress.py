@@ -118,8 +118,14 @@ def test_waiting_for_a_batch_is_input_and_computing_is_not(eager: bool) -> None:
         answers.append((doing.phase, doing.text, doing.may_end))
         return value
 
+    def compute(value: Any) -> Any:
+        deadline = time.monotonic() + 20.0  # the batch is counted beside this
+        while progress.doing().phase == "input" and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return note(value)
+
     def look(x: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), x.shape)
+        return tf.ensure_shape(tf.numpy_function(compute, [x], tf.float32), x.shape)
 
     data = tf.data.Dataset.from_generator(load, output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4, 1))))
     data = data.apply(tf.data.experimental.assert_cardinality(3))
@@ -127,6 +133,21 @@ def test_waiting_for_a_batch_is_input_and_computing_is_not(eager: bool) -> None:
     assert awaited in answers
     assert answers[-1] == ("train", "train step 3 of epoch 1", True)
     assert ("train", "train step 1 of epoch 1", False) in answers  # it may still be compiled
+
+
+def test_several_steps_in_a_call_are_not_told_from_their_input() -> None:
+    answers: list[tuple[str, str, bool]] = []
+
+    def look(x: Any) -> Any:
+        def note(value: Any) -> Any:
+            doing = progress.doing()
+            answers.append((doing.phase, doing.text, doing.lacks_batch))
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), x.shape)
+
+    compiled(look, steps_per_execution=2).fit(X, Y, batch_size=2, verbose=0)
+    assert answers[-1] == ("train", "train step 5 of epoch 1, or its input", True)
 
 
 def test_tracing_may_take_as_long_as_it_likes() -> None:
