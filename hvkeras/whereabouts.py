@@ -52,7 +52,7 @@ def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> s
         lines += ["  a thread that makes data:", *_lines(maker)]
     say(f"{line}; the innermost call last:\n" + "\n".join(lines))
     if stall is not None:
-        _record(f"{stall}; {line}" if stall else line)
+        _record(stall if text in stall else "; ".join(filter(None, (stall, line))))
     return text
 
 

@@ -73,6 +73,7 @@ class ControlClient:
         self._beating = threading.Lock()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
+        self._asking: set[str] = set()  # keys of gathers that wait for others
         self._told: dict[str, int] = {}
         self._told_sites: dict[str, str] = {}
         self._go = threading.Event()
@@ -116,6 +117,18 @@ class ControlClient:
         Raises:
             PeerError: The job ended, or ranks were missing at the deadline; they are named.
         """
+        with self._changed:
+            self._asking.add(key)
+        try:
+            return self._await_all(key, value, timeout, on_missing, describe, given_up)
+        finally:
+            with self._changed:
+                self._asking.discard(key)
+
+    def _await_all(
+        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
+        describe: Callable[[list[int]], str] | None, given_up: Callable[[], bool] | None,
+    ) -> list[Any]:
         start, told = time.monotonic(), 0.0
         self._send({"type": "put", "key": key, "value": value})
         with self._changed:
@@ -323,7 +336,8 @@ class ControlClient:
                 message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
                 self._called.update(message["calls"])
         if self.watch is not None:
-            message["still"] = self.watch.look(time.monotonic(), bool(message.get("counts")), entries)
+            still = self.watch.look(time.monotonic(), bool(message.get("counts")), entries)
+            message["still"] = None if self._asking else still
         return message
 
     def raise_if_ended(self) -> None:

@@ -405,8 +405,8 @@ class ControlServer:
 
     def _occupied(self) -> set[int]:
         """The ranks whose standing still says nothing: they wait for others, are waited for, or have left."""
-        asking = {rank for rank, member in self._members.items() if member.values or member.left}
-        return self._waits.concerned() | asking | set(self._company.joined)
+        left = {rank for rank, member in self._members.items() if member.left}
+        return self._waits.concerned() | left | set(self._company.joined)
 
     def _tell_missing(self) -> None:
         for key in self._gathers:
