@@ -18,6 +18,8 @@ from hvkeras import context
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.output import prints_at, say
 
+NAMED_WITHIN = 5.0  # seconds that the control server has to name a rank that stands still, before others give up
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -184,7 +186,7 @@ class Together:
         job = context.current()
         if job.control is None:
             return mine
-        patience = job.settings.stall_shutdown or float("inf")
+        patience = job.settings.stall_shutdown + NAMED_WITHIN if job.settings.stall_shutdown else float("inf")
         try:
             have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), patience,
                                       given_up=lambda: not self.armed)
