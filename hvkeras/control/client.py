@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from hvkeras import whereabouts
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
+from hvkeras.control.clock import Clock
 from hvkeras.control.watch import Watch, steps_of
 from hvkeras.errors import PeerError, UsageError, explain
+from hvkeras.network import host_identity
 from hvkeras.output import say
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class ControlClient:
         self.cause: Cause | None = None
         self.entries: EntryCounts | None = None
         self.watch: Watch | None = None  # see `watch_over`
+        self.clock = Clock(host_identity())
         self.detached = False  # the server has ended in good order, with its rank
         self.server_is_rank = True  # False under `hvkeras run`, whose launcher serves
         self.server_host = ""
@@ -160,6 +163,14 @@ class ControlClient:
         self.entries = entries
         self._send({"type": "join"})
 
+    def measure_clock(self) -> None:
+        """Begins to compare this host's clock with the server's, without waiting for it; see `clock`."""
+        if self.clock.begin():
+            self._ask_time()
+
+    def _ask_time(self) -> None:
+        self._send({"type": "clock", "asked": self.clock.now()})
+
     def start_join(self) -> None:
         """Says that this rank has no more data, and asks to be told what the others do."""
         self._send_beat()
@@ -245,6 +256,8 @@ class ControlClient:
 
     def _handle(self, message: wire.Message) -> None:
         self._heard = time.monotonic()
+        if message["type"] == "clock" and self.clock.hear(message["asked"], message["time"], message["host"]):
+            self._ask_time()
         if message["type"] == "end":
             self._end(Cause.from_message(message["cause"]))
         if message["type"] == "where":
@@ -255,6 +268,10 @@ class ControlClient:
             self._refuse(message["key"], message["text"], message["owed"])
         if message["type"] in ("company", "all joined") and self.on_company is not None:
             self.on_company(message)
+        self._note(message)
+
+    def _note(self, message: wire.Message) -> None:
+        """Keeps what other threads of this rank wait for."""
         with self._changed:
             if message["type"] == "all":
                 self._gathered[message["key"]] = message["values"]

@@ -17,6 +17,7 @@ from hvkeras.control.company import Company
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.waits import Waits
 from hvkeras.errors import MachineError, explain
+from hvkeras.network import host_identity
 
 TICK = 0.25  # seconds between two looks at the ranks
 FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
@@ -90,6 +91,7 @@ class ControlServer:
         self.size = size
         self.cause: Cause | None = None
         self._secret = secret
+        self._host = host_identity()
         self._deadlines = deadlines or Deadlines()
         self._on_end = on_end
         self._on_warning = on_warning
@@ -230,6 +232,8 @@ class ControlServer:
         kind = message["type"]
         if kind == "beat":
             self._count(member, message)
+        elif kind == "clock":
+            member.send({"type": "clock", "asked": message["asked"], "time": time.time(), "host": self._host})
         elif kind == "put":
             self._gather(member, message["key"], message["value"])
         elif kind == "failed":
@@ -243,10 +247,13 @@ class ControlServer:
         elif kind == "joined":
             self._join(member)
         elif kind == "noted":
-            text = self._company.confirm(member.rank, message["key"])
-            if not message["raises"]:
-                self._end(Cause("mismatch", None, "", None, text))
-            self._keep_company()
+            self._refused(member, message)
+
+    def _refused(self, member: Member, message: wire.Message) -> None:
+        text = self._company.confirm(member.rank, message["key"])
+        if not message["raises"]:
+            self._end(Cause("mismatch", None, "", None, text))
+        self._keep_company()
 
     def _hear_of_failure(self, member: Member, cause: Cause, secondary: bool) -> None:
         member.failed = True
