@@ -45,6 +45,11 @@ def in_notebook() -> bool:
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
+def in_words(ranks: Sequence[int]) -> str:
+    """Names ranks: `rank 1`, or `ranks 1, 3`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 def verbose() -> int:
     """What to pass as Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
 

@@ -18,6 +18,7 @@ from hvkeras.errors import UsageError, explain
 
 PREFIX = "HVKERAS_"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+LONGEST_TRACE = 10_000  # steps of a window: a step is a few kilobytes of trace
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -65,6 +66,21 @@ def _gradients(text: str) -> str:
 
 def _timeline(text: str) -> str:
     return "" if text == "DYNAMIC" else text  # Horovod's word for: once start_timeline is called
+
+
+def window_of_steps(text: str) -> tuple[int, int]:
+    """Reads a window of steps such as `100:120`, of which the first is in it and the last is not.
+
+    Raises:
+        ValueError: It is none.
+    """
+    first, colon, after = (part.strip() for part in text.partition(":"))
+    if not colon or not after.isdecimal() or (first and not first.isdecimal()):
+        raise ValueError("a window of steps is two numbers, A:B, for the steps from A to B-1")
+    window = (int(first or 0), int(after))
+    if not 0 < window[1] - window[0] <= LONGEST_TRACE:
+        raise ValueError(f"a window holds 1 to {LONGEST_TRACE:,} steps, from A to B-1")
+    return window
 
 
 def _positive(text: str) -> int:
@@ -140,6 +156,10 @@ TABLE: tuple[Setting, ...] = (
             " job's secret."),
     Setting("timeline", _timeline, "", "File for a timeline of rank 0's collectives; with {rank} in its name, of each"
             " rank's.", horovod="HOROVOD_TIMELINE"),
+    Setting("trace_steps", window_of_steps, None, "Window of steps to trace on all ranks: 100:120 is steps 100 to 119,"
+            " counted from 0 since training began."),
+    Setting("trace_file", str, "trace.json", "File that the ranks' traces are merged into; beside it each rank writes"
+            " its own, such as trace.rank.0.json."),
     Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that"
             " is started again; `hvkeras run --reset-limit` makes one."),
     Setting("report", str, "", "Folder that ranks keep records of the job in, and where a report of it is written when"

@@ -18,7 +18,7 @@ from hvkeras.control.clock import Clock
 from hvkeras.control.watch import Watch, steps_of
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.network import host_identity
-from hvkeras.output import say
+from hvkeras.output import in_words, say
 
 if TYPE_CHECKING:
     from hvkeras.agreement import EntryCounts
@@ -140,7 +140,7 @@ class ControlClient:
                 waited = time.monotonic() - start
                 missing = self._missing.get(key, [])
                 if waited >= timeout:
-                    who = (describe or _ranks)(missing) if missing else "the server's answer"
+                    who = (describe or in_words)(missing) if missing else "the server's answer"
                     raise PeerError(explain(
                         f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not"
                         " come", "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
@@ -361,7 +361,3 @@ class ControlClient:
         """Raises PeerError if the job has ended."""
         if self.cause is not None:
             raise PeerError(f"The job ended: {self.cause.sentence()}")
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from hvkeras import __version__
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.horovod_flags import add_tuning_flags, flags_of_file
-from hvkeras.settings import LOG_LEVELS
+from hvkeras.settings import LOG_LEVELS, window_of_steps
 
 # Flags of horovodrun that are not taken, with what to do instead.
 _NO_ELASTIC = "the number of ranks is fixed, -np; with --reset-limit N all are started again when one is lost"
@@ -61,6 +61,15 @@ def limit(text: str) -> int:
     return value
 
 
+def steps(text: str) -> str:
+    """Makes sure that a window of steps can be read."""
+    try:
+        window_of_steps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text}") from None
+    return text
+
+
 def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     """Builds the parser."""
     made = Parser(prog=prog, description="Starts a training script on several processes and hosts.", epilog=_EPILOG,
@@ -102,6 +111,10 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " and stderr.")
     made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
                       " {rank} in the name, of each rank's (HVKERAS_TIMELINE).")
+    made.add_argument("--trace-steps", type=steps, metavar="A:B", help="Traces steps A to B-1 on all ranks, counted"
+                      " from 0 since training began: 100:120 is 20 steps (HVKERAS_TRACE_STEPS).")
+    made.add_argument("--trace-file", metavar="FILE", help="Where the ranks' traces are merged; trace.json by default"
+                      " (HVKERAS_TRACE_FILE).")
     made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                       help="Begins each line of output with the time.")
     made.add_argument("--verbose", action="store_true", help="Says each step of the launcher.")

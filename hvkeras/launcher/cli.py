@@ -20,6 +20,7 @@ from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Job
 from hvkeras.launcher.run import run as run_job
+from hvkeras.launcher.trace import forget_traces, merge_after
 from hvkeras.output import prints_at
 from hvkeras.settings import Settings
 
@@ -30,6 +31,7 @@ commands:
   compare           train by one script on each backend, and set speed and results side by side
   report            write the report on a run again, from what its ranks have recorded
   bench             measure backends against each other, in one job, with every result verified
+  trace             merge the ranks' traces of a job into one (hvkeras run --trace-steps records them)
   doctor            say whether training will work on this machine or these hosts, and what to do
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
 
@@ -67,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from hvkeras.launcher.bench import bench
 
         return _guarded("hvkeras bench", lambda: bench(given[1:]))
+    elif command == "trace":
+        from hvkeras.launcher.trace import trace
+
+        return _guarded("hvkeras trace", lambda: trace(given[1:]))
     elif command == "doctor":
         from hvkeras.doctor.command import doctor
 
@@ -121,6 +127,9 @@ def _run(arguments: Sequence[str], prog: str) -> int:
 
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str]) -> int:
     settings = Settings(environment)
+    if flags.trace_file and settings.trace_steps is None:
+        raise UsageError(explain("--trace-file goes with --trace-steps", "--trace-steps 100:120",
+                                 trace_file=flags.trace_file))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     job = Job(
@@ -143,7 +152,10 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                      "choose another one", output_filename=flags.output_filename)) from None
 
-    return run_job(job, printer)
+    forget_traces(settings)
+    code = run_job(job, printer)
+    merge_after(settings)
+    return code
 
 
 @contextlib.contextmanager
@@ -171,6 +183,8 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
         "HVKERAS_TIMELINE": flags.timeline_filename,
         "HVKERAS_REPORT": _report_folder(flags.report),
+        "HVKERAS_TRACE_STEPS": flags.trace_steps,
+        "HVKERAS_TRACE_FILE": flags.trace_file,
         "HVKERAS_BUCKET_SIZE": None if flags.fusion_threshold_mb is None else f"{flags.fusion_threshold_mb}MiB",
         "HVKERAS_LOG_LEVEL": flags.log_level,
         "HVKERAS_STALL_WARNING": 0 if flags.no_stall_check else flags.stall_check_warning_time_seconds,

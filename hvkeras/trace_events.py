@@ -1,0 +1,197 @@
+"""From what a rank recorded to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
+
+The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+STEPS, INPUT, CALLS, COMPUTING = "steps", "input", "train function", "computing"
+ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # above those of collectives
+LATE = 0.1  # share of the time until the next step's gradients in which a collective still belongs to the step
+
+Array = np.ndarray[Any, Any]
+Event = dict[str, Any]
+_Found = tuple[str, str, float, float, Event]  # row, name, begin, end, arguments
+
+
+def _none(columns: int) -> Array:
+    return np.zeros((0, columns))
+
+
+@dataclass
+class Recorded:
+    """What a rank recorded around a window of steps; all times in seconds of its own clock since the epoch.
+
+    Attributes:
+        first_stamp: The number of the step that the first stamp belongs to.
+        stamps: float64, [steps]: when this rank's gradients of each step were there.
+        inputs: float64, [n, 2]: begin and end of each fetch of a batch.
+        calls: float64, [n, 4]: begin and end of each call of the train function, and its first and last step.
+        collectives: float64, [runs, 2]: begin and end of each run, by key.
+        buckets: `label`, `operation` and `bytes` of a collective, by the same key.
+    """
+
+    first_stamp: int = 0
+    stamps: Array = field(default_factory=lambda: np.zeros(0))
+    inputs: Array = field(default_factory=lambda: _none(2))
+    calls: Array = field(default_factory=lambda: _none(4))
+    collectives: dict[str, Array] = field(default_factory=dict)
+    buckets: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One step: its number, its begin and end, and when its gradients were there, if that is known.
+
+    Several steps, from `step` to `last`, where nothing tells when each of them began.
+    """
+
+    step: int
+    last: int
+    begin: float
+    end: float
+    computed: float | None
+
+
+def spans(recorded: Recorded) -> list[Span]:
+    """The steps in order: those of the train function's calls; in loops of one's own, from one to the next.
+
+    There a step lasts until its last collective ends, or, without any, until its gradients are there.
+    """
+    stamps = [float(stamp) for stamp in recorded.stamps]
+    runs = np.concatenate([_none(2), *recorded.collectives.values()])
+    if len(recorded.calls):
+        return [span for call in recorded.calls for span in _of_call(call, stamps, runs)]
+    if not stamps:
+        return []
+    ends = _ends(stamps, runs)
+    early = runs[runs[:, 0] <= stamps[0]]
+    begins = [float(early[:, 0].min()) if len(early) else stamps[0], *ends[:-1]]
+    numbers = range(recorded.first_stamp, recorded.first_stamp + len(stamps))
+    return [Span(number, number, begin, end, stamp)
+            for number, begin, end, stamp in zip(numbers, begins, ends, stamps, strict=True)]
+
+
+def _of_call(call: Array, stamps: Sequence[float], runs: Array) -> Iterator[Span]:
+    """The steps of one call; several end as their collectives do, if each of them has left its stamps."""
+    begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
+    within = stamps[bisect.bisect_left(stamps, begin):bisect.bisect_right(stamps, end)]
+    count = last + 1 - first
+    each = len(within) // count  # a step with several optimizers leaves several
+    if not each or len(within) % count:
+        yield Span(first, last, begin, end, None)
+        return
+    lasts = within[each - 1::each]
+    ends = [*_ends(lasts, runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)])[:-1], end]
+    for place, (until, stamp) in enumerate(zip(ends, lasts, strict=True)):
+        yield Span(first + place, first + place, begin, until, stamp)
+        begin = until
+
+
+def _ends(stamps: Sequence[float], runs: Array) -> list[float]:
+    """When steps end, by their stamps: a collective belongs to the step whose gradients come next, or just came."""
+    after = [*stamps[1:], math.inf]
+    limits = [stamp + (LATE * (later - stamp) if later < math.inf else math.inf)
+              for stamp, later in zip(stamps, after, strict=True)]
+    ends = list(stamps)
+    for began, ended in runs:
+        place = bisect.bisect_left(limits, began)
+        ends[place] = max(ends[place], float(ended))
+    for place, stamp in enumerate(after[:-1]):
+        ends[place] = min(ends[place], stamp)
+    return ends
+
+
+def events(recorded: Recorded, rank: int, first: int, after: int, offset: float = 0.0) -> list[Event]:
+    """Makes the events of a window of steps.
+
+    Args:
+        recorded: What was recorded, of these steps and around them.
+        rank: The rank, which is the process of the trace.
+        first: The first step.
+        after: The one after the last.
+        offset: Seconds to add to this rank's times to get those of the common clock.
+
+    Returns:
+        Complete events in order of time, after the metadata events that name their rows.
+    """
+    everyone = spans(recorded)
+    wanted = [span for span in everyone if first <= span.last and span.step < after]
+    if not wanted:
+        return []
+    before = [span.end for span in everyone if span.last < first]
+    since, until = min(before[-1] if before else math.inf, wanted[0].begin), wanted[-1].end
+    found: list[_Found] = [
+        *((STEPS, _named(span.step, span.last), span.begin, span.end, {"step": span.step}) for span in wanted),
+        *((INPUT, "input", float(begin), float(end), {}) for begin, end in recorded.inputs if since <= begin < until),
+        *_calls(recorded.calls, first, after),
+        *_computing(wanted, recorded.inputs),
+        *_collectives(recorded, wanted, since, until),
+    ]
+    labels = dict.fromkeys([*ROWS, *sorted(row for row, *_ in found if row not in ROWS)])
+    rows = {row: place + 1 for place, row in enumerate(labels) if any(each[0] == row for each in found)}
+    made = [{"name": name, "cat": "collective" if row not in ROWS else row, "ph": "X", "pid": rank, "tid": rows[row],
+             "ts": round((begin + offset) * 1e6, 3), "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
+            for row, name, begin, end, arguments in found]
+    return [*_names(rows, rank), *sorted(made, key=lambda event: (event["ts"], event["tid"]))]
+
+
+def process_name(rank: int, name: str) -> list[Event]:
+    """The events that name a rank, and put ranks into their order.
+
+    Args:
+        rank: The rank.
+        name: How it is called.
+    """
+    return [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}},
+            {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
+
+
+def _names(rows: Mapping[str, int], rank: int) -> Iterator[Event]:
+    for row, number in rows.items():
+        yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": {"name": row}}
+        yield {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": number, "args": {"sort_index": number}}
+
+
+def _calls(calls: Array, first: int, after: int) -> Iterator[_Found]:
+    for begin, end, start, last in calls:
+        if first <= last and start < after:
+            yield CALLS, f"train function, {_named(int(start), int(last))}", float(begin), float(end), {}
+
+
+def _named(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _computing(steps: Sequence[Span], inputs: Array) -> Iterator[_Found]:
+    """From a step's begin, or the end of its input, until its gradients are there."""
+    for span in steps:
+        if span.computed is None:
+            continue
+        fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]
+        begin = float(fetched.max()) if len(fetched) else span.begin
+        yield COMPUTING, "gradients", begin, span.computed, {"step": span.step}
+
+
+def _collectives(recorded: Recorded, steps: Sequence[Span], since: float, until: float) -> Iterator[_Found]:
+    begins = [span.begin for span in steps]
+    for key, runs in recorded.collectives.items():
+        known = recorded.buckets.get(key, {})
+        label = known.get("label") or key
+        for began, ended in runs:
+            if not since <= began < until:
+                continue
+            arguments: Event = {"collective": label, "bytes": known.get("bytes")}
+            place = bisect.bisect_right(begins, began) - 1
+            if place >= 0 and began < steps[place].end:
+                arguments["step"] = steps[place].step
+            yield label, str(known.get("operation") or "collective"), float(began), float(ended), arguments
