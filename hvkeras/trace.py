@@ -19,6 +19,7 @@ from hvkeras.output import in_words
 from hvkeras.trace_events import Event, process_name
 
 _RANK_FILE = re.compile(r"(.+)\.rank\.(\d+)((?:\.[^.]*)?)")
+_NEEDED = {"size", "steps", "missing_steps", "over"}
 VIEWER = "ui.perfetto.dev"
 
 
@@ -50,7 +51,8 @@ class Merged:
         path: The file.
         ranks: The ranks in it.
         missing: Those of the job that have left no file here.
-        cut_off: Those whose files end before the window does.
+        cut_off: Those of whose steps some are not there.
+        no_steps: Why a rank's steps cannot be seen, or "".
         uncertainty: Seconds by which times of two ranks may be wrong against each other, at most; None if unknown.
     """
 
@@ -58,12 +60,15 @@ class Merged:
     ranks: tuple[int, ...]
     missing: tuple[int, ...]
     cut_off: tuple[int, ...]
+    no_steps: str
     uncertainty: float | None
 
     def sentence(self) -> str:
         """What there is to say of it."""
         text = f"trace of {in_words(self.ranks)} in {self.path}, to be opened at {VIEWER}"
-        if self.cut_off:
+        if self.no_steps:
+            text += f"; steps cannot be seen: {self.no_steps}"
+        elif self.cut_off:
             text += f"; {in_words(self.cut_off)} ended before the window did"
         if self.missing:
             text += f"; {in_words(self.missing)} left no file here (hvkeras trace merges again)"
@@ -101,7 +106,8 @@ def write_rank(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> No
     Args:
         path: The merged file, beside which it is written.
         events: The events.
-        facts: `rank`, `size`, `host`, `pid`, `steps`, `complete` and `clock_uncertainty` at least.
+        facts: At least `rank`, `size`, `host` and `pid`; the window as text, `steps`; `missing_steps`, how many of it
+            are not there; `over`, whether the rank will write no more; and `clock_uncertainty`.
 
     Raises:
         OSError: It cannot be written.
@@ -133,7 +139,7 @@ def parts(path: Path) -> dict[int, dict[str, Any]]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         part: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        whole = isinstance(part["traceEvents"], list) and {"size", "steps", "complete"} <= part["otherData"].keys()
+        whole = isinstance(part["traceEvents"], list) and part["otherData"].keys() >= _NEEDED
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
@@ -168,7 +174,8 @@ def merge(path: Path) -> Merged | None:
         raise MachineError(explain(f"The trace's file must be writable ({error.strerror})", "choose another folder",
                                    trace_file=str(path))) from None
     known = [fact.get("clock_uncertainty") for fact in facts.values()]
-    return Merged(path, tuple(found), missing, tuple(rank for rank in found if not facts[rank]["complete"]),
+    return Merged(path, tuple(found), missing, tuple(rank for rank in found if facts[rank]["missing_steps"]),
+                  next((str(fact["no_steps"]) for fact in facts.values() if fact.get("no_steps")), ""),
                   None if None in known else sum(sorted(map(float, filter(None, known)))[-2:]))
 
 

@@ -33,7 +33,8 @@ class Recorded:
 
     Attributes:
         first_stamp: The number of the step that the first stamp belongs to.
-        stamps: float64, [steps]: when this rank's gradients of each step were there.
+        stamps: float64, [steps, 2]: when this rank's gradients of each step were there, and when its batch had come
+            (0 if unknown).
         inputs: float64, [n, 2]: begin and end of each fetch of a batch.
         calls: float64, [n, 4]: begin and end of each call of the train function, and its first and last step.
         collectives: float64, [runs, 2]: begin and end of each run, by key.
@@ -41,7 +42,7 @@ class Recorded:
     """
 
     first_stamp: int = 0
-    stamps: Array = field(default_factory=lambda: np.zeros(0))
+    stamps: Array = field(default_factory=lambda: _none(2))
     inputs: Array = field(default_factory=lambda: _none(2))
     calls: Array = field(default_factory=lambda: _none(4))
     collectives: dict[str, Array] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Span:
-    """One step: its number, its begin and end, and when its gradients were there, if that is known.
+    """One step: its number, its begin and end, when its gradients were there, and when its batch had come (0: unknown).
 
     Several steps, from `step` to `last`, where nothing tells when each of them began.
     """
@@ -59,7 +60,8 @@ class Span:
     last: int
     begin: float
     end: float
-    computed: float | None
+    computed: float = 0.0
+    came: float = 0.0
 
 
 def spans(recorded: Recorded) -> list[Span]:
@@ -67,42 +69,38 @@ def spans(recorded: Recorded) -> list[Span]:
 
     There a step lasts until its last collective ends, or, without any, until its gradients are there.
     """
-    stamps = [float(stamp) for stamp in recorded.stamps]
-    runs = np.concatenate([_none(2), *recorded.collectives.values()])
+    stamps, runs = recorded.stamps, np.concatenate([_none(2), *recorded.collectives.values()])
     if len(recorded.calls):
-        return [span for call in recorded.calls for span in _of_call(call, stamps, runs)]
-    if not stamps:
+        return [span for call in recorded.calls for span in _of_call(call, recorded, runs)]
+    if not len(stamps):
         return []
-    ends = _ends(stamps, runs)
-    early = runs[runs[:, 0] <= stamps[0]]
-    begins = [float(early[:, 0].min()) if len(early) else stamps[0], *ends[:-1]]
-    numbers = range(recorded.first_stamp, recorded.first_stamp + len(stamps))
-    return [Span(number, number, begin, end, stamp)
-            for number, begin, end, stamp in zip(numbers, begins, ends, stamps, strict=True)]
+    early = runs[runs[:, 0] <= stamps[0, 0], 0]
+    begin = stamps[0, 1] or (early.min() if len(early) else stamps[0, 0])
+    return _consecutive(recorded.first_stamp, float(begin), _ends(stamps[:, 0], runs), stamps)
 
 
-def _of_call(call: Array, stamps: Sequence[float], runs: Array) -> Iterator[Span]:
-    """The steps of one call; several end as their collectives do, if each of them has left its stamps."""
+def _of_call(call: Array, recorded: Recorded, runs: Array) -> list[Span]:
+    """The steps of one call; several end as their collectives do."""
     begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
-    within = stamps[bisect.bisect_left(stamps, begin):bisect.bisect_right(stamps, end)]
-    count = last + 1 - first
-    each = len(within) // count  # a step with several optimizers leaves several
-    if not each or len(within) % count:
-        yield Span(first, last, begin, end, None)
-        return
-    lasts = within[each - 1::each]
-    ends = [*_ends(lasts, runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)])[:-1], end]
-    for place, (until, stamp) in enumerate(zip(ends, lasts, strict=True)):
-        yield Span(first + place, first + place, begin, until, stamp)
-        begin = until
+    if last < first:
+        return []
+    stamps = recorded.stamps[max(0, first - recorded.first_stamp):max(0, last + 1 - recorded.first_stamp)]
+    if len(stamps) != last + 1 - first:
+        return [Span(first, last, begin, end)]
+    ends = _ends(stamps[:, 0], runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)])
+    return _consecutive(first, begin, [*ends[:-1], end], stamps)
 
 
-def _ends(stamps: Sequence[float], runs: Array) -> list[float]:
+def _consecutive(first: int, begin: float, ends: Sequence[float], stamps: Array) -> list[Span]:
+    return [Span(first + place, first + place, since, until, float(stamp[0]), float(stamp[1]))
+            for place, (since, until, stamp) in enumerate(zip([begin, *ends[:-1]], ends, stamps, strict=True))]
+
+
+def _ends(stamps: Array, runs: Array) -> list[float]:
     """When steps end, by their stamps: a collective belongs to the step whose gradients come next, or just came."""
-    after = [*stamps[1:], math.inf]
-    limits = [stamp + (LATE * (later - stamp) if later < math.inf else math.inf)
-              for stamp, later in zip(stamps, after, strict=True)]
-    ends = list(stamps)
+    ends: list[float] = stamps.tolist()
+    after = [*ends[1:], math.inf]
+    limits = [stamp + LATE * (later - stamp) for stamp, later in zip(ends, after, strict=True)]
     for began, ended in runs:
         place = bisect.bisect_left(limits, began)
         ends[place] = max(ends[place], float(ended))
@@ -173,13 +171,12 @@ def _named(first: int, last: int) -> str:
 
 
 def _computing(steps: Sequence[Span], inputs: Array) -> Iterator[_Found]:
-    """From a step's begin, or the end of its input, until its gradients are there."""
+    """From when a step's batch had come until its gradients are there."""
     for span in steps:
-        if span.computed is None:
-            continue
-        fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]
-        begin = float(fetched.max()) if len(fetched) else span.begin
-        yield COMPUTING, "gradients", begin, span.computed, {"step": span.step}
+        if span.computed:
+            fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]
+            begin = span.came or (float(fetched.max()) if len(fetched) else span.begin)
+            yield COMPUTING, "gradients", begin, span.computed, {"step": span.step}
 
 
 def _collectives(recorded: Recorded, steps: Sequence[Span], since: float, until: float) -> Iterator[_Found]:

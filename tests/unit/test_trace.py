@@ -17,8 +17,8 @@ EVENT = {"name": "step 3", "ph": "X", "tid": 1, "ts": 1.5, "dur": 1.0, "args": {
 
 
 def leave(path: Path, rank: int, size: int = 2, **facts: Any) -> None:
-    known = {"rank": rank, "size": size, "host": "node", "pid": 7 + rank, "steps": "3:5", "complete": True,
-             "clock_uncertainty": 0.0, **facts}
+    known = {"rank": rank, "size": size, "host": "node", "pid": 7 + rank, "steps": "3:5", "missing_steps": 0,
+             "over": True, "no_steps": "", "clock_uncertainty": 0.0, **facts}
     trace.write_rank(path, [{"pid": rank, **EVENT}], known)
 
 
@@ -45,7 +45,7 @@ def test_a_folder_s_traces_are_merged(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_what_is_not_whole_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.json"
-    leave(path, 0, size=4, complete=False, clock_uncertainty=0.001)
+    leave(path, 0, size=4, missing_steps=1, clock_uncertainty=0.001)
     leave(path, 2, size=4, clock_uncertainty=0.002)
     leave(path, 3, size=4, clock_uncertainty=0.003)
     assert main(["trace", str(tmp_path)]) == 0

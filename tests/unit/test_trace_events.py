@@ -28,7 +28,8 @@ def fitted(steps: int = 6) -> Recorded:
         return np.stack([begins + end for end in ends], axis=1)
 
     numbers = np.arange(steps)
-    return Recorded(0, begins + 0.5, rows(0.0, 0.1), np.stack([begins, begins + 1, numbers, numbers], axis=1),
+    stamps = np.stack([begins + 0.5, np.zeros(steps)], axis=1)
+    return Recorded(0, stamps, rows(0.0, 0.1), np.stack([begins, begins + 1, numbers, numbers], axis=1),
                     {"k.0": rows(0.4, 0.7), "k.1": rows(0.5001, 0.9)}, BUCKETS)
 
 
@@ -77,8 +78,19 @@ def test_several_steps_of_one_call_are_told_apart_by_their_stamps() -> None:
     recorded.calls = np.array([[0.0, 29.0, 0, 2], [30.0, 60.0, 3, 5]])
     expected = [("step 1", 0.9, 10.9), ("step 2", 10.9, 29.0), ("step 3", 30.0, 30.9)]
     assert of_row(events(recorded, 0, 1, 4), STEPS) == expected
-    recorded.stamps = np.sort(np.concatenate([recorded.stamps, recorded.stamps - 0.2]))  # two optimizers
-    assert of_row(events(recorded, 0, 1, 4), STEPS) == expected
-    recorded.stamps = recorded.stamps[:0]  # compiled by XLA
+    recorded.stamps = recorded.stamps[:0]
     assert of_row(events(recorded, 0, 1, 3), STEPS) == [("steps 0 to 2", 0.0, 29.0)]
     assert of_row(events(recorded, 0, 1, 3), COMPUTING) == []
+
+
+def test_computing_begins_when_the_batch_has_come() -> None:
+    recorded = fitted()
+    recorded.stamps[2, 1] = 20.2
+    assert of_row(events(recorded, 0, 2, 4), COMPUTING) == [("gradients", 20.2, 20.5), ("gradients", 30.1, 30.5)]
+
+
+def test_calls_without_steps_and_ranks_without_anything_are_left_out() -> None:
+    recorded = fitted()
+    recorded.calls[:, 3] = -1  # compiled by XLA: nothing tells the steps
+    assert events(recorded, 0, 0, 4) == []
+    assert events(Recorded(), 0, 0, 4) == []
