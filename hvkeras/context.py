@@ -166,7 +166,7 @@ def _start_companions(job: Job, process_sets: Any) -> None:
     ignored = ignored_variables(job.backend.name)
     if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
-    records = bool(job.settings.record or job.settings.report)
+    records = bool(job.settings.record or job.settings.report or job.settings.trace_steps)
     if records:
         from hvkeras import recording
 

@@ -46,7 +46,9 @@ class Record:
         losses: float64, [losses, 2]: seconds since training began, and fit's loss then.
         stalls: What was said of late ranks.
         ended: `WELL` after a good end, "" while the rank runs or after a crash, else the error's last line.
-        clock_offset: Seconds to add to this rank's times to get rank 0's clock.
+        clock_offset: Seconds to add to this rank's times to get those of the job's common clock, which is that of rank
+            0's host, or of `hvkeras run`.
+        clock_uncertainty: By how many seconds that may be wrong; None while nothing is known.
         began: When it began to record.
         written: When this was written.
     """
@@ -72,6 +74,7 @@ class Record:
     stalls: list[str] = field(default_factory=list)
     ended: str = ""
     clock_offset: float = 0.0
+    clock_uncertainty: float | None = None
     began: float = 0.0
     written: float = 0.0
 

@@ -1,8 +1,8 @@
 """What is learned of a rank: when it made steps, on how many samples, where its time went, and where they led.
 
 With HVKERAS_REPORT=<folder>, which users set, or HVKERAS_RECORD=<folder>, which `hvkeras compare` sets, each rank keeps
-`rank.<n>.npz` there up to date; with the latter, rank 0 writes `weights.npz` when it leaves the job. Otherwise nothing
-is added to any graph.
+`rank.<n>.npz` there up to date; with the latter, rank 0 writes `weights.npz` when it leaves the job. With
+HVKERAS_TRACE_STEPS, `hvkeras.tracing` makes a trace of it. Otherwise nothing is added to any graph.
 
 Every step of a distributed optimizer or tape passes `hvkeras.buckets.reduce_gradients`, and leaves a stamp there
 once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient tape,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -34,9 +35,11 @@ from hvkeras.output import say
 from hvkeras.record import WELL, Array, Record, remove, write_weights
 from hvkeras.report.after_run import await_records, report_on_run, reports_to
 from hvkeras.step_stamps import StepStamps
+from hvkeras.tracing import Tracer
 
 if TYPE_CHECKING:
     from hvkeras.context import Job
+    from hvkeras.control.client import ControlClient
 
 CAPACITY = 16_384  # steps, and calls of fit's train function, that are kept, the latest ones: 0.5 MiB each
 STALLS = 100  # warnings that are kept, the first ones
@@ -44,6 +47,7 @@ LOSS_EVERY = 1.0  # seconds between two losses that are kept within an epoch
 LOSSES = 10_000  # that are kept, the latest ones
 WRITE_EVERY = 2.0  # seconds between two writes of the record,
 WRITE_SHARE = 0.005  # and more of them where writing would take a larger share of the time
+CLOCKS_EVERY = 60.0  # seconds between two comparisons of the hosts' clocks
 LAST_WRITE = 5.0  # seconds that a rank which ends waits for a write that is under way
 COMPILED = "the step is compiled by XLA, where no clock can be read"
 SESSIONS = "sessions of TensorFlow 1 are not recorded"
@@ -70,15 +74,15 @@ def start(job: Job) -> None:
     """
     global _recording  # noqa: PLW0603 - a process takes part in one job
     folder = folder_of(job.settings)
-    if folder is None:
+    if folder is None and job.settings.trace_steps is None:
         return
     if not _recorders:
         atexit.register(finish)
     rank, size = job.topology.rank, job.topology.size
-    if rank == 0:
+    if rank == 0 and folder is not None:
         remove(folder, since=size)
     record = Record(rank, size, job.backend.name, host=job.topology.hosts[rank], pid=os.getpid(), began=time.time())
-    recorder = _recording = Recorder(folder, record, keeps_weights=bool(job.settings.record) and rank == 0)
+    recorder = _recording = Recorder(folder, record, bool(job.settings.record) and rank == 0, job.control)
     if rank == 0 and job.launch.launcher != hvkeras_run.LAUNCHER:  # which writes the report itself
         recorder.report = reports_to(job.settings)
     _recorders.append(recorder)
@@ -87,6 +91,8 @@ def start(job: Job) -> None:
     compat.hook_jit_compile(lambda: _recording is not None)
     stamps.start(_USER)
     recorder.begin()
+    if job.settings.trace_steps is not None:
+        recorder.tracer = Tracer(job, recorder)
 
 
 def step(gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
@@ -186,15 +192,20 @@ class Recorder:
     """Fills the record of this rank, and a thread that writes it now and then.
 
     Args:
-        folder: Where it is written.
+        folder: Where it is written; None if it is not.
         record: What is known already.
         keeps_weights: Whether the final weights are written as well.
+        control: Who knows the common clock; None for a single process.
     """
 
-    def __init__(self, folder: Path, record: Record, keeps_weights: bool = False) -> None:
+    def __init__(self, folder: Path | None, record: Record, keeps_weights: bool = False,
+                 control: ControlClient | None = None) -> None:
         self._folder = folder
         self._record = record
         self._keeps_weights = keeps_weights
+        self._control = control
+        self._clocks_compared = -CLOCKS_EVERY
+        self.tracer: Tracer | None = None
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
         self._steps: StepStamps | None = None
@@ -206,7 +217,7 @@ class Recorder:
         self._runs_before = {key: first + len(rows) for key, (rows, first) in stamps.numbered().items()}
         self._wrote = 0.0  # seconds that the thread was at work
         self._over = threading.Event()
-        self._writing = threading.Lock()
+        self._writing, self._updating = threading.Lock(), threading.Lock()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
         self.fetches = Fetches()
         self.report: Path | None = None  # where this rank writes a report on all when it is over
@@ -298,6 +309,19 @@ class Recorder:
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
 
+    def steps_made(self) -> int:
+        """How many steps this rank has computed."""
+        if self._steps is None:
+            return 0
+        rows, first = self._steps.rows()
+        return first + len(rows)
+
+    def current(self) -> Record:
+        """The record as it is now."""
+        with self._updating:
+            self._update()
+            return dataclasses.replace(self._record)
+
     def finish(self, ended: str) -> None:
         """Ends the thread, and writes the record for the last time."""
         if os.getpid() != self._record.pid:  # a forked process is no rank
@@ -306,13 +330,15 @@ class Recorder:
         self.fetches.stop()
         if self._writer.is_alive():
             self._writer.join(LAST_WRITE)
-        if self._keeps_weights:
+        if self._keeps_weights and self._folder is not None:
             write_weights(self._folder, [_value(variable) for variable in self._variables.values()])
         self._record.ended = ended
         try:
             self._write()
         except OSError as error:
             say(f"the record of this rank cannot be written: {error}")
+        if self.tracer is not None:
+            self.tracer.finish(ended)
 
     def write_report(self, patient: bool) -> None:
         """Writes the report, if that is for this rank to do; a patient one waits for the others' last records."""
@@ -323,7 +349,7 @@ class Recorder:
 
     def amend(self, ended: str) -> None:
         """Writes the record once more, when the job has failed after it was finished."""
-        if os.getpid() == self._record.pid and self._record.ended != ended:
+        if self._folder is not None and os.getpid() == self._record.pid and self._record.ended != ended:
             self._record.ended = ended
             self._record.write(self._folder)
 
@@ -349,8 +375,9 @@ class Recorder:
         if not self._writing.acquire(timeout=LAST_WRITE):
             return
         try:
-            self._update()
-            self._record.write(self._folder)
+            record = self.current()
+            if self._folder is not None:
+                record.write(self._folder)
         finally:
             self._writing.release()
 
@@ -366,8 +393,21 @@ class Recorder:
         record.inputs = self.fetches.rows()
         record.calls = _with_steps(np.array(self._calls.copy(), np.float64).reshape(-1, 2), record)
         record.losses = np.array(self._losses.copy(), np.float64).reshape(-1, 2)
+        self._compare_clocks()
         record.peak_memory = resident("VmHWM") or 0
         record.written = time.time()
+
+
+    def _compare_clocks(self) -> None:
+        """Notes how far this host's clock is from the common one, and has it measured now and then."""
+        if self._control is None:
+            self._record.clock_uncertainty = 0.0
+            return
+        if time.monotonic() - self._clocks_compared >= CLOCKS_EVERY:
+            self._clocks_compared = time.monotonic()
+            self._control.measure_clock()
+        if (offset := self._control.clock.offset) is not None:
+            self._record.clock_offset, self._record.clock_uncertainty = offset.seconds, offset.uncertainty
 
 
 def _since(rows: Array, first: int, before: int) -> tuple[Array, int]:

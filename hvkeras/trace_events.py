@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +136,7 @@ def events(recorded: Recorded, rank: int, first: int, after: int, offset: float 
         *_computing(wanted, recorded.inputs),
         *_collectives(recorded, wanted, since, until),
     ]
-    labels = dict.fromkeys([*ROWS, *sorted(row for row, *_ in found if row not in ROWS)])
+    labels = dict.fromkeys([*ROWS, *sorted((row for row, *_ in found if row not in ROWS), key=_natural)])
     rows = {row: place + 1 for place, row in enumerate(labels) if any(each[0] == row for each in found)}
     made = [{"name": name, "cat": "collective" if row not in ROWS else row, "ph": "X", "pid": rank, "tid": rows[row],
              "ts": round((begin + offset) * 1e6, 3), "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
@@ -166,6 +167,11 @@ def _calls(calls: Array, first: int, after: int) -> Iterator[_Found]:
             yield CALLS, f"train function, {_named(int(start), int(last))}", float(begin), float(end), {}
 
 
+def _natural(label: str) -> list[tuple[int, str]]:
+    """Sorts part 2 before part 10."""
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", label)]
+
+
 def _named(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
@@ -175,7 +181,8 @@ def _computing(steps: Sequence[Span], inputs: Array) -> Iterator[_Found]:
     for span in steps:
         if span.computed:
             fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]
-            begin = span.came or (float(fetched.max()) if len(fetched) else span.begin)
+            # With few threads, TensorFlow may note the batch's coming as late as its last gradient.
+            begin = float(fetched.max()) if len(fetched) else span.came or span.begin
             yield COMPUTING, "gradients", begin, span.computed, {"step": span.step}
 
 

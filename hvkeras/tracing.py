@@ -118,7 +118,8 @@ class Tracer:
         facts = {"rank": record.rank, "size": record.size, "host": record.host, "pid": record.pid,
                  "backend": record.backend, "steps": f"{self._first}:{self._after}",
                  "missing_steps": self._after - self._first - self._kept.steps, "over": over,
-                 "no_steps": record.no_steps, "clock_offset": record.clock_offset, "clock_uncertainty": record.clock_uncertainty}
+                 "no_steps": record.no_steps, "clock_offset": record.clock_offset,
+                 "clock_uncertainty": record.clock_uncertainty}
         trace.write_rank(self.path, events(recorded, record.rank, self._first, self._after, record.clock_offset), facts)
 
     def _merge(self, timeout: float) -> None:
@@ -181,8 +182,8 @@ class Kept:
     def recorded(self, buckets: dict[str, dict[str, Any]]) -> Recorded:
         """All of it, as it becomes a trace."""
         stamps = self._stamps.table()
-        return Recorded(self._stamps.after - len(stamps), stamps[:, [0, 3]],
-                        np.array(sorted(self._inputs)).reshape(-1, 2), np.array(sorted(self._calls.values())).reshape(-1, 4),
+        inputs, calls = np.array(sorted(self._inputs)), np.array(sorted(self._calls.values()))
+        return Recorded(self._stamps.after - len(stamps), stamps[:, [0, 3]], inputs.reshape(-1, 2), calls.reshape(-1, 4),
                         {key: rows.table() for key, rows in self._runs.items()}, buckets)
 
 

@@ -83,10 +83,18 @@ def test_several_steps_of_one_call_are_told_apart_by_their_stamps() -> None:
     assert of_row(events(recorded, 0, 1, 3), COMPUTING) == []
 
 
-def test_computing_begins_when_the_batch_has_come() -> None:
+def test_without_input_computing_begins_when_the_batch_has_come() -> None:
     recorded = fitted()
-    recorded.stamps[2, 1] = 20.2
-    assert of_row(events(recorded, 0, 2, 4), COMPUTING) == [("gradients", 20.2, 20.5), ("gradients", 30.1, 30.5)]
+    recorded.inputs, recorded.stamps[2, 1] = np.zeros((0, 2)), 20.2
+    assert of_row(events(recorded, 0, 2, 4), COMPUTING) == [("gradients", 20.2, 20.5), ("gradients", 30.0, 30.5)]
+
+
+def test_rows_are_in_the_order_that_people_count_in() -> None:
+    recorded = fitted()
+    recorded.collectives = {str(number): recorded.collectives["k.0"] for number in (10, 2)}
+    recorded.buckets = {key: {"label": f"part {key}"} for key in ("2", "10")}
+    found = [event["args"]["name"] for event in events(recorded, 0, 2, 3) if event["name"] == "thread_name"]
+    assert found == ["steps", "input", "train function", "computing", "part 2", "part 10"]
 
 
 def test_calls_without_steps_and_ranks_without_anything_are_left_out() -> None:
