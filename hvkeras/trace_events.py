@@ -17,7 +17,6 @@ import numpy as np
 
 STEPS, INPUT, CALLS, COMPUTING = "steps", "input", "train function", "computing"
 ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # above those of collectives
-LATE = 0.1  # share of the time until the next step's gradients in which a collective still belongs to the step
 
 Array = np.ndarray[Any, Any]
 Event = dict[str, Any]
@@ -34,8 +33,7 @@ class Recorded:
 
     Attributes:
         first_stamp: The number of the step that the first stamp belongs to.
-        stamps: float64, [steps, 2]: when this rank's gradients of each step were there, and when its batch had come
-            (0 if unknown).
+        stamps: float64, [steps]: when this rank's gradients of each step were there.
         inputs: float64, [n, 2]: begin and end of each fetch of a batch.
         calls: float64, [n, 4]: begin and end of each call of the train function, and its first and last step.
         collectives: float64, [runs, 2]: begin and end of each run, by key.
@@ -43,7 +41,7 @@ class Recorded:
     """
 
     first_stamp: int = 0
-    stamps: Array = field(default_factory=lambda: _none(2))
+    stamps: Array = field(default_factory=lambda: np.zeros(0))
     inputs: Array = field(default_factory=lambda: _none(2))
     calls: Array = field(default_factory=lambda: _none(4))
     collectives: dict[str, Array] = field(default_factory=dict)
@@ -52,7 +50,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Span:
-    """One step: its number, its begin and end, when its gradients were there, and when its batch had come (0: unknown).
+    """One step: its number, its begin and end, and when its gradients were there (0: unknown).
 
     Several steps, from `step` to `last`, where nothing tells when each of them began.
     """
@@ -62,7 +60,6 @@ class Span:
     begin: float
     end: float
     computed: float = 0.0
-    came: float = 0.0
 
 
 def spans(recorded: Recorded) -> list[Span]:
@@ -70,43 +67,50 @@ def spans(recorded: Recorded) -> list[Span]:
 
     There a step lasts until its last collective ends, or, without any, until its gradients are there.
     """
-    stamps, runs = recorded.stamps, np.concatenate([_none(2), *recorded.collectives.values()])
     if len(recorded.calls):
-        return [span for call in recorded.calls for span in _of_call(call, recorded, runs)]
+        return [span for call in recorded.calls for span in _of_call(call, recorded)]
+    stamps, runs = recorded.stamps, np.concatenate([_none(2), *recorded.collectives.values()])
     if not len(stamps):
         return []
-    early = runs[runs[:, 0] <= stamps[0, 0], 0]
-    begin = stamps[0, 1] or (early.min() if len(early) else stamps[0, 0])
-    return _consecutive(recorded.first_stamp, float(begin), _ends(stamps[:, 0], runs), stamps)
+    begin = min([float(stamps[0]), *runs[runs[:, 0] <= stamps[0], 0]])
+    return _consecutive(recorded.first_stamp, begin, _ends(stamps, runs), stamps)
 
 
-def _of_call(call: Array, recorded: Recorded, runs: Array) -> list[Span]:
+def _of_call(call: Array, recorded: Recorded) -> list[Span]:
     """The steps of one call; several end as their collectives do."""
     begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
     if last < first:
         return []
     stamps = recorded.stamps[max(0, first - recorded.first_stamp):max(0, last + 1 - recorded.first_stamp)]
-    if len(stamps) != last + 1 - first:
+    if len(stamps) != last + 1 - first:  # they were made long before the window
         return [Span(first, last, begin, end)]
-    ends = _ends(stamps[:, 0], runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)])
+    within = [runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)] for runs in recorded.collectives.values()]
+    within = [runs for runs in within if len(runs)]
+    if within and all(len(runs) == len(stamps) for runs in within):
+        ends = np.max([runs[:, 1] for runs in within], axis=0).tolist()  # each once a step
+    else:
+        ends = _ends(stamps, np.concatenate([_none(2), *within]))
     return _consecutive(first, begin, [*ends[:-1], end], stamps)
 
 
 def _consecutive(first: int, begin: float, ends: Sequence[float], stamps: Array) -> list[Span]:
-    return [Span(first + place, first + place, since, until, float(stamp[0]), float(stamp[1]))
+    return [Span(first + place, first + place, since, until, float(stamp))
             for place, (since, until, stamp) in enumerate(zip([begin, *ends[:-1]], ends, stamps, strict=True))]
 
 
 def _ends(stamps: Array, runs: Array) -> list[float]:
-    """When steps end, by their stamps: a collective belongs to the step whose gradients come next, or just came."""
-    ends: list[float] = stamps.tolist()
-    after = [*ends[1:], math.inf]
-    limits = [stamp + LATE * (later - stamp) for stamp, later in zip(ends, after, strict=True)]
-    for began, ended in runs:
-        place = bisect.bisect_left(limits, began)
-        ends[place] = max(ends[place], float(ended))
-    for place, stamp in enumerate(after[:-1]):
-        ends[place] = min(ends[place], stamp)
+    """When steps end: as the last of their collectives do, all of which precede those of the next step.
+
+    So the collectives between two stamps are parted at their widest gap, in which the next step computes.
+    """
+    runs = runs[np.argsort(runs[:, 0])]
+    reached = np.maximum.accumulate(np.concatenate([[-math.inf], runs[:, 1]]))
+    places = np.searchsorted(runs[:, 0], stamps, side="right")
+    ends = []
+    for stamp, later, since, until in zip(stamps, [*stamps[1:], math.inf], places, [*places[1:], len(runs)],
+                                          strict=True):
+        busy = np.maximum(reached[since:until + 1], stamp)  # until when, before each of them and after the last
+        ends.append(float(busy[np.argmax(np.append(runs[since:until, 0], later) - busy)]))
     return ends
 
 
@@ -177,12 +181,11 @@ def _named(first: int, last: int) -> str:
 
 
 def _computing(steps: Sequence[Span], inputs: Array) -> Iterator[_Found]:
-    """From when a step's batch had come until its gradients are there."""
+    """From a step's begin, or the end of its input, until its gradients are there."""
     for span in steps:
         if span.computed:
             fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]
-            # With few threads, TensorFlow may note the batch's coming as late as its last gradient.
-            begin = float(fetched.max()) if len(fetched) else span.came or span.begin
+            begin = float(fetched.max()) if len(fetched) else span.begin
             yield COMPUTING, "gradients", begin, span.computed, {"step": span.step}
 
 

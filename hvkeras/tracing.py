@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.25  # seconds between two looks at what is recorded: hundreds of steps, of a thousand that are kept
 WRITE_EVERY = 2.0  # seconds between two writes,
 WRITE_SHARE = 0.01  # and more of them where writing would take a larger share of the time
+BEFORE = 1024  # steps before the window that are kept, for the call that it begins in
 CLOCK_WAIT = 1.0  # seconds that the last write waits for a new look at the clocks
 OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the files of the other ranks of its host
 
@@ -140,7 +141,7 @@ class Tracer:
 
 
 class Kept:
-    """What has been recorded of a window of steps and just before it.
+    """What has been recorded of a window of steps, and of some before it.
 
     Args:
         first: The window's first step.
@@ -149,7 +150,7 @@ class Kept:
 
     def __init__(self, first: int, after: int) -> None:
         self._first, self._after = first, after
-        self._stamps = _Rows(4, max(0, first - 1))
+        self._stamps = _Rows(4, max(0, first - BEFORE))
         self._runs: dict[str, _Rows] = {}
         self._inputs: dict[tuple[float, ...], None] = {}
         self._calls: dict[float, list[float]] = {}  # by their begin
@@ -183,7 +184,8 @@ class Kept:
         """All of it, as it becomes a trace."""
         stamps = self._stamps.table()
         inputs, calls = np.array(sorted(self._inputs)), np.array(sorted(self._calls.values()))
-        return Recorded(self._stamps.after - len(stamps), stamps[:, [0, 3]], inputs.reshape(-1, 2), calls.reshape(-1, 4),
+        return Recorded(self._stamps.after - len(stamps), stamps[:, 0], inputs.reshape(-1, 2),
+                        calls.reshape(-1, 4),
                         {key: rows.table() for key, rows in self._runs.items()}, buckets)
 
 

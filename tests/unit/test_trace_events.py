@@ -28,8 +28,7 @@ def fitted(steps: int = 6) -> Recorded:
         return np.stack([begins + end for end in ends], axis=1)
 
     numbers = np.arange(steps)
-    stamps = np.stack([begins + 0.5, np.zeros(steps)], axis=1)
-    return Recorded(0, stamps, rows(0.0, 0.1), np.stack([begins, begins + 1, numbers, numbers], axis=1),
+    return Recorded(0, begins + 0.5, rows(0.0, 0.1), np.stack([begins, begins + 1, numbers, numbers], axis=1),
                     {"k.0": rows(0.4, 0.7), "k.1": rows(0.5001, 0.9)}, BUCKETS)
 
 
@@ -73,20 +72,28 @@ def test_loops_of_one_s_own_have_steps_from_their_stamps() -> None:
     assert of_row(events(recorded, 0, 101, 102), STEPS) == [("step 101", 0.5, 10.5)]
 
 
+def test_late_collectives_belong_to_the_step_whose_gradients_they_carry() -> None:
+    recorded = fitted()
+    recorded.calls = np.zeros((0, 4))
+    recorded.collectives["k.1"] = recorded.collectives["k.1"] + 4.0  # half way to the next step's gradients
+    assert of_row(events(recorded, 0, 2, 3), STEPS) == [("step 2", 14.9, 24.9)]
+    assert [event["args"]["step"] for event in events(recorded, 0, 2, 3) if event["name"] == "allreduce"] == [2, 2]
+
+
 def test_several_steps_of_one_call_are_told_apart_by_their_stamps() -> None:
     recorded = fitted()
     recorded.calls = np.array([[0.0, 29.0, 0, 2], [30.0, 60.0, 3, 5]])
     expected = [("step 1", 0.9, 10.9), ("step 2", 10.9, 29.0), ("step 3", 30.0, 30.9)]
     assert of_row(events(recorded, 0, 1, 4), STEPS) == expected
+    late = recorded.collectives["k.1"] + 9.0  # just before the next step's gradients
+    recorded.collectives["k.1"] = late
+    recorded.calls[:, 1] = 29.95, 69.95
+    assert of_row(events(recorded, 0, 1, 2), STEPS) == [("step 1", 9.9, 19.9)]
+    recorded.collectives["k.1"] = late[1:]  # one is lost
+    assert of_row(events(recorded, 0, 1, 2), STEPS) == [("step 1", 0.7, 10.7)]
     recorded.stamps = recorded.stamps[:0]
-    assert of_row(events(recorded, 0, 1, 3), STEPS) == [("steps 0 to 2", 0.0, 29.0)]
+    assert of_row(events(recorded, 0, 1, 3), STEPS) == [("steps 0 to 2", 0.0, 29.95)]
     assert of_row(events(recorded, 0, 1, 3), COMPUTING) == []
-
-
-def test_without_input_computing_begins_when_the_batch_has_come() -> None:
-    recorded = fitted()
-    recorded.inputs, recorded.stamps[2, 1] = np.zeros((0, 2)), 20.2
-    assert of_row(events(recorded, 0, 2, 4), COMPUTING) == [("gradients", 20.2, 20.5), ("gradients", 30.0, 30.5)]
 
 
 def test_rows_are_in_the_order_that_people_count_in() -> None:
