@@ -102,11 +102,13 @@ class Content:
         label: How messages call it.
         operation: What is done, as its plan says: `gradients average`, `allgather`, ...
         bytes: The size of this rank's tensors; None where their shapes are not known before they are there.
+        collective: What the engine does: `allreduce`, ...
     """
 
     label: str
     operation: str
     bytes: int | None
+    collective: str = ""
 
 
 class Stamps:
@@ -155,7 +157,7 @@ class _Stamped:
         def stamped(data: Any, *others: Any) -> Any:
             key = next(other for other in others if isinstance(other, str))
             inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
-            stamps = _stamps_of(key, lambda: self._content(key, inputs))
+            stamps = _stamps_of(key, lambda: self._content(key, inputs, operation))
             if stamps is None:
                 return run(data, *others)
             with tf.control_dependencies(inputs):
@@ -168,11 +170,11 @@ class _Stamped:
 
         return stamped
 
-    def _content(self, key: str, inputs: list[Any]) -> Content:
+    def _content(self, key: str, inputs: list[Any], collective: str) -> Content:
         sizes = [tensor.shape.num_elements() for tensor in inputs]
         known = None if None in sizes else sum(size * tensor.dtype.size
                                                for size, tensor in zip(sizes, inputs, strict=True))
-        return Content(labelled(self._plan, key), self._plan.operation, known)
+        return Content(labelled(self._plan, key), self._plan.operation, known, collective)
 
 
 def labelled(plan: Plan, key: str) -> str:

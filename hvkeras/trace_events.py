@@ -37,7 +37,7 @@ class Recorded:
         inputs: float64, [n, 2]: begin and end of each fetch of a batch.
         calls: float64, [n, 4]: begin and end of each call of the train function, and its first and last step.
         collectives: float64, [runs, 2]: begin and end of each run, by key.
-        buckets: `label`, `operation` and `bytes` of a collective, by the same key.
+        buckets: `label`, `operation`, `bytes` and `collective` by the same key; see `hvkeras.stamps.Content`.
     """
 
     first_stamp: int = 0
@@ -197,8 +197,8 @@ def _collectives(recorded: Recorded, steps: Sequence[Span], since: float, until:
         for began, ended in runs:
             if not since <= began < until:
                 continue
-            arguments: Event = {"collective": label, "bytes": known.get("bytes")}
+            arguments: Event = {"collective": label, "operation": known.get("operation"), "bytes": known.get("bytes")}
             place = bisect.bisect_right(begins, began) - 1
             if place >= 0 and began < steps[place].end:
                 arguments["step"] = steps[place].step
-            yield label, str(known.get("operation") or "collective"), float(began), float(ended), arguments
+            yield label, str(known.get("collective") or "collective"), float(began), float(ended), arguments

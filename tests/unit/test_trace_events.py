@@ -8,8 +8,9 @@ import numpy as np
 
 from hvkeras.trace_events import COMPUTING, INPUT, STEPS, Event, Recorded, events
 
-BUCKETS = {"k.0": {"label": "gradients, bucket 0", "operation": "allreduce", "bytes": 4000},
-           "k.1": {"label": "gradients, bucket 1", "operation": "allreduce", "bytes": None}}
+KIND = {"operation": "gradients average", "collective": "allreduce"}
+BUCKETS = {"k.0": {"label": "gradients, bucket 0", "bytes": 4000, **KIND},
+           "k.1": {"label": "gradients, bucket 1", "bytes": None, **KIND}}
 
 
 def of_row(found: list[Event], row: str) -> list[tuple[str, float, float]]:
@@ -40,8 +41,9 @@ def test_only_the_window_is_shown_with_python_s_idea_of_a_slice() -> None:
     assert of_row(found, "train function")[0][0] == "train function, step 2"
     assert of_row(found, "gradients, bucket 0") == [("allreduce", 20.4, 20.7), ("allreduce", 30.4, 30.7)]
     sent = [event["args"] for event in found if event["name"] == "allreduce"]
-    assert sent[:2] == [{"collective": "gradients, bucket 0", "bytes": 4000, "step": 2},
-                        {"collective": "gradients, bucket 1", "bytes": None, "step": 2}]
+    assert sent[:2] == [
+        {"collective": "gradients, bucket 0", "operation": "gradients average", "bytes": 4000, "step": 2},
+        {"collective": "gradients, bucket 1", "operation": "gradients average", "bytes": None, "step": 2}]
     assert {event["pid"] for event in found} == {1}
     assert events(fitted(), 1, 6, 8) == []
 
