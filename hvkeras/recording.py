@@ -91,7 +91,7 @@ def start(job: Job) -> None:
     compat.hook_jit_compile(lambda: _recording is not None)
     stamps.start(_USER)
     recorder.begin()
-    if job.settings.trace_steps is not None:
+    if job.settings.trace_steps is not None and all(one.tracer is None for one in _recorders):  # a process's first job
         recorder.tracer = Tracer(job, recorder)
 
 

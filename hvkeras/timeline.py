@@ -4,6 +4,9 @@ While it is on, collectives that run in eager mode are timed, and so are those i
 with HVKERAS_TIMELINE it is on from `init()`, and so for all. Otherwise nothing is added to any graph. Nothing is timed
 inside XLA, which cannot ask for the time.
 
+Functions leave stamps (`hvkeras.stamps`), which a thread collects: no Python runs in them, and no order is kept among
+their collectives. What runs eagerly, and sessions of TensorFlow 1, are timed by Python.
+
 The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -29,8 +32,10 @@ if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
 
 CAPACITY = 200_000  # collectives that a timeline holds, about 40 MB; it says so where there were more
-FLUSH_EVERY = 1.0  # seconds between two looks for what is to be written
+FLUSH_EVERY = 1.0  # seconds between two looks for what is to be written,
+COLLECT_EVERY = 0.2  # and for what functions have stamped, of which the latest 1,024 runs of each collective are kept
 _END = b"\n]\n"
+_USER = "timeline"
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter
@@ -63,9 +68,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
     if rank and "{rank}" not in file_path:
         return
     path = file_path.replace("{rank}", str(rank))
+    stamps.start(_USER)
     try:
         _running = Timeline(path, rank, job.topology.hosts[rank])
     except OSError as error:
+        stamps.stop(_USER)
         raise MachineError(explain(f"The timeline's file must be writable ({error.strerror})", "choose another folder",
                                    file_path=path)) from None
 
@@ -75,6 +82,7 @@ def stop_timeline() -> None:
     global _running
     timeline, _running = _running, None
     if timeline is not None:
+        stamps.stop(_USER)
         timeline.close()
 
 
@@ -90,8 +98,10 @@ def watched(backend: Backend, plan: Plan) -> Any:
         backend: The engine.
         plan: What the collectives belong to.
     """
-    backend = stamps.stamped(backend, plan)
-    return backend if _running is None or graphs.compiled_by_xla() else _Watched(backend, plan)
+    stamped = stamps.stamped(backend, plan)
+    if stamped is not backend or _running is None or graphs.compiled_by_xla():
+        return stamped
+    return _Watched(backend, plan)
 
 
 class Timeline:
@@ -113,7 +123,8 @@ class Timeline:
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
         self._rows: dict[str, int] = {}
-        self._count = 0
+        self._count = self._lost = 0
+        self._seen = {key: first + len(rows) for key, (rows, first) in stamps.numbered().items()}
         self._is_empty = True
         self._over = threading.Event()
         self._file.write(b"[" + _END)
@@ -123,7 +134,7 @@ class Timeline:
         self._writer.start()
         atexit.register(self.close)
 
-    def add(self, label: str, operation: str, began: int, ended: int, size: int) -> None:
+    def add(self, label: str, operation: str, began: int, ended: int, size: int | None) -> None:
         """Adds a collective.
 
         Args:
@@ -131,7 +142,7 @@ class Timeline:
             operation: `allreduce`, ...
             began: Nanoseconds since the epoch when its tensors were there.
             ended: The same when its results were.
-            size: Bytes of this rank's tensors.
+            size: Bytes of this rank's tensors; None if unknown.
         """
         with self._lock:
             self._count += 1
@@ -150,9 +161,11 @@ class Timeline:
             return
         self._over.set()
         self._writer.join()
-        if self._count > CAPACITY:
-            self._note({"name": f"{self._count - CAPACITY} later collectives are left out", "ph": "i", "s": "g",
-                        "tid": 0, "ts": time.time_ns() / 1000})
+        self._collect()
+        for count, what in ((self._lost, "collectives came too fast to be seen"),
+                            (self._count - CAPACITY, "later collectives are left out")):
+            if count > 0:
+                self._note({"name": f"{count} {what}", "ph": "i", "s": "g", "tid": 0, "ts": time.time_ns() / 1000})
         self._write()
         self._file.close()
         atexit.unregister(self.close)
@@ -161,8 +174,22 @@ class Timeline:
         self._events.append({"pid": self._rank, **event})
 
     def _write_now_and_then(self) -> None:
-        while not self._over.wait(FLUSH_EVERY):
-            self._write()
+        written = time.monotonic()
+        while not self._over.wait(min(COLLECT_EVERY, FLUSH_EVERY)):
+            self._collect()
+            if time.monotonic() - written >= FLUSH_EVERY:
+                self._write()
+                written = time.monotonic()
+
+    def _collect(self) -> None:
+        """Adds what functions have stamped since the last look."""
+        found, contents = stamps.numbered(), stamps.described()
+        for key, (rows, first) in found.items():
+            seen, content = self._seen.get(key, 0), contents[key]
+            self._lost += max(0, first - seen)
+            for began, ended in (1e9 * rows[max(0, seen - first):]).astype(np.int64).tolist():
+                self.add(content.label, content.collective, began, ended, content.bytes)
+            self._seen[key] = first + len(rows)
 
     def _write(self) -> None:
         """Appends in front of the bracket that ends the file, so that it is whole after every write."""
@@ -180,7 +207,7 @@ _running: Timeline | None = None
 
 
 class _Watched:
-    """A backend whose collectives are timed: those of eager mode now, those in a graph whenever it runs."""
+    """A backend whose collectives Python times: those of eager mode now, those of a session whenever it runs."""
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self._backend, self._plan = backend, plan

@@ -7,9 +7,10 @@ putting them together.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hvkeras.output import in_words
 from hvkeras.trace_events import Event, process_name
 
 _RANK_FILE = re.compile(r"(.+)\.rank\.(\d+)((?:\.[^.]*)?)")
-_NEEDED = {"size", "steps", "missing_steps", "over"}
+_NEEDED = {"size", "steps", "machine", "missing_steps", "over", "clock_offset", "clock_uncertainty"}
 VIEWER = "ui.perfetto.dev"
 
 
@@ -106,8 +107,9 @@ def write_rank(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> No
     Args:
         path: The merged file, beside which it is written.
         events: The events.
-        facts: At least `rank`, `size`, `host` and `pid`; the window as text, `steps`; `missing_steps`, how many of it
-            are not there; `over`, whether the rank will write no more; and `clock_uncertainty`.
+        facts: At least `rank`, `size`, `host`, `machine` (what tells hosts apart) and `pid`; the window as text, `steps`;
+            `missing_steps`, how many of it are not there; `over`, whether the rank will write no more; and
+            `clock_offset`, which is in the times, with `clock_uncertainty`.
 
     Raises:
         OSError: It cannot be written.
@@ -164,6 +166,7 @@ def merge(path: Path) -> Merged | None:
     found = parts(path)
     if not found:
         return None
+    uncertainty = _share_clocks(list(found.values()))
     facts = {rank: part["otherData"] for rank, part in found.items()}
     first = next(iter(facts.values()))
     missing = tuple(rank for rank in range(first["size"]) if rank not in found)
@@ -173,10 +176,31 @@ def merge(path: Path) -> Merged | None:
     except OSError as error:
         raise MachineError(explain(f"The trace's file must be writable ({error.strerror})", "choose another folder",
                                    trace_file=str(path))) from None
-    known = [fact.get("clock_uncertainty") for fact in facts.values()]
     return Merged(path, tuple(found), missing, tuple(rank for rank in found if facts[rank]["missing_steps"]),
                   next((str(fact["no_steps"]) for fact in facts.values() if fact.get("no_steps")), ""),
-                  None if None in known else sum(sorted(map(float, filter(None, known)))[-2:]))
+                  uncertainty)
+
+
+def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
+    """Gives the ranks of one machine the best offset that any of them has measured: they have one clock.
+
+    Returns the seconds by which times of two machines may be wrong against each other, at most; None if unknown.
+    """
+    best: dict[str, tuple[float, float]] = {}
+    for facts in (part["otherData"] for part in found):
+        uncertainty = math.inf if facts["clock_uncertainty"] is None else facts["clock_uncertainty"]
+        mine = (uncertainty, facts["clock_offset"])
+        best[facts["machine"]] = min(best.get(facts["machine"], mine), mine)
+    for part in found:
+        facts = part["otherData"]
+        uncertainty, offset = best[facts["machine"]]
+        shift = 1e6 * (offset - facts["clock_offset"])
+        for event in part["traceEvents"]:
+            if shift and "ts" in event:
+                event["ts"] = round(event["ts"] + shift, 3)
+        facts.update(clock_offset=offset, clock_uncertainty=None if uncertainty == math.inf else uncertainty)
+    worst = sum(sorted(uncertainty for uncertainty, _ in best.values())[-2:]) if len(best) > 1 else 0.0
+    return None if worst == math.inf else worst
 
 
 def merge_all(place: Path) -> list[Merged]:

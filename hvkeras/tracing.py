@@ -16,6 +16,7 @@ import numpy as np
 from hvkeras import trace
 from hvkeras.errors import HvkerasError, MachineError, explain
 from hvkeras.launch_environments import hvkeras_run
+from hvkeras.network import host_identity
 from hvkeras.output import say
 from hvkeras.record import WELL, Array, Record
 from hvkeras.trace_events import Recorded, events
@@ -29,7 +30,7 @@ WRITE_EVERY = 2.0  # seconds between two writes,
 WRITE_SHARE = 0.01  # and more of them where writing would take a larger share of the time
 BEFORE = 1024  # steps before the window that are kept, for the call that it begins in
 CLOCK_WAIT = 1.0  # seconds that the last write waits for a new look at the clocks
-OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the files of the other ranks of its host
+OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the last writes of other ranks whose files it sees
 
 
 class Tracer:
@@ -49,6 +50,7 @@ class Tracer:
         self._job, self._recorder = job, recorder
         self._kept = Kept(self._first, self._after)
         self._wrote_last = False
+        self._writing = threading.Lock()
         self._over = threading.Event()
         try:
             self._write(recorder.current())
@@ -74,7 +76,7 @@ class Tracer:
             say(f"the trace of this rank cannot be written: {error}")
         try:
             if self._job.topology.rank == 0 and self._job.launch.launcher != hvkeras_run.LAUNCHER:
-                self._merge(OTHERS_WAIT if ended == WELL and len(set(self._job.topology.hosts)) == 1 else 0.0)
+                self._merge(OTHERS_WAIT if ended == WELL else 0.0)
         except (OSError, HvkerasError) as error:
             say(f"the ranks' traces cannot be merged: {error}")
 
@@ -116,21 +118,22 @@ class Tracer:
 
     def _write(self, record: Record, over: bool = False) -> None:
         recorded = self._kept.recorded(record.buckets)
-        facts = {"rank": record.rank, "size": record.size, "host": record.host, "pid": record.pid,
-                 "backend": record.backend, "steps": f"{self._first}:{self._after}",
+        facts = {"rank": record.rank, "size": record.size, "host": record.host, "machine": host_identity(),
+                 "pid": record.pid, "backend": record.backend, "steps": f"{self._first}:{self._after}",
                  "missing_steps": self._after - self._first - self._kept.steps, "over": over,
                  "no_steps": record.no_steps, "clock_offset": record.clock_offset,
                  "clock_uncertainty": record.clock_uncertainty}
-        trace.write_rank(self.path, events(recorded, record.rank, self._first, self._after, record.clock_offset), facts)
+        found = events(recorded, record.rank, self._first, self._after, record.clock_offset)
+        with self._writing:
+            trace.write_rank(self.path, found, facts)
 
     def _merge(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         size = self._job.topology.size
         while True:
             found = trace.parts(self.path)
-            if len(found) == size and all(part["otherData"]["over"] for part in found.values()):
-                break
-            if time.monotonic() >= deadline:
+            over = len(found) < size or all(part["otherData"]["over"] for part in found.values())
+            if over or time.monotonic() >= deadline:
                 break
             time.sleep(0.1)
         if len(found) < size:

@@ -14,7 +14,7 @@ import pytest
 
 import hvkeras as hvd
 from harness.launchers import BIN, clean_environment
-from hvkeras import timeline
+from hvkeras import stamps, timeline
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,35 @@ def test_a_full_timeline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     events = json.loads((tmp_path / "file").read_text())
     assert sum(event["ph"] == "X" for event in events) == 5
     assert events[-1]["name"] == "3 later collectives are left out"
+
+
+def test_functions_are_timed_by_their_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamps, "CAPACITY", 8)
+    made = stamps.Stamps(stamps.Content("label", "allreduce sum", None, "allreduce"))
+    monkeypatch.setattr(stamps, "_stamps", {"key": made})
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            made.begin()
+            made.end()
+
+    run(3)  # before it was started
+    monkeypatch.setattr(timeline, "COLLECT_EVERY", 1000.0)
+    running = timeline.Timeline(str(tmp_path / "file"), 0, "host")
+    run(5)
+    running.close()
+    events = json.loads((tmp_path / "file").read_text())
+    ran = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in ran] == ["allreduce"] * 5
+    assert all(event["args"] == {"collective": "label", "bytes": None} for event in ran)
+    assert abs(ran[0]["ts"] / 1e6 - time.time()) < 1000  # seconds since the epoch
+    assert not [event for event in events if event["ph"] == "i"]
+    running = timeline.Timeline(str(tmp_path / "file"), 0, "host")
+    run(10)
+    running.close()
+    events = json.loads((tmp_path / "file").read_text())
+    assert events[-1]["name"] == "2 collectives came too fast to be seen"
+    assert sum(event["ph"] == "X" for event in events) == 8
 
 
 def test_misuse(tmp_path: Path) -> None:

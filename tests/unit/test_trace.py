@@ -18,7 +18,7 @@ EVENT = {"name": "step 3", "ph": "X", "tid": 1, "ts": 1.5, "dur": 1.0, "args": {
 
 def leave(path: Path, rank: int, size: int = 2, **facts: Any) -> None:
     known = {"rank": rank, "size": size, "host": "node", "pid": 7 + rank, "steps": "3:5", "missing_steps": 0,
-             "over": True, "no_steps": "", "clock_uncertainty": 0.0, **facts}
+             "over": True, "no_steps": "", "machine": str(rank), "clock_offset": 0.0, "clock_uncertainty": 0.0, **facts}
     trace.write_rank(path, [{"pid": rank, **EVENT}], known)
 
 
@@ -57,6 +57,24 @@ def test_what_is_not_whole_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert merged is not None
     assert (merged.missing, merged.uncertainty) == ((), None)
     assert "not all clocks could be compared" in merged.sentence()
+
+
+def test_ranks_of_one_machine_share_the_best_offset(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    leave(path, 0, size=3, machine="a")
+    leave(path, 1, size=3, machine="b", clock_offset=2.0, clock_uncertainty=0.5)
+    leave(path, 2, size=3, machine="b", clock_offset=3.0, clock_uncertainty=0.25)
+    merged = trace.merge(path)
+    assert merged is not None
+    assert merged.uncertainty == 0.25
+    found = json.loads(path.read_text())
+    assert [event["ts"] for event in found["traceEvents"] if event["ph"] == "X"] == [1.5, 1e6 + 1.5, 1.5]
+    assert [found["otherData"]["ranks"][rank]["clock_offset"] for rank in "012"] == [0.0, 3.0, 3.0]
+    for rank in range(3):
+        leave(path, rank, size=3, machine="a", clock_uncertainty=None)
+    merged = trace.merge(path)
+    assert merged is not None
+    assert merged.uncertainty == 0.0  # one machine, one clock
 
 
 def test_files_of_earlier_jobs_stay_out(tmp_path: Path) -> None:

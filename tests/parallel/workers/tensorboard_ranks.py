@@ -80,7 +80,7 @@ def compiled() -> None:
 
 @check
 def order() -> Any:
-    """How many pairs of collectives in one graph wait for each other, without stamps and with them."""
+    """How many pairs of collectives in one graph wait for each other: bare, with stamps, and in a timeline."""
     def two(one: Any, other: Any) -> Any:
         return hvd.allreduce(one, name="one"), hvd.allreduce(other, name="other")
 
@@ -88,6 +88,9 @@ def order() -> Any:
     stamps.start("test")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
     stamps.stop("test")
+    hvd.start_timeline("timeline.{rank}.json")
+    counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
+    hvd.stop_timeline()
     return counts
 
 
