@@ -107,7 +107,7 @@ def write_rank(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> No
     Args:
         path: The merged file, beside which it is written.
         events: The events.
-        facts: At least `rank`, `size`, `host`, `machine` (what tells hosts apart) and `pid`; the window as text, `steps`;
+        facts: At least `rank`, `size`, `host`, `machine` (what tells hosts apart), `pid`; the window as text, `steps`;
             `missing_steps`, how many of it are not there; `over`, whether the rank will write no more; and
             `clock_offset`, which is in the times, with `clock_uncertainty`.
 
