@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hvkeras.context import Job
     from hvkeras.recording import Recorder
 
-LOOK_EVERY = 0.25  # seconds between two looks at what is recorded: hundreds of steps, of a thousand that are kept
+LOOK_EVERY = 0.25  # seconds between two looks at what is recorded: hundreds of steps, of a thousand that are kept,
+LOOK_SHARE = 0.01  # and more of them where looking would take a larger share of the time
 WRITE_EVERY = 2.0  # seconds between two writes,
 WRITE_SHARE = 0.01  # and more of them where writing would take a larger share of the time
 BEFORE = 1024  # steps before the window that are kept, for the call that it begins in
@@ -82,16 +83,18 @@ class Tracer:
 
     def _watch(self) -> None:
         began = False
-        written, pause, seen = 0.0, WRITE_EVERY, 0
-        while not self._over.wait(LOOK_EVERY):
+        look, written, pause, seen = LOOK_EVERY, 0.0, WRITE_EVERY, 0
+        while not self._over.wait(look):
             if self._recorder.steps_made() <= self._first:
                 continue
             if not began and self._job.control is not None:  # a clock is compared best when it is needed
                 self._job.control.measure_clock()
             began = True
+            looked = time.monotonic()
             record = self._recorder.current()
             self._kept.add(record)
             now = time.monotonic()
+            look = max(LOOK_EVERY, (now - looked) / LOOK_SHARE)
             try:
                 if self._kept.passed:
                     self._write_last()

@@ -20,7 +20,6 @@ from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Job
 from hvkeras.launcher.run import run as run_job
-from hvkeras.launcher.trace import forget_traces, merge_after
 from hvkeras.output import prints_at
 from hvkeras.settings import Settings
 
@@ -152,10 +151,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                      "choose another one", output_filename=flags.output_filename)) from None
 
-    forget_traces(settings)
-    code = run_job(job, printer)
-    merge_after(settings)
-    return code
+    return run_job(job, printer)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from hvkeras.launch_environments import hvkeras_run, tf_config
 from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.trace import forget_traces, merged_after, trace_of
 from hvkeras.launcher.verdict import described_end, exit_code, last_words, shell_code
 from hvkeras.network import LOOPBACK, address_towards, interface_address, split_address
 from hvkeras.output import quiet_variables
@@ -369,7 +370,9 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
     Raises:
         HvkerasError: The job could not be started.
     """
-    folder = reports_to(Settings(job.environment))
+    settings = Settings(job.environment)
+    folder, trace = reports_to(settings), trace_of(settings, job.folder)
+    forget_traces(trace)
 
     async def go(shown: Printer) -> tuple[int, bool]:
         launcher = Launcher(job, shown)
@@ -388,4 +391,6 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
             shown.say(f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
     if folder is not None:
         shown.say(report_on_run(folder))
+    if trace is not None:
+        shown.say(f"hvkeras run: {merged_after(trace)}")
     return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,37 +35,42 @@ def trace(arguments: Sequence[str]) -> int:
     return 0
 
 
-def forget_traces(settings: Settings) -> None:
-    """Removes what ranks of an earlier job have left, before a job that traces into the same file.
+def trace_of(settings: Settings, folder: str) -> Path | None:
+    """The merged file of a job that is to be traced; None if it is not.
 
     Args:
         settings: Those of the job.
+        folder: Its working folder.
 
     Raises:
         UsageError: The file's folder does not exist.
     """
     if settings.trace_steps is None:
-        return
-    path = Path(settings.trace_file).absolute()
+        return None
+    path = Path(folder, settings.trace_file)
     if not path.parent.is_dir():
         raise UsageError(explain("The trace's folder must exist", "make it", trace_file=str(path)))
-    for file in rank_files(path).values():
+    return path
+
+
+def forget_traces(path: Path | None) -> None:
+    """Removes what ranks of an earlier job have left, before a job that traces into the same file.
+
+    Args:
+        path: The merged file, if there is to be one.
+    """
+    for file in rank_files(path).values() if path is not None else ():
         file.unlink(missing_ok=True)
 
 
-def merge_after(settings: Settings) -> None:
-    """Merges what the ranks of a job have left, and says so.
+def merged_after(path: Path) -> str:
+    """Merges what the ranks of a job have left; returns what there is to say of it.
 
     Args:
-        settings: Those of the job.
+        path: The merged file.
     """
-    if settings.trace_steps is None:
-        return
-    path = Path(settings.trace_file).absolute()
     try:
         merged = merge(path)
-        text = merged.sentence() if merged is not None else \
-            f"no rank left a trace of steps {settings.trace_steps[0]} to {settings.trace_steps[1] - 1} here"
     except HvkerasError as error:  # the job's own exit code counts
-        text = str(error)
-    print(f"hvkeras run: {text}", file=sys.stderr)
+        return str(error)
+    return merged.sentence() if merged is not None else f"no rank left a trace in {path.parent}"
