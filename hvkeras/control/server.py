@@ -103,6 +103,7 @@ class ControlServer:
         self._waits = Waits(MISMATCH_AFTER, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stalls = Stalls(self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
+        self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket = _listen(host, port, size)
         self._loop = asyncio.new_event_loop()
@@ -163,8 +164,8 @@ class ControlServer:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        server = await asyncio.start_server(self._greet, sock=self._socket)
-        watch = asyncio.ensure_future(self._watch(server))
+        self._listening = server = await asyncio.start_server(self._greet, sock=self._socket)
+        watch = asyncio.ensure_future(self._watch())
         await self._stopping.wait()
         self._broadcast({"type": "closing"})
         watch.cancel()
@@ -224,6 +225,8 @@ class ControlServer:
                 self._end(Cause("setup", None, "", None, refusal))
             return None
         self._members[rank] = member
+        if self.closes_when_complete and len(self._members) == self.size and self._listening is not None:
+            self._listening.close()  # at once: the port may be the one that TF_CONFIG gives to the engine
         member.send({"type": "welcome"})
         return member
 
@@ -368,7 +371,7 @@ class ControlServer:
             await asyncio.sleep(0.02)
         self._broadcast({"type": "go"})
 
-    async def _watch(self, server: asyncio.Server) -> None:
+    async def _watch(self) -> None:
         last_tick, last_beat = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(TICK)
@@ -377,8 +380,6 @@ class ControlServer:
                 for member in self._members.values():
                     member.seen = now
             last_tick = now
-            if self.closes_when_complete and len(self._members) == self.size:
-                server.close()
             self._look(now)
             if now - last_beat >= 1.0:
                 last_beat = now
