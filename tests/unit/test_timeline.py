@@ -71,8 +71,7 @@ def test_functions_are_timed_by_their_stamps(tmp_path: Path, monkeypatch: pytest
 
     def run(times: int) -> None:
         for _ in range(times):
-            made.begin()
-            made.end()
+            made.end(made.begin())
 
     run(3)  # before it was started
     monkeypatch.setattr(timeline, "COLLECT_EVERY", 1000.0)
