@@ -61,7 +61,7 @@ class Fetches:
             return batch
         if self._stamps is None:
             self._stamps = Stamps(Content("fetches", "fetch", None))
-        began = self._stamps.begin()
+        began = graphs.now()
         with tf.control_dependencies([began]):
             batch = original(iterator, *args, **kwargs)
         optional = isinstance(batch, tf.experimental.Optional)  # empty at the end of the data

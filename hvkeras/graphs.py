@@ -59,6 +59,21 @@ def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> An
     return made[0]
 
 
+def now() -> Any:
+    """The time in seconds since the epoch, once all is done that controls it.
+
+    TensorFlow puts whatever asks for the time in a function into one order, and collectives with it. This has no part
+    in that order.
+    """
+    with tf.device("CPU:0"):
+        time = tf.timestamp()
+    if not tf.executing_eagerly():
+        manager = getattr(ops.get_default_graph(), "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(time.op)
+    return time
+
+
 def under_tape() -> bool:
     """Whether a gradient tape is recording in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()

@@ -112,26 +112,16 @@ class Content:
 
 
 class Stamps:
-    """The stamps of one collective, in variables on the CPU that functions write to, without Python."""
+    """The stamps of one collective, in variables on the CPU that functions write to without Python."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
-        self._began = graphs.lasting_variable(0.0, tf.float64, "hvkeras_began")
         self._runs = Ring("hvkeras_stamps", 2, CAPACITY)
-        # TensorFlow puts all that asks for the time in one graph into one order, and collectives with it. Not so
-        # functions that have variables of their own.
-        self.begin = tf.function(self._begin)
-        self.end = tf.function(self._end)
 
-    def _begin(self) -> Any:
+    def end(self, began: Any, count: Any = 1) -> None:
+        """Keeps a run that began then and ends now; one of count 0 gives way to the next."""
         with tf.device("CPU:0"):
-            now = tf.timestamp()
-            self._began.assign(now, read_value=False)
-            return now
-
-    def _end(self, began: Any, count: Any = 1) -> None:
-        with tf.device("CPU:0"):
-            self._runs.append(tf.stack([began, tf.timestamp()]), count)
+            self._runs.append(tf.stack([began, graphs.now()]), count)
 
     def rows(self) -> tuple[Array, int]:
         """The latest runs, the oldest one first, and the number of that one."""
@@ -161,7 +151,7 @@ class _Stamped:
             if stamps is None:
                 return run(data, *others)
             with tf.control_dependencies(inputs):
-                began = stamps.begin()
+                began = graphs.now()
             with tf.control_dependencies([began]):
                 results = run(data, *others)
             with tf.control_dependencies(tf.nest.flatten(results)):

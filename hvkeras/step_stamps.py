@@ -22,32 +22,21 @@ class StepStamps:
         self._samples = graphs.lasting_variable(0, tf.int64, "hvkeras_recorded_samples")
         self._came = graphs.lasting_variable(0.0, tf.float64, "hvkeras_batch_came")
         self._steps = Ring("hvkeras_recorded_steps", 4, capacity)
-        # Functions with variables of their own, as in `hvkeras.stamps`: what asks for the time in the graph of the step
-        # itself would hold the collectives back until all gradients are there.
-        self._add = tf.function(self._add_samples)
-        self._end = tf.function(self._end_step)
 
     def batch_came(self, rows: Any, inputs: Sequence[Any]) -> None:
         """Counts the samples of a batch once a model is given it, when its tensors are there."""
-        count = tf.cast(rows, tf.int64)
-        with tf.control_dependencies(inputs):  # in which no constant is made: folding it would cut them off
-            self._add(count)
+        with tf.device("CPU:0"):
+            count = tf.cast(rows, tf.int64)
+            with tf.control_dependencies(inputs):
+                self._came.assign(graphs.now(), read_value=False)
+                self._samples.assign_add(count, read_value=False)
 
     def ready(self, gradients: Sequence[Any], kind: int) -> None:
         """Ends a step of this kind, once its gradients are there."""
-        number = tf.constant(kind, tf.float64)
-        with tf.control_dependencies(gradients):
-            self._end(number)
-
-    def _add_samples(self, rows: Any) -> None:
-        with tf.device("CPU:0"):
-            self._came.assign(tf.timestamp(), read_value=False)
-            self._samples.assign_add(rows, read_value=False)
-
-    def _end_step(self, kind: Any) -> None:
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"), tf.control_dependencies(gradients):
             samples = tf.cast(self._samples.read_value(), tf.float64)
-            self._steps.append(tf.stack([tf.timestamp(), samples, kind, self._came.read_value()]))
+            number = tf.constant(kind, tf.float64)
+            self._steps.append(tf.stack([graphs.now(), samples, number, self._came.read_value()]))
             self._came.assign(0.0, read_value=False)
 
     def rows(self) -> tuple[Array, int]:

@@ -19,7 +19,7 @@ from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.trace import forget_traces, merged_after, trace_of
-from hvkeras.launcher.verdict import described_end, exit_code, last_words, shell_code
+from hvkeras.launcher.verdict import described_end, exit_code, known_better, last_words, shell_code
 from hvkeras.network import LOOPBACK, address_towards, interface_address, split_address
 from hvkeras.output import quiet_variables
 from hvkeras.report.after_run import forget_run, report_on_run, reports_to, tell_outcome
@@ -121,7 +121,8 @@ class Launcher:
         hosts = {rank: agent.host_name for agent in self._agents for rank in agent.host.ranks}
         ended = {str(rank): described_end(code) for rank, code in self._codes.items() if code}
         return Outcome(self._job.size, [hosts[rank] for rank in sorted(hosts)], ended,
-                       self._cause.sentence() if self._cause is not None else "", self._stalls)
+                       known_better(self._cause, self._codes).sentence() if self._cause is not None else "",
+                       self._stalls)
 
     @property
     def may_start_again(self) -> bool:

@@ -45,6 +45,13 @@ def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
     return shell_code(own) or cause.exit_code or 1
 
 
+def known_better(cause: Cause, codes: dict[int, int]) -> Cause:
+    """The cause, with how the process ended where the ranks have but seen that it was lost."""
+    if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
+        return dataclasses.replace(cause, error=described_end(codes[cause.rank]))
+    return cause
+
+
 def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
     """Words what failed first, with the failed rank's traceback, or the end of its standard error, last.
 
@@ -53,8 +60,7 @@ def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
         codes: How the processes ended that ended by themselves.
         tail: The end of the failed rank's standard error.
     """
-    if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
-        cause = dataclasses.replace(cause, error=described_end(codes[cause.rank]))
+    cause = known_better(cause, codes)
     sentence = f"hvkeras run: {cause.sentence()}"
     if cause.traceback:
         return f"{sentence}\n{cause.traceback.rstrip()}"

@@ -55,7 +55,7 @@ def test_other_collectives_hold_the_forward_pass_up() -> None:
 
 
 def test_a_batch_that_is_fetched_beside_computing_is_no_input() -> None:
-    # From 0.2 to 0.9; the model had its batch, the one before, at 0.5. Of the fetch, 0.2 to 0.5 may have been waited for.
+    # From 0.2 to 0.9, while the model has had its batch, the one before, since 0.5.
     ranks = [record(rank, inputs=(0.2, 0.9), collectives={"a": (0.0, 0.1)}) for rank in range(2)]
     assert time_splits(ranks)[0].input == pytest.approx(0.3)
 
