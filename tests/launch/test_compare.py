@@ -191,8 +191,9 @@ import os, sys
 if os.environ["HVKERAS_BACKEND"] == "tfdist":
     raise ValueError("the sky is falling")
 """
-    done = compare(["--backends", "tfdist,horovod", sys.executable, "-c", code], tmp_path)
+    done = compare(["--backends", "tfdist,horovod", "--repeat", "2", sys.executable, "-c", code], tmp_path)
     assert done.returncode == 1
+    assert {path.name for path in (tmp_path / "out").glob("*/run-*")} == {"run-1"}  # what has failed is not run again
     assert rows(done) == {"tfdist": ["failed", "(1)"], "horovod": ["failed", "(2)"], "one-process": ["failed", "(2)"]}
     lines = done.stdout.splitlines()
     reason = next(line for line in lines if line.startswith("(1) "))
