@@ -13,7 +13,7 @@ from pathlib import Path
 
 _ETC = Path("/etc/netns")
 NETWORK = "10.199.7"  # of all hosts; the namespaces see nothing else
-_CABLE = "cable"  # the device of a host; the switch has one for each
+CABLE = "cable"  # the device of a host; the switch has one for each
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Network:
             rate: As `tc` reads it, such as `100mbit`; "" takes the limit away.
             burst: What may pass at once after a pause, such as `16kb`.
         """
-        ends = [(host.namespace, _CABLE) for host in self.hosts]
-        ends += [(self.switch, f"{_CABLE}{place}") for place in range(len(self.hosts))]
+        ends = [(host.namespace, CABLE) for host in self.hosts]
+        ends += [(self.switch, f"{CABLE}{place}") for place in range(len(self.hosts))]
         if not rate:
             return [["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"] for namespace, device in ends]
         return [["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst,
@@ -91,11 +91,11 @@ def network(count: int) -> Iterator[Network]:
             (_ETC / host.namespace).mkdir(parents=True)
             (_ETC / host.namespace / "hosts").write_text(
                 "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in hosts))
-            port = f"{_CABLE}{place}"
-            _ip("-n", made.switch, "link", "add", port, "type", "veth", "peer", "name", _CABLE, "netns", host.namespace)
+            port = f"{CABLE}{place}"
+            _ip("-n", made.switch, "link", "add", port, "type", "veth", "peer", "name", CABLE, "netns", host.namespace)
             _ip("-n", made.switch, "link", "set", port, "master", "switch", "up")
-            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", _CABLE)
-            _ip("-n", host.namespace, "link", "set", _CABLE, "up")
+            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", CABLE)
+            _ip("-n", host.namespace, "link", "set", CABLE, "up")
             _ip("-n", host.namespace, "link", "set", "lo", "up")
         yield made
     finally:

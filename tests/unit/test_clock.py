@@ -105,7 +105,7 @@ client.close()
 def test_over_a_slow_cable_the_uncertainty_covers_the_error(tmp_path: Path) -> None:
     with machines.two_hosts() as (here, there):
         # A packet leaves in about 25 ms; in one direction alone, which no protocol can tell from a clock that is ahead.
-        slow = ["tc", "qdisc", "add", "dev", here.namespace.replace("-", ""), "root", "tbf", "rate", "64kbit", "burst",
+        slow = ["tc", "qdisc", "add", "dev", machines.CABLE, "root", "tbf", "rate", "64kbit", "burst",
                 "540", "limit", "20000"]
         subprocess.run(["ip", "netns", "exec", here.namespace, *slow], check=True, capture_output=True, timeout=10)
         serving = subprocess.Popen(there.command(sys.executable, "-c", SERVE, there.address), cwd=tmp_path, text=True,
