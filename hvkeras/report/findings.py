@@ -166,7 +166,7 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
         return None
     waits = "" if all(split.wait is not None for split in splits.values()) else (
         " (waiting for other ranks included, which cannot be told apart as a record is missing)")
-    return Finding("communication", share, f"Communication limits training: it takes {share:.0%} of a step{waits}.",
+    return Finding("communication", share, f"Communication takes {share:.0%} of a step{waits}.",
                    "A larger batch a rank makes fewer exchanges of the same size; backward_passes_per_step does the"
                    " same without more memory. compression=hvd.Compression.fp16 halves the bytes, which pays on slow"
                    f" networks.{COMPARE}")

@@ -349,9 +349,9 @@ def split(input: float, compute: float, wait: float | None, communication: float
 
 
 def test_the_third_sentence_is_about_what_limits() -> None:
-    slow = Finding("communication", 0.5, "Communication limits training.", f"Try less.{COMPARE}")
+    slow = Finding("communication", 0.5, "Communication takes long.", f"Try less.{COMPARE}")
     run = Result("native", 2, "", (0.01,) * 5, 40.0, splits={0: split(0.0, 0.005, 0.0, 0.005)}, limits=[slow])
-    words = "What limits training most: Communication limits training. Try less."
+    words = "What limits training most: Communication takes long. Try less."
     assert sentences(comparison([run]))[2] == words
     kept = "With native, 2 processes do 50% of 2 times what one process does. "
     assert sentences(comparison([run, SINGLE]))[2] == kept + words
