@@ -94,7 +94,8 @@ def _of_call(call: Array, recorded: Recorded) -> list[Span]:
 
 
 def _consecutive(first: int, begin: float, ends: Sequence[float], stamps: Array) -> list[Span]:
-    return [Span(first + place, first + place, since, until, float(stamp))
+    # A busy rank may stamp its gradients late, but they were there before their collectives ended.
+    return [Span(first + place, first + place, since, until, min(float(stamp), until))
             for place, (since, until, stamp) in enumerate(zip([begin, *ends[:-1]], ends, stamps, strict=True))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -91,6 +92,8 @@ def test_several_steps_of_one_call_are_told_apart_by_their_stamps() -> None:
     recorded.collectives["k.1"] = late
     recorded.calls[:, 1] = 29.95, 69.95
     assert of_row(events(recorded, 0, 1, 2), STEPS) == [("step 1", 9.9, 19.9)]
+    busy = events(dataclasses.replace(recorded, stamps=recorded.stamps + 9.45), 0, 1, 2)
+    assert of_row(busy, COMPUTING) == [("gradients", 10.1, 19.9)]
     recorded.collectives["k.1"] = late[1:]  # one is lost
     assert of_row(events(recorded, 0, 1, 2), STEPS) == [("step 1", 0.7, 10.7)]
     recorded.stamps = recorded.stamps[:0]
