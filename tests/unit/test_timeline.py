@@ -14,7 +14,7 @@ import pytest
 
 import hvkeras as hvd
 from harness.launchers import BIN, clean_environment
-from hvkeras import stamps, timeline
+from hvkeras import graphs, stamps, timeline
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_functions_are_timed_by_their_stamps(tmp_path: Path, monkeypatch: pytest
 
     def run(times: int) -> None:
         for _ in range(times):
-            made.end(made.begin())
+            made.end(graphs.now())
 
     run(3)  # before it was started
     monkeypatch.setattr(timeline, "COLLECT_EVERY", 1000.0)
