@@ -28,7 +28,7 @@ class Fetches:
         self._stamps: Stamps | None = None
         self._on = True
         self._others = 0  # running calls of evaluate and predict
-        iterator = type(iter(tf.data.Dataset.range(1)))
+        iterator = graphs.iterator_class()
         for method in _METHODS:
             compat.hook(iterator, method, self._around)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
@@ -72,6 +73,11 @@ def now() -> Any:
         if manager is not None:
             manager.run_independently(time.op)
     return time
+
+
+def iterator_class() -> Any:
+    """The class of what `iter(dataset)` makes, without making one: that would start TensorFlow's devices."""
+    return iterator_ops.OwnedIterator
 
 
 def under_tape() -> bool:

@@ -143,6 +143,11 @@ def evaluating() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if _recording is None else _recording.fetches.of_others()
 
 
+def is_on() -> bool:
+    """Whether this rank is recorded now."""
+    return _recording is not None
+
+
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """A context in which nothing is recorded, neither now nor of functions that are traced in it."""

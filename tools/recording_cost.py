@@ -1,18 +1,22 @@
 """What recording costs: steps with and without it, in turns of short blocks, in one job.
 
-    hvkeras run -np 2 --backend native --report python tools/recording_cost.py
+    hvkeras run -np 2 --backend native --report python tools/recording_cost.py    # the time of steps
+    HVKERAS_REPORT=report HVKERAS_BACKEND=local python tools/recording_cost.py    # the CPU time of steps
 
 Each rank trains equal models by the train function of Keras's `fit`, half of which were traced with recording and half
 without; two equal ones differ as well, by where their weights lie in memory, so there are several of each. Percentiles
 of the steps' times are printed, of which low ones say more on a busy machine, and what the thread that writes the
 record took of the time.
+
+One process has no collectives, so copies of the gradients stand for them there, in two buckets, with the stamps that
+collectives have. Its CPU time can be told on a machine that is busy with other things, where the time of steps cannot.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras import recording
+from hvkeras import optimizer, recording, stamps
+from hvkeras.agreement import Plan
 from hvkeras.bench.models import MODELS, Model
 
 
@@ -35,13 +40,32 @@ def train_step(model: Model) -> Callable[[], None]:
     return lambda: network.train_function(batches)
 
 
+def copy_gradients(gradients: Sequence[Any], variables: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
+    """What one process does instead of an exchange of gradients, with its stamps."""
+    recording.step(gradients, variables)
+    plan = Plan.of("gradients average", gradients, (0,), "copies of the gradients")
+    with stamps.in_step():
+        engine = stamps.stamped(Copies(), plan) if recording.is_on() else Copies()
+    half = len(gradients) // 2
+    return [*engine.allreduce(gradients[:half], f"{plan.key}.1"), *engine.allreduce(gradients[half:], f"{plan.key}.0")]
+
+
+class Copies:
+    """A backend that gives back what it is given."""
+
+    def allreduce(self, tensors: Sequence[Any], _: str) -> list[Any]:
+        """Copies tensors."""
+        return [tf.identity(tensor) for tensor in tensors]
+
+
 def block(step: Callable[[], None], steps: int) -> list[float]:
-    """Seconds of each step of a block that all ranks begin together."""
+    """Seconds of each step of a block that all ranks begin together; of CPU time, where there is but one."""
     hvd.barrier()
-    times = [time.perf_counter()]
+    clock = time.perf_counter if hvd.size() > 1 else time.process_time
+    times = [clock()]
     for _ in range(steps):
         step()
-        times.append(time.perf_counter())
+        times.append(clock())
     return list(np.diff(times))
 
 
@@ -54,6 +78,10 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=4, help="models of each kind")
     flags = parser.parse_args()
     hvd.init()
+    if hvd.size() == 1:
+        optimizer.reduce_gradients = copy_gradients
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     model = MODELS[flags.model]
     steps: dict[bool, list[Callable[[], None]]] = {True: [], False: []}  # by whether they are recorded
     for _ in range(flags.copies):
@@ -67,7 +95,8 @@ def main() -> None:
         for kind in (True, False) if number % 2 else (False, True):
             times[kind].append(block(steps[kind][number // 2 % flags.copies], flags.steps))
     if hvd.rank() == 0:
-        print(f"{flags.model}, {hvd.size()} ranks, {flags.pairs} pairs of blocks of {flags.steps} steps:")
+        cpu = ", CPU time" if hvd.size() == 1 else ""
+        print(f"{flags.model}, {hvd.size()} ranks{cpu}, {flags.pairs} pairs of blocks of {flags.steps} steps:")
         for percentile in (5, 10, 25, 50):
             print(f"  {compared(np.array(times[False]), np.array(times[True]), percentile)}")
         print(f"  writing the record takes {recording.writing_share():.2%} of a core")

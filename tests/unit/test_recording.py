@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,13 @@ def test_the_latest_stamps_are_kept(finished: Callable[[], Record], monkeypatch:
     assert (np.diff(stamps[:, 0]) > 0).all()
     assert np.diff(stamps[:, 1]).tolist() == [5, 8, 8, 8, 8, 5]
     assert stamps[-1, 1] == 2 * sum(ROWS)
+
+
+def test_recording_leaves_devices_to_be_set_up_after_init(finished: Callable[[], Record], tmp_path: Path) -> None:
+    del finished
+    code = ("import hvkeras as hvd, tensorflow as tf; hvd.init('local');"
+            " tf.config.threading.set_inter_op_parallelism_threads(1); hvd.shutdown()")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_nothing_is_recorded_without_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
