@@ -361,13 +361,13 @@ class Recorder:
     def _write_now_and_then(self) -> None:
         pause = WRITE_EVERY
         while not self._over.wait(pause):
-            began = time.monotonic()
+            began = time.thread_time()
             try:
                 self._write()
             except OSError as error:
                 say(f"the record of this rank cannot be written: {error}")
                 return
-            seconds = time.monotonic() - began
+            seconds = time.thread_time() - began
             self._wrote += seconds
             pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
 

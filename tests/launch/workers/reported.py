@@ -76,7 +76,7 @@ def slow_computing() -> None:
 
 def main() -> None:
     if killed:
-        recording.WRITE_EVERY = 0.1
+        recording.WRITE_EVERY, recording.WRITE_SHARE = 0.1, 1.0
         hvd.init()
         slow_input(until=STEPS * 2)
     else:
