@@ -39,7 +39,7 @@ def short(path: str) -> str:
 
 def place(path: str, line: int | None, function: str) -> str:
     """How messages call a line of code: `train.py:31 in step`."""
-    return f"{short(path)}:{line} in {function}"
+    return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph makes functions without a name of them
 
 
 def call_site() -> str:

@@ -53,13 +53,13 @@ def test_a_shifted_clock_is_found_out(connected: Callable[[], ControlClient]) ->
     client = connected()
     client.clock = Clock("elsewhere", lambda: time.time() - 1000.0)
     client.measure_clock()
-    client.measure_clock()  # the one that is running goes on
+    client.measure_clock()  # one that is still running goes on
     client.clock.wait(5.0)
     offset = client.clock.offset
     assert offset is not None
     assert 0 < offset.uncertainty < 5.0
     assert abs(offset.seconds - 1000.0) <= offset.uncertainty
-    assert len(client.clock._answers) == clock.QUESTIONS
+    assert len(client.clock._answers) >= clock.QUESTIONS
 
 
 def test_the_shortest_round_trip_counts_until_clocks_may_have_drifted() -> None:
