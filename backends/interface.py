@@ -142,6 +142,31 @@ class Backend(abc.ABC):
         """How often graphs compiled by XLA entered a plan; called from any thread."""
         return 0
 
+    def keep_times(self, key: str, capacity: int) -> bool:  # noqa: ARG002 - for those that override it
+        """Has the engine keep when each run of a collective begins and ends on this rank, if it can.
+
+        Args:
+            key: The collective's key.
+            capacity: How many runs are kept, the latest ones.
+
+        Returns:
+            Whether it does; else the graph asks for the time before and after.
+        """
+        return False
+
+    def times(self, key: str, capacity: int) -> tuple[Any, int]:
+        """When the latest runs of a collective began and ended, whose times are kept.
+
+        Args:
+            key: The collective's key.
+            capacity: As it was for `keep_times`.
+
+        Returns:
+            float64, [runs, 2], seconds since the epoch, the oldest run first; and the number of that one among all runs
+            since the times are kept.
+        """
+        raise NotImplementedError(key, capacity)
+
     @abc.abstractmethod
     def add_process_set(self, ranks: Sequence[int]) -> None:
         """Prepares collectives among a subset of the ranks; called by all ranks."""

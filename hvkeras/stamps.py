@@ -1,7 +1,8 @@
 """When the collectives of training steps begin and end on this rank, for the TensorBoard callback and for records.
 
 While it is on, functions that are traced get two stamps around each collective, and so do collectives that steps make
-in eager mode. Otherwise nothing is added to any graph. Nothing is stamped inside XLA, which cannot ask for the time.
+in eager mode; but where the engine keeps the times by itself (`Backend.keep_times`). Otherwise nothing is added to any
+graph. Nothing is stamped inside XLA, which cannot ask for the time.
 
 Unlike the timeline, this runs no Python and keeps no order among collectives, so that several stay in flight.
 """
@@ -30,7 +31,7 @@ COLLECTIVES = 1024  # that are stamped, at most
 Array = np.ndarray[Any, Any]
 
 # All of this process; functions that were traced meanwhile write to their stamps for as long as they live.
-_stamps: dict[str, Stamps] = {}
+_stamps: dict[str, Stamps | EngineTimes] = {}
 _lock = threading.Lock()
 
 
@@ -81,7 +82,7 @@ def described() -> dict[str, Content]:
     return {key: stamps.content for key, stamps in _snapshot().items()}
 
 
-def _snapshot() -> dict[str, Stamps]:
+def _snapshot() -> dict[str, Stamps | EngineTimes]:
     with _lock:
         return dict(_stamps)
 
@@ -128,10 +129,23 @@ class Stamps:
         return self._runs.rows()
 
 
-def _stamps_of(key: str, content: Callable[[], Content]) -> Stamps | None:
+class EngineTimes:
+    """The same of a collective whose times its engine keeps by itself, which costs the graph nothing."""
+
+    def __init__(self, content: Content, backend: Backend, key: str) -> None:
+        self.content = content
+        self._backend, self._key = backend, key
+
+    def rows(self) -> tuple[Array, int]:
+        """The latest runs, the oldest one first, and the number of that one."""
+        return self._backend.times(self._key, CAPACITY)
+
+
+def _stamps_of(key: str, backend: Backend, content: Callable[[], Content]) -> Stamps | EngineTimes | None:
     with _lock:
         if key not in _stamps and len(_stamps) < COLLECTIVES:
-            _stamps[key] = Stamps(content())
+            kept = backend.keep_times(key, CAPACITY)
+            _stamps[key] = EngineTimes(content(), backend, key) if kept else Stamps(content())
         return _stamps.get(key)
 
 
@@ -147,8 +161,8 @@ class _Stamped:
         def stamped(data: Any, *others: Any) -> Any:
             key = next(other for other in others if isinstance(other, str))
             inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
-            stamps = _stamps_of(key, lambda: self._content(key, inputs, operation))
-            if stamps is None:
+            stamps = _stamps_of(key, self._backend, lambda: self._content(key, inputs, operation))
+            if stamps is None or isinstance(stamps, EngineTimes):
                 return run(data, *others)
             with tf.control_dependencies(inputs):
                 began = graphs.now()

@@ -103,6 +103,18 @@ class NativeBackend(Backend):
     def entered(self, key: str) -> int:
         return 0 if self._library is None else self._library.entered(key)
 
+    def keep_times(self, key: str, capacity: int) -> bool:
+        from hvkeras.graphs import compiled_by_xla
+
+        if self._library is None or compiled_by_xla():
+            return False
+        self._library.keep_times(key, capacity)
+        return True
+
+    def times(self, key: str, capacity: int) -> tuple[Any, int]:
+        assert self._library is not None
+        return self._library.times(key, capacity)
+
     def add_process_set(self, ranks: Sequence[int]) -> None:
         self._open_group(ranks)
 

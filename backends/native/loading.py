@@ -10,9 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvkeras.backends.interface import Availability
 from hvkeras.backends.native.network import built_for
 from hvkeras.errors import MachineError, explain
+
+Array = np.ndarray[Any, Any]
 
 PATH = Path(__file__).parent / "libhvkeras_native.so"
 INSTALL = "install hvkeras again where g++ (or clang++) and cmake are found: pip install --force-reinstall --no-deps"
@@ -75,6 +79,10 @@ class Library:
         self._functions.hvkeras_refuse.restype = None
         self._functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_take_refusal.restype = ctypes.c_char_p
+        self._functions.hvkeras_keep_times.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+        self._functions.hvkeras_keep_times.restype = None
+        self._functions.hvkeras_times.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        self._functions.hvkeras_times.restype = ctypes.c_int64
         reason = self._functions.hvkeras_register_xla(str(folder / "libtensorflow_cc.so.2").encode())
         self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
@@ -128,6 +136,16 @@ class Library:
     def take_refusal(self, key: str) -> bool:
         """Takes back what `refuse` said; False if the operation has failed already."""
         return self._functions.hvkeras_take_refusal(key.encode()) is not None
+
+    def keep_times(self, key: str, capacity: int) -> None:
+        """Begins to keep when the latest runs of a collective begin and end."""
+        self._functions.hvkeras_keep_times(key.encode(), capacity)
+
+    def times(self, key: str, capacity: int) -> tuple[Array, int]:
+        """The runs of a collective whose times are kept, with the same capacity; see `Backend.times`."""
+        rows = np.zeros((capacity, 2))
+        count = int(self._functions.hvkeras_times(key.encode(), rows.ctypes.data))
+        return rows[: min(count, capacity)], max(0, count - capacity)
 
     @cached_property
     def instructions(self) -> str:

@@ -7,6 +7,7 @@
 
 #include "../core/engine.h"
 #include "../registry.h"
+#include "times.h"
 #include "wrapped.h"
 
 namespace hvkeras {
@@ -62,8 +63,8 @@ class Call {
   // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though
   // the function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function of libstdc++, with which
   // all of TensorFlow's builds for Linux are made, so a copy of it does what the original would.
-  Call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
-      : context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
+  Call(const std::string& key, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
+      : key_(key), context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
   Tensor input(int index) const { return input_of(context_, index); }
   // An output of this shape, in the memory of the input of the same number if nobody else needs that.
@@ -89,11 +90,15 @@ class Call {
       const Status status = new_status();
       TF_SetStatus(status.get(), TF_ABORTED, error.c_str());
       TF_OpKernelContext_Failure(context_, status.get());
+    } else {
+      times::add(key_, began_, times::now());
     }
     done_();
   }
 
  private:
+  const std::string key_;
+  const double began_ = times::now();
   TF_OpKernelContext* context_;
   std::function<void()> done_;
 };
@@ -265,7 +270,7 @@ void* create(TF_OpKernelConstruction* construction) {
 
 template <void (*start)(const Kernel&, const std::shared_ptr<Call>&)>
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  const auto call = std::make_shared<Call>(context, done);
+  const auto call = std::make_shared<Call>(static_cast<Kernel*>(kernel)->key, context, done);
   try {
     start(*static_cast<Kernel*>(kernel), call);
   } catch (const Failure& failure) {
