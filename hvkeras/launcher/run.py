@@ -73,6 +73,9 @@ class Launcher:
     Args:
         job: What to run.
         printer: Where the ranks' output goes.
+
+    Attributes:
+        last_words: What failed first, once the job is over; "" after a good end.
     """
 
     def __init__(self, job: Job, printer: Printer) -> None:
@@ -89,6 +92,7 @@ class Launcher:
         self._server: ControlServer | None = None
         self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
+        self.last_words = ""
 
     async def run(self) -> int:
         """Runs the job to its end.
@@ -112,7 +116,7 @@ class Launcher:
         by_itself = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
         if self._cause is not None:
             tail = self._printer.tail(self._cause.rank) if self._cause.rank is not None else ""
-            self._say(last_words(self._cause, by_itself, tail))
+            self.last_words = last_words(self._cause, by_itself, tail)
         return 128 + self._interrupted if self._interrupted else exit_code(self._cause, by_itself)
 
     @property
@@ -375,23 +379,26 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
     folder, trace = reports_to(settings), trace_of(settings, job.folder)
     forget_traces(trace)
 
-    async def go(shown: Printer) -> tuple[int, bool]:
+    async def go(shown: Printer) -> tuple[int, bool, str]:
         launcher = Launcher(job, shown)
         forget_run(folder)
         try:
-            return await launcher.run(), launcher.may_start_again
+            return await launcher.run(), launcher.may_start_again, launcher.last_words
         finally:
             tell_outcome(folder, launcher.outcome)
 
     for start in range(job.reset_limit + 1):
         shown = printer(start > 0)
-        code, again = asyncio.run(go(shown))
-        if not again:
+        code, again, words = asyncio.run(go(shown))
+        if not again or start == job.reset_limit:
             break
-        if start < job.reset_limit:
-            shown.say(f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
-    if folder is not None:
-        shown.say(report_on_run(folder))
-    if trace is not None:
-        shown.say(f"hvkeras run: {merged_after(trace)}")
+        _say(shown, words, f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
+    _say(shown, "" if folder is None else report_on_run(folder),
+         "" if trace is None else f"hvkeras run: {merged_after(trace)}", words)
     return code
+
+
+def _say(shown: Printer, *texts: str) -> None:
+    with contextlib.suppress(OSError):
+        for text in filter(None, texts):
+            shown.say(text)
