@@ -55,7 +55,7 @@ _HOMES = {
     "hvkeras.output": ("verbose", "rank0_callbacks"),
     "hvkeras.fit": ("alone",),
     "hvkeras.launcher.functions": ("run",),
-    "hvkeras.launcher.compare_functions": ("compare",),
+    "hvkeras.comparison.functions": ("compare",),
     "hvkeras.company": ("join",),
     "hvkeras.strategies": ("strategy",),
     "hvkeras.timeline": ("start_timeline", "stop_timeline"),

@@ -28,11 +28,11 @@ from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
 from hvkeras.bench.row import PEER, Row
 from hvkeras.bench.worker import Plan
+from hvkeras.comparison.command import ended_by_signals
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.launcher.arguments import Parser, seconds
 from hvkeras.launcher.check_build import found, verdict, version_of
-from hvkeras.launcher.compare import ended_by_signals
 from hvkeras.launcher.trial import end, hvkeras_run, took_too_long
 from hvkeras.launcher.verdict import root_cause
 from hvkeras.settings import Settings, size_in_bytes

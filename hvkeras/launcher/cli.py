@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif command == "run":
         return run(given[1:])
     elif command == "compare":
-        from hvkeras.launcher.compare import compare
+        from hvkeras.comparison.command import compare
 
         return _guarded("hvkeras compare", lambda: compare(given[1:]))
     elif command == "report":

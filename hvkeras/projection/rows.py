@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hvkeras.launcher.comparison import ONE_PROCESS
+from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.projection.model import Cluster, Engine, engine_of, step
 from hvkeras.projection.observed import Observed, observed
 from hvkeras.record import Record

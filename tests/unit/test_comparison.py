@@ -13,11 +13,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from hvkeras.control.cause import Cause
-from hvkeras.launcher import comparison_json
-from hvkeras.launcher.cli import main
-from hvkeras.launcher.compare import parser
-from hvkeras.launcher.comparison import (
+from hvkeras.comparison import results_file
+from hvkeras.comparison.command import parser
+from hvkeras.comparison.result import (
     ONE_PROCESS,
     WARM_UP,
     Number,
@@ -29,10 +27,12 @@ from hvkeras.launcher.comparison import (
     samples_in_step,
     weight_difference,
 )
-from hvkeras.launcher.comparison_rows import Comparison, rows_of
-from hvkeras.launcher.comparison_runs import trials_of
-from hvkeras.launcher.comparison_sentences import sentences
-from hvkeras.launcher.comparison_table import explanations, scaling_table, table
+from hvkeras.comparison.rows import Comparison, rows_of
+from hvkeras.comparison.runs import trials_of
+from hvkeras.comparison.sentences import sentences
+from hvkeras.comparison.table import explanations, scaling_table, table
+from hvkeras.control.cause import Cause
+from hvkeras.launcher.cli import main
 from hvkeras.launcher.verdict import last_words, root_cause
 from hvkeras.record import Record, write_weights
 from hvkeras.report.findings import COMPARE, Finding
@@ -384,7 +384,7 @@ def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
                     splits={1: split(0.001, 0.004, 0.003, 0.002)}, losses=[(0.5, 2.0), (1.0, np.inf)])
             for run in REPEATED]
     made = comparison([*runs, SINGLE], repeat=2)
-    comparison_json.write(made, tmp_path)
+    results_file.write(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     found = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     assert (found["schema"], found["command"], found["processes"], found["repeat"]) == (1, "train.py", 2, 2)
@@ -407,7 +407,7 @@ def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
 
 def test_every_key_of_the_results_is_documented(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
-    made = comparison_json.document(comparison([*REPEATED, SINGLE]))
+    made = results_file.document(comparison([*REPEATED, SINGLE]))
     keys = {*made, *made["rows"][0], *made["runs"][0]}
     assert not [key for key in sorted(keys) if f"`{key}`" not in text]
 

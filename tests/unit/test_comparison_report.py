@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from harness.browser import dom, screenshot
-from hvkeras.launcher import comparison_report
-from hvkeras.launcher.compare_functions import ComparisonResult
-from hvkeras.launcher.comparison import ONE_PROCESS, Number, Result
-from hvkeras.launcher.comparison_rows import Comparison, rows_of
-from hvkeras.launcher.comparison_sentences import sentences
+from hvkeras.comparison import report
+from hvkeras.comparison.functions import ComparisonResult
+from hvkeras.comparison.result import ONE_PROCESS, Number, Result
+from hvkeras.comparison.rows import Comparison, rows_of
+from hvkeras.comparison.sentences import sentences
 from hvkeras.time_split import TimeSplit
 
 TITLES = {"All backends", "Step times", "Where the time of a step goes", "Scaling", "Loss against time",
@@ -47,7 +47,7 @@ def comparison(folder: Path) -> Comparison:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the report and its charts."""
     made = tmp_path_factory.mktemp("report")
-    comparison_report.write(comparison(made), made)
+    report.write(comparison(made), made)
     return made
 
 
@@ -57,7 +57,7 @@ def words(html: str) -> str:
 
 
 def test_a_browser_shows_the_sentences_the_table_and_the_charts(folder: Path) -> None:
-    shown = dom(folder / comparison_report.NAME)
+    shown = dom(folder / report.NAME)
     read = words(shown)
     said = sentences(comparison(folder))
     assert [sentence.split()[0] for sentence in said] == ["native", "The", "With"]
@@ -71,7 +71,7 @@ def test_a_browser_shows_the_sentences_the_table_and_the_charts(folder: Path) ->
 
 
 def test_the_report_fetches_nothing(folder: Path) -> None:
-    text = (folder / comparison_report.NAME).read_text()
+    text = (folder / report.NAME).read_text()
     assert not re.search(r"https?:|//\w|<script|<link|<img|<iframe|@import|\bsrc=", text)
     assert set(re.findall(r"(?:href=|url\()[\"']?(.)", text)) == {"#"}
 
@@ -79,7 +79,7 @@ def test_the_report_fetches_nothing(folder: Path) -> None:
 def test_the_report_is_drawn_in_light_and_dark(folder: Path, tmp_path: Path) -> None:
     colours = {}
     for dark in (False, True):
-        screenshot(folder / comparison_report.NAME, tmp_path / "page.png", dark)
+        screenshot(folder / report.NAME, tmp_path / "page.png", dark)
         with Image.open(tmp_path / "page.png") as image:
             assert image.size == (1000, 3000)
             picture = np.asarray(image.convert("RGB")).astype(int)
@@ -93,7 +93,7 @@ def test_the_report_is_drawn_in_light_and_dark(folder: Path, tmp_path: Path) -> 
 
 
 def test_the_report_is_readable_on_a_phone(folder: Path, tmp_path: Path) -> None:
-    screenshot(folder / comparison_report.NAME, tmp_path / "page.png", size=(500, 1500))
+    screenshot(folder / report.NAME, tmp_path / "page.png", size=(500, 1500))
     with Image.open(tmp_path / "page.png") as image:
         picture = np.asarray(image.convert("L")).astype(int)
     assert (abs(picture[:, -8:] - picture[5, 5]) < 30).all()  # nothing is cut off at the right
@@ -110,7 +110,7 @@ def test_without_matplotlib_all_is_there_but_the_charts(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     made = comparison(tmp_path)
     (tmp_path / "loss.png").touch()  # of an earlier comparison
-    comparison_report.write(made, tmp_path)
+    report.write(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     text = (tmp_path / "report.html").read_text()
     assert "<svg" not in text and "Where the time of a step goes" in text and sentences(made)[0] in unescape(text)
@@ -120,7 +120,7 @@ def test_without_matplotlib_all_is_there_but_the_charts(tmp_path: Path, monkeypa
 
 def test_a_comparison_of_nothing_is_a_page_as_well(tmp_path: Path) -> None:
     made = Comparison("train.py", (2,), 1, rows_of([Result("native", 2, "no")]), "", tmp_path, 1.7e9, 1.0)
-    comparison_report.write(made, tmp_path)
+    report.write(made, tmp_path)
     assert "No backend ran on 2 processes: the table says why." in (tmp_path / "report.html").read_text()
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvkeras.comparison.report import charts, sections
+from hvkeras.comparison.result import ONE_PROCESS, Result
+from hvkeras.comparison.results_file import document
+from hvkeras.comparison.rows import Comparison, rows_of
+from hvkeras.comparison.table import explanations, projection_cells
 from hvkeras.errors import UsageError
 from hvkeras.launcher.arguments import Parser
-from hvkeras.launcher.comparison import ONE_PROCESS, Result
-from hvkeras.launcher.comparison_json import document
-from hvkeras.launcher.comparison_report import charts, sections
-from hvkeras.launcher.comparison_rows import Comparison, rows_of
-from hvkeras.launcher.comparison_table import explanations, projection_cells
 from hvkeras.projection import arguments, cost, model
 from hvkeras.projection.cost import Link
 from hvkeras.projection.model import HIERARCHICAL, RECURSIVE, RING, Cluster, Engine

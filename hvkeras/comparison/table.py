@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.launcher.comparison import ONE_PROCESS, WARM_UP, Number
-from hvkeras.launcher.comparison_rows import Comparison, Row, reference_of
+from hvkeras.comparison.result import ONE_PROCESS, WARM_UP, Number
+from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.projection.rows import Projected
 
 UNKNOWN, NOT_HERE = "?", "-"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.launcher.comparison import ONE_PROCESS, Number, Result, quartiles
+from hvkeras.comparison.result import ONE_PROCESS, Number, Result, quartiles
 from hvkeras.projection.rows import Projected
 from hvkeras.time_split import TimeSplit
 

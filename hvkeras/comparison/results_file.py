@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras import __version__
-from hvkeras.launcher.comparison import WARM_UP, Result
-from hvkeras.launcher.comparison_rows import Comparison, Row, mean_split, reference_of
-from hvkeras.launcher.comparison_sentences import sentences
+from hvkeras.comparison.result import WARM_UP, Result
+from hvkeras.comparison.rows import Comparison, Row, mean_split, reference_of
+from hvkeras.comparison.sentences import sentences
 
 SCHEMA = 1  # grows when something is removed or means something else; what is new does not change it
 NAME = "results.json"

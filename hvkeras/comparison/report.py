@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from hvkeras.launcher.comparison import WARM_UP
-from hvkeras.launcher.comparison_rows import Comparison, Row
-from hvkeras.launcher.comparison_sentences import sentences
-from hvkeras.launcher.comparison_table import (
+from hvkeras.comparison.result import WARM_UP
+from hvkeras.comparison.rows import Comparison, Row
+from hvkeras.comparison.sentences import sentences
+from hvkeras.comparison.table import (
     NOT_HERE,
     cells,
     explanations,

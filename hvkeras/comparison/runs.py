@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hvkeras.launcher.comparison import ONE_PROCESS, Result, result, weight_difference
-from hvkeras.launcher.comparison_rows import Row
+from hvkeras.comparison.result import ONE_PROCESS, Result, result, weight_difference
+from hvkeras.comparison.rows import Row
 from hvkeras.launcher.trial import Trial
 from hvkeras.launcher.verdict import TAIL_LINES
 from hvkeras.record import WEIGHTS, Record

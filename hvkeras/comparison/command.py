@@ -19,15 +19,15 @@ from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench.machine import facts
+from hvkeras.comparison import report, results_file
+from hvkeras.comparison.result import ONE_PROCESS
+from hvkeras.comparison.rows import Comparison, rows_of
+from hvkeras.comparison.runs import Job, Runs, records_of, trials_of
+from hvkeras.comparison.table import explanations, projection_table, scaling_table, table
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher import comparison_json, comparison_report
 from hvkeras.launcher.arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.check_build import verdict
-from hvkeras.launcher.comparison import ONE_PROCESS
-from hvkeras.launcher.comparison_rows import Comparison, rows_of
-from hvkeras.launcher.comparison_runs import Job, Runs, records_of, trials_of
-from hvkeras.launcher.comparison_table import explanations, projection_table, scaling_table, table
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.projection import arguments as projection
 from hvkeras.report.charts import missing
@@ -141,8 +141,8 @@ def comparison_of(flags: argparse.Namespace, screen: Console, title: str) -> Com
     jobs_with_records = [(row, records_of(row, trials)) for row in rows] if flags.project else []
     made = Comparison(title, several, flags.repeat, rows, cores, folder, began, time.time() - began, machine,
                       projection.projected_by(flags, jobs_with_records))
-    comparison_json.write(made, folder)
-    comparison_report.write(made, folder)
+    results_file.write(made, folder)
+    report.write(made, folder)
     return made
 
 
@@ -231,7 +231,7 @@ def print_table(made: Comparison, console: Console) -> None:
         console.print()
     for line in [*notes, *([""] if notes else []), *explanations(made), *filter(None, [missing()])]:
         console.print(line, markup=False)
-    console.print(f"report: {made.folder / comparison_report.NAME}", markup=False)
+    console.print(f"report: {made.folder / report.NAME}", markup=False)
 
 
 def _print_last_words(made: Comparison, console: Console) -> None:

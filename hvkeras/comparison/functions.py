@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
+from hvkeras.comparison import report, results_file
+from hvkeras.comparison.command import TIMEOUT, WIDEST, comparison_of, print_table
+from hvkeras.comparison.rows import Comparison
+from hvkeras.comparison.sentences import sentences
 from hvkeras.errors import UsageError, explain
-from hvkeras.launcher import comparison_json, comparison_report
-from hvkeras.launcher.compare import TIMEOUT, WIDEST, comparison_of, print_table
-from hvkeras.launcher.comparison_rows import Comparison
-from hvkeras.launcher.comparison_sentences import sentences
 from hvkeras.launcher.functions import command_of
 from hvkeras.launcher.placement import place
 from hvkeras.report.charts import missing
@@ -35,7 +35,7 @@ class ComparisonResult:
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
-        written = comparison_json.document(comparison)
+        written = results_file.document(comparison)
         self.rows: list[dict[str, Any]] = written["rows"]
         self.runs: list[dict[str, Any]] = written["runs"]
         self.sentences: list[str] = written["sentences"]
@@ -51,8 +51,8 @@ class ComparisonResult:
         return self.table()
 
     def _repr_html_(self) -> str:
-        drawn = {} if missing() else comparison_report.charts(self._comparison)
-        return fragment(sentences(self._comparison), comparison_report.sections(self._comparison, drawn))
+        drawn = {} if missing() else report.charts(self._comparison)
+        return fragment(sentences(self._comparison), report.sections(self._comparison, drawn))
 
 
 def compare(
