@@ -69,10 +69,19 @@ def now() -> Any:
     with tf.device("CPU:0"):
         time = tf.timestamp()
     if not tf.executing_eagerly():
-        manager = getattr(ops.get_default_graph(), "experimental_acd_manager", None)
-        if manager is not None:
-            manager.run_independently(time.op)
+        run_independently(time.op)
     return time
+
+
+def run_independently(operation: Any) -> None:
+    """Takes an operation out of the order in which a function runs what has side effects.
+
+    Args:
+        operation: A symbolic operation; None, as of operations without results in eager mode, for nothing.
+    """
+    manager = getattr(ops.get_default_graph(), "experimental_acd_manager", None)
+    if manager is not None and operation is not None:
+        manager.run_independently(operation)
 
 
 def iterator_class() -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import graphs
-from hvkeras.ring import Ring
+from hvkeras.ring import ring
 
 if TYPE_CHECKING:
     from hvkeras.agreement import Plan
@@ -117,12 +117,12 @@ class Stamps:
 
     def __init__(self, content: Content) -> None:
         self.content = content
-        self._runs = Ring("hvkeras_stamps", 2, CAPACITY)
+        self._runs = ring("hvkeras_stamps", 2, CAPACITY)
 
     def end(self, began: Any, count: Any = 1) -> None:
         """Keeps a run that began then and ends now; one of count 0 gives way to the next."""
         with tf.device("CPU:0"):
-            self._runs.append(tf.stack([began, graphs.now()]), count)
+            self._runs.append([began, graphs.now()], count)
 
     def rows(self) -> tuple[Array, int]:
         """The latest runs, the oldest one first, and the number of that one."""

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import graphs
-from hvkeras.ring import Array, Ring
+from hvkeras.ring import Array, ring
 
 
 class StepStamps:
@@ -21,7 +21,7 @@ class StepStamps:
     def __init__(self, capacity: int) -> None:
         self._samples = graphs.lasting_variable(0, tf.int64, "hvkeras_recorded_samples")
         self._came = graphs.lasting_variable(0.0, tf.float64, "hvkeras_batch_came")
-        self._steps = Ring("hvkeras_recorded_steps", 4, capacity)
+        self._steps = ring("hvkeras_recorded_steps", 4, capacity)
 
     def batch_came(self, rows: Any, inputs: Sequence[Any]) -> None:
         """Counts the samples of a batch once a model is given it, when its tensors are there."""
@@ -36,7 +36,7 @@ class StepStamps:
         with tf.device("CPU:0"), tf.control_dependencies(gradients):
             samples = tf.cast(self._samples.read_value(), tf.float64)
             number = tf.constant(kind, tf.float64)
-            self._steps.append(tf.stack([graphs.now(), samples, number, self._came.read_value()]))
+            self._steps.append([graphs.now(), samples, number, self._came.read_value()])
             self._came.assign(0.0, read_value=False)
 
     def rows(self) -> tuple[Array, int]:

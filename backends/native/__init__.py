@@ -108,12 +108,12 @@ class NativeBackend(Backend):
 
         if self._library is None or compiled_by_xla():
             return False
-        self._library.keep_times(key, capacity)
+        self._library.keep(key, 2, capacity)
         return True
 
     def times(self, key: str, capacity: int) -> tuple[Any, int]:
         assert self._library is not None
-        return self._library.times(key, capacity)
+        return self._library.kept(key, 2, capacity)
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
         self._open_group(ranks)

@@ -79,10 +79,10 @@ class Library:
         self._functions.hvkeras_refuse.restype = None
         self._functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_take_refusal.restype = ctypes.c_char_p
-        self._functions.hvkeras_keep_times.argtypes = [ctypes.c_char_p, ctypes.c_int64]
-        self._functions.hvkeras_keep_times.restype = None
-        self._functions.hvkeras_times.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-        self._functions.hvkeras_times.restype = ctypes.c_int64
+        self._functions.hvkeras_keep.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
+        self._functions.hvkeras_keep.restype = None
+        self._functions.hvkeras_kept.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        self._functions.hvkeras_kept.restype = ctypes.c_int64
         reason = self._functions.hvkeras_register_xla(str(folder / "libtensorflow_cc.so.2").encode())
         self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
@@ -137,14 +137,14 @@ class Library:
         """Takes back what `refuse` said; False if the operation has failed already."""
         return self._functions.hvkeras_take_refusal(key.encode()) is not None
 
-    def keep_times(self, key: str, capacity: int) -> None:
-        """Begins to keep when the latest runs of a collective begin and end."""
-        self._functions.hvkeras_keep_times(key.encode(), capacity)
+    def keep(self, key: str, columns: int, capacity: int) -> None:
+        """Begins to keep the latest rows of a key: of a collective (begin and end), or of `hvkeras_note`."""
+        self._functions.hvkeras_keep(key.encode(), columns, capacity)
 
-    def times(self, key: str, capacity: int) -> tuple[Array, int]:
-        """The runs of a collective whose times are kept, with the same capacity; see `Backend.times`."""
-        rows = np.zeros((capacity, 2))
-        count = int(self._functions.hvkeras_times(key.encode(), rows.ctypes.data))
+    def kept(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
+        """The rows of a key, the oldest one first, and the number of that one; as it was given to `keep`."""
+        rows = np.zeros((capacity, columns))
+        count = int(self._functions.hvkeras_kept(key.encode(), rows.ctypes.data))
         return rows[: min(count, capacity)], max(0, count - capacity)
 
     @cached_property

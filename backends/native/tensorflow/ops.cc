@@ -7,7 +7,7 @@
 
 #include "../core/engine.h"
 #include "../registry.h"
-#include "times.h"
+#include "notes.h"
 #include "wrapped.h"
 
 namespace hvkeras {
@@ -91,14 +91,15 @@ class Call {
       TF_SetStatus(status.get(), TF_ABORTED, error.c_str());
       TF_OpKernelContext_Failure(context_, status.get());
     } else {
-      times::add(key_, began_, times::now());
+      const double run[] = {began_, notes::now()};
+      notes::add(key_, run, 2);
     }
     done_();
   }
 
  private:
   const std::string key_;
-  const double began_ = times::now();
+  const double began_ = notes::now();
   TF_OpKernelContext* context_;
   std::function<void()> done_;
 };

@@ -1,0 +1,126 @@
+#include "notes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "wrapped.h"
+
+namespace hvkeras {
+namespace notes {
+namespace {
+
+// The latest rows of a key, each in the place of the oldest one.
+struct Rows {
+  std::vector<double> numbers;
+  size_t columns = 0;
+  int64_t count = 0;
+
+  int64_t capacity() const { return static_cast<int64_t>(numbers.size() / columns); }
+  double* row(int64_t number) { return &numbers[static_cast<size_t>(number % capacity()) * columns]; }
+};
+
+struct Kept {
+  std::atomic<bool> any{false};
+  std::mutex mutex;  // guards the rows
+  std::unordered_map<std::string, Rows> rows;
+};
+
+Kept& kept() {
+  static Kept* const only = new Kept;  // never destroyed: threads may outlive the end of main()
+  return *only;
+}
+
+// HvkerasNote: keeps its numbers as a row, unless it is told not to.
+void* create(TF_OpKernelConstruction* construction) {
+  return made_or_failed(construction,
+                        [&] { return std::make_unique<std::string>(text_attribute(construction, "key")); });
+}
+
+void compute(void* kernel, TF_OpKernelContext* context) {
+  try {
+    const int columns = TF_NumInputs(context) - 1;
+    const Tensor keep = input_of(context, columns);
+    if (*static_cast<const int64_t*>(TF_TensorData(keep.get())) == 0) return;
+    std::vector<double> row;
+    for (int column = 0; column < columns; ++column) {
+      const Tensor number = input_of(context, column);
+      row.push_back(*static_cast<const double*>(TF_TensorData(number.get())));
+    }
+    add(*static_cast<std::string*>(kernel), row.data(), row.size());
+  } catch (const Failure& failure) {
+    const Status status = new_status();
+    TF_SetStatus(status.get(), TF_ABORTED, failure.what());
+    TF_OpKernelContext_Failure(context, status.get());
+  }
+}
+
+void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
+
+void register_operation() {
+  const char* const name = "HvkerasNote";
+  const Status status = new_status();
+  TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
+  TF_OpDefinitionBuilderAddAttr(builder, "key: string");
+  TF_OpDefinitionBuilderAddInput(builder, "numbers: N * float64");
+  TF_OpDefinitionBuilderAddInput(builder, "keep: int64");
+  TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it must run
+  TF_RegisterOpDefinition(builder, status.get());
+  if (TF_GetCode(status.get()) == TF_OK)
+    TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", create, compute, destroy), status.get());
+  if (TF_GetCode(status.get()) != TF_OK)
+    std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", name, TF_Message(status.get()));
+}
+
+[[maybe_unused]] const bool registered = (register_operation(), true);
+
+}  // namespace
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+void add(const std::string& key, const double* row, size_t columns) {
+  Kept& all = kept();
+  if (!all.any.load(std::memory_order_relaxed)) return;
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.rows.find(key);
+  if (found == all.rows.end() || found->second.columns != columns) return;
+  std::copy_n(row, columns, found->second.row(found->second.count++));
+}
+
+}  // namespace notes
+}  // namespace hvkeras
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" {
+
+// Keeps the latest `capacity` rows of a key from now on; a key that is kept already stays as it is.
+EXPORTED void hvkeras_keep(const char* key, int64_t columns, int64_t capacity) {
+  auto& all = hvkeras::notes::kept();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  hvkeras::notes::Rows& rows = all.rows[key];
+  if (rows.numbers.empty()) {
+    rows.columns = static_cast<size_t>(columns);
+    rows.numbers.resize(static_cast<size_t>(columns * capacity));
+  }
+  all.any.store(true);
+}
+
+// Copies the rows of a key that is kept, the oldest one first, into as much memory as its capacity needs. Returns how
+// many there were in all; of these the latest are copied.
+EXPORTED int64_t hvkeras_kept(const char* key, double* out) {
+  auto& all = hvkeras::notes::kept();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  hvkeras::notes::Rows& rows = all.rows.at(key);
+  for (int64_t number = std::max<int64_t>(0, rows.count - rows.capacity()); number < rows.count; ++number)
+    out = std::copy_n(rows.row(number), rows.columns, out);
+  return rows.count;
+}
+
+}  // extern "C"
