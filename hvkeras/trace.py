@@ -17,11 +17,23 @@ from typing import Any
 
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.output import in_words
-from hvkeras.trace_events import Event, process_name
+
+Event = dict[str, Any]
 
 _RANK_FILE = re.compile(r"(.+)\.rank\.(\d+)((?:\.[^.]*)?)")
 _NEEDED = {"size", "steps", "machine", "missing_steps", "over", "clock_offset", "clock_uncertainty"}
 VIEWER = "ui.perfetto.dev"
+
+
+def process_name(rank: int, name: str) -> list[Event]:
+    """The events that name a rank, and put ranks into their order.
+
+    Args:
+        rank: The rank.
+        name: How it is called.
+    """
+    return [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}},
+            {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
 
 
 def rank_file(path: Path, rank: int) -> Path:

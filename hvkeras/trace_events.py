@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from hvkeras.trace import Event
+
 STEPS, INPUT, CALLS, COMPUTING = "steps", "input", "train function", "computing"
 ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # above those of collectives
 
 Array = np.ndarray[Any, Any]
-Event = dict[str, Any]
 _Found = tuple[str, str, float, float, Event]  # row, name, begin, end, arguments
 
 
@@ -147,17 +148,6 @@ def events(recorded: Recorded, rank: int, first: int, after: int, offset: float 
              "ts": round((begin + offset) * 1e6, 3), "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
             for row, name, begin, end, arguments in found]
     return [*_names(rows, rank), *sorted(made, key=lambda event: (event["ts"], event["tid"]))]
-
-
-def process_name(rank: int, name: str) -> list[Event]:
-    """The events that name a rank, and put ranks into their order.
-
-    Args:
-        rank: The rank.
-        name: How it is called.
-    """
-    return [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}},
-            {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
 
 
 def _names(rows: Mapping[str, int], rank: int) -> Iterator[Event]:

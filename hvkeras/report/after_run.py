@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import HvkerasError
-from hvkeras.record import Record, remove
 from hvkeras.report.outcome import Outcome
 
 PATIENCE = 5.0  # seconds that rank 0 waits for the last records of other ranks
@@ -22,6 +21,8 @@ def reports_to(settings: Any) -> Path | None:
 def forget_run(folder: Path | None) -> None:
     """Removes the records of an earlier job."""
     if folder is not None:
+        from hvkeras.record import remove
+
         Outcome.remove(folder / "records")
         remove(folder / "records")
 
@@ -60,6 +61,8 @@ def await_records(folder: Path, size: int) -> None:
 
 
 def _is_over(folder: Path, rank: int) -> bool:
+    from hvkeras.record import Record
+
     try:
         record = Record.read(folder / "records", rank)
     except Exception:  # noqa: BLE001 - whatever numpy says of a damaged file
