@@ -42,7 +42,7 @@ def adopt_class(instance: Any, cls: type) -> None:
 
 
 def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
-    """Puts `replacement(original, self, *args, **kwargs)` in the place of a method, once.
+    """Puts `replacement(original, self, *args, **kwargs)` in the place of a method, once for each such function.
 
     Args:
         cls: The class; its subclasses are hooked with it unless they have a method of their own.
@@ -55,13 +55,16 @@ def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
     original = getattr(cls, method, None)
     if original is None:
         return False
-    if not hasattr(original, "_hvkeras_hook"):
+    function = getattr(replacement, "func", replacement)  # of a partial one
+    name = f"{function.__module__}.{function.__qualname__}"
+    before: frozenset[str] = getattr(original, "_hvkeras_hook", frozenset())
+    if name not in before:
 
         @functools.wraps(original)
         def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
             return replacement(original, self, *args, **kwargs)
 
-        hooked._hvkeras_hook = True  # type: ignore[attr-defined]
+        hooked._hvkeras_hook = before | {name}  # type: ignore[attr-defined]
         _hooked.append((cls, method, cls.__dict__.get(method)))
         setattr(cls, method, hooked)
     return True
