@@ -85,7 +85,6 @@ class Launcher:
         self._agents = [HostAgent(host, job.ssh, self._on_event) for host in job.hosts]
         self._codes: dict[int, int] = {}
         self._signalled: set[int] = set()
-        self._cause: Cause | None = None
         self._interrupted = 0
         self._all_over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -120,6 +119,15 @@ class Launcher:
         return 128 + self._interrupted if self._interrupted else exit_code(self._cause, by_itself)
 
     @property
+    def _cause(self) -> Cause | None:
+        """Why the job ends early; the server alone knows it, from the ranks and from `_fail`.
+
+        A failure reaches the server's thread a moment after `_fail` has returned, so what a job has ended of is read
+        when the server has stopped, which it does after all that it was told before.
+        """
+        return None if self._server is None else self._server.cause
+
+    @property
     def outcome(self) -> Outcome:
         """How the job ended, for a report on it."""
         hosts = {rank: agent.host_name for agent in self._agents for rank in agent.host.ranks}
@@ -139,12 +147,9 @@ class Launcher:
         if remote:
             chosen = self._settings.network_interfaces
             host = interface_address(chosen) if chosen else address_towards(remote[0])
-        settings = self._settings
-        deadlines = Deadlines(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown,
-                              settings.exit_grace)
         self._server = ControlServer(
-            self._job.size, secret.encode(), host, 0, deadlines,
-            on_end=lambda cause: self._from_thread(self._on_end, cause),
+            self._job.size, secret.encode(), host, 0, Deadlines.from_settings(self._settings),
+            on_end=lambda _: self._from_thread(self._on_end),
             on_warning=lambda text: self._from_thread(self._on_warning, text))
         address = self._server.start()
         self._tell(f"the control channel listens on {address[0]}:{address[1]}")
@@ -275,10 +280,9 @@ class Launcher:
 
     def _fail(self, cause: Cause) -> None:
         if self._server is not None:
-            self._server.fail(cause)  # comes back by _on_end, unless the ranks told of a cause before
+            self._server.fail(cause)  # calls _on_end, unless the ranks told of a cause before
 
-    def _on_end(self, cause: Cause) -> None:
-        self._cause = cause
+    def _on_end(self) -> None:
         self._loop.call_later(0.0, self._signal_ranks, signal.SIGTERM, True)
         grace = INTERRUPT_GRACE if self._interrupted else self._settings.exit_grace + UNWIND
         self._loop.call_later(grace, self._signal_ranks, signal.SIGTERM, False)

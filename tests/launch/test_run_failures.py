@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import sys
@@ -11,6 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+import hvkeras.launcher.run
+from harness.launchers import clean_environment
+from hvkeras.control.cause import Cause
+from hvkeras.control.server import ControlServer
+from hvkeras.launcher.placement import place
+from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.run import Job
 from launch.hvkeras_run import Started, python, run
 
 FOR_EVER = "time.sleep(1000)"
@@ -183,6 +191,27 @@ def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
     assert started.orphans == []
 
 
+def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher gives what failed to the server's thread, which may be late: then all ranks have ended before."""
+    class Late(ControlServer):
+        def fail(self, cause: Cause) -> None:
+            self._loop.call_soon_threadsafe(time.sleep, 1.0)
+            super().fail(cause)
+
+    monkeypatch.setattr(hvkeras.launcher.run, "ControlServer", Late)
+    job = Job([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place(1, None, None), str(tmp_path),
+              clean_environment(tmp_path), reset_limit=1)
+    terminal = io.BytesIO()
+    assert hvkeras.launcher.run.run(job, lambda again: Printer(1, terminal, terminal, False)) == 1
+    lines = terminal.getvalue().decode().splitlines()
+    assert lines[-1].startswith("hvkeras run: rank 0 on ")
+    assert lines[-1].endswith("exited with code 1")
+    assert lines[-2] == "the sky is falling"
+    assert [line for line in lines if "starts all" in line] == [
+        "hvkeras run: starts all ranks again, reset 1 of at most 1"]
+
+
 INIT = "import hvkeras as hvd; hvd.init('tfdist'); print('ready')\n"
 
 
@@ -260,6 +289,6 @@ hvd.barrier()
     assert started.finish().returncode == 130
     hook = "on_train_batch_end"
     looking = f"callback LooksForTheSky.{hook}, train step 3 of epoch 1, at script.py:11 in {hook}"
-    for rank, place in enumerate(("outside of fit, at script.py:20 in <module>", looking)):
+    for rank, where in enumerate(("outside of fit, at script.py:20 in <module>", looking)):
         assert any(re.match(rf"\[{rank}\] hvkeras: rank {rank} on \S+ \(pid \d+\) (is here|has not moved for \d+ s):"
-                            rf" {place}; the innermost call last:", line) for line in words), words
+                            rf" {where}; the innermost call last:", line) for line in words), words
