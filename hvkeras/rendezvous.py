@@ -113,13 +113,8 @@ class Serve(Protocol):
         """Listens at an address, or at a free port of it."""
 
 
-def deadlines_of(settings: Settings) -> Deadlines:
-    """What the settings say about how long a control channel waits for what."""
-    return Deadlines(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown, settings.exit_grace)
-
-
 def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
-    server = ControlServer(launch.size, secret, host, port, deadlines_of(settings), on_warning=_warn)
+    server = ControlServer(launch.size, secret, host, port, Deadlines.from_settings(settings), on_warning=_warn)
     server.start()
     return server
 

@@ -136,6 +136,8 @@ TABLE: tuple[Setting, ...] = (
             " it is told who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
     Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or stands still in fit,"
             " before the job ends; 0 waits for ever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    Setting("mismatch_after", _seconds, 3.0, "Seconds that ranks wait for each other, each in another collective,"
+            " before it is an error on all of them."),
     Setting("exit_grace", _seconds, 3.0, "Seconds that a surviving rank has to unwind after another rank failed."),
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),

@@ -18,13 +18,13 @@ from hvkeras.control.stalls import Stalls
 from hvkeras.control.waits import Waits
 from hvkeras.errors import MachineError, explain
 from hvkeras.network import host_identity
+from hvkeras.settings import Settings
 
 TICK = 0.25  # seconds between two looks at the ranks
 FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
 PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
 ANSWER_GRACE = 2.0  # seconds that ranks have to say where they are
-MISMATCH_AFTER = 3.0  # seconds for which two ranks must wait for each other before it is a mismatch
 
 
 @dataclass
@@ -58,6 +58,13 @@ class Deadlines:
     stall_warning: float = 60.0
     stall_shutdown: float = 600.0
     exit_grace: float = 3.0
+    mismatch: float = 3.0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Deadlines:
+        """The deadlines that the settings ask for."""
+        return cls(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown, settings.exit_grace,
+                   settings.mismatch_after)
 
 
 class ControlServer:
@@ -100,7 +107,7 @@ class ControlServer:
         self._gathers: dict[str, float] = {}
         self._company = Company()
         self._told_busy = False
-        self._waits = Waits(MISMATCH_AFTER, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
+        self._waits = Waits(self._deadlines.mismatch, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stalls = Stalls(self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None

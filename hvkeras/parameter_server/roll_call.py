@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
-from hvkeras.control.server import ControlServer, Member
+from hvkeras.control.server import ControlServer, Deadlines, Member
 from hvkeras.errors import PeerError
 from hvkeras.launch_environments import Launch
 from hvkeras.output import say
-from hvkeras.rendezvous import Waiting, deadlines_of, task_name
+from hvkeras.rendezvous import Waiting, task_name
 from hvkeras.settings import Settings
 
 _LOST = "ended without a word (killed, crashed, or out of memory)"
@@ -38,7 +38,7 @@ class RollCall(ControlServer):
 
     def __init__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int,
                  on_end: Callable[[Cause], None]) -> None:
-        super().__init__(launch.size, secret, host, port, deadlines_of(settings), on_end)
+        super().__init__(launch.size, secret, host, port, Deadlines.from_settings(settings), on_end)
         self._launch = launch
         self._start_timeout = settings.start_timeout
         self._liveness = settings.liveness_timeout
