@@ -112,6 +112,7 @@ def checked_groups(num_groups: Any, groups: Any) -> Any:
                              num_groups=num_groups, groups=groups))
 
 
+@graphs.unconverted
 def reduce_gradients(
     gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
     skips_together: bool = False,

@@ -34,6 +34,7 @@ from hvkeras.planned import allgather_raw, allreduce_raw, broadcast_raw, derived
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 
+@graphs.unconverted
 def allreduce(
     tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
@@ -80,6 +81,7 @@ def allreduce(
         return _allreduce_all([tensor], scaled, name, process_set, "allreduce")[0]
 
 
+@graphs.unconverted
 def grouped_allreduce(
     tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
     device_sparse: str = "",
@@ -132,6 +134,7 @@ def grouped_allreduce(
     return results
 
 
+@graphs.unconverted
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -164,6 +167,7 @@ def allgather(
     return gathered(value, ranks, name)
 
 
+@graphs.unconverted
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -191,6 +195,7 @@ def grouped_allgather(
             for number, tensor in enumerate(tensors)]
 
 
+@graphs.unconverted
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -233,6 +238,7 @@ def broadcast(
     return send(tf.convert_to_tensor(tensor))
 
 
+@graphs.unconverted
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Waits until every rank has come here.
 

@@ -17,6 +17,7 @@ from hvkeras.planned import allgather_raw, broadcast_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 
+@graphs.unconverted
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -50,6 +51,7 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
+@graphs.unconverted
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -79,6 +81,7 @@ def broadcast_(
         return [compat.native(variable).read_value() for variable in variables]
 
 
+@graphs.unconverted
 def broadcast_global_variables(root_rank: int) -> Any:
     """Gives every rank the root's values of a TensorFlow 1 graph's global variables.
 
@@ -132,6 +135,7 @@ def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
     return chunks
 
 
+@graphs.unconverted
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's
     process_set: ProcessSet = global_process_set,
@@ -193,6 +197,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@graphs.unconverted
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -14,6 +15,16 @@ from tensorflow.python.ops import control_flow_util, control_flow_util_v2
 from tensorflow.python.util import tf_stack
 
 from hvkeras.errors import UnsupportedError, explain
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def unconverted(function: Function) -> Function:
+    """Has AutoGraph leave a function of ours as it is, with all that it calls.
+
+    It has no control flow that depends on tensors; converting it takes seconds of a user's first step.
+    """
+    return cast(Function, tf.autograph.experimental.do_not_convert(function))
 
 
 def require_kernels(backend: Any) -> None:

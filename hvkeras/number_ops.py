@@ -12,6 +12,7 @@ from hvkeras import graphs, numbers
 from hvkeras.process_sets import process_set_of
 
 
+@graphs.unconverted
 def rank_op(name: str | None = None) -> Any:
     """Returns this process's number as a tensor.
 
@@ -33,6 +34,7 @@ def rank_op(name: str | None = None) -> Any:
     return _when_run(numbers.rank, name)
 
 
+@graphs.unconverted
 def local_rank_op(name: str | None = None) -> Any:
     """Returns this process's number among those of its host as a tensor; see `rank_op`.
 
@@ -51,6 +53,7 @@ def local_rank_op(name: str | None = None) -> Any:
     return _when_run(numbers.local_rank, name)
 
 
+@graphs.unconverted
 def local_size_op(name: str | None = None) -> Any:
     """Returns how many processes run on this host as a tensor; see `rank_op`.
 
@@ -69,6 +72,7 @@ def local_size_op(name: str | None = None) -> Any:
     return _when_run(numbers.local_size, name)
 
 
+@graphs.unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Returns how many processes a process set has as a tensor; see `rank_op`.
 
@@ -89,6 +93,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     return _when_run(lambda: len(process_set_of(process_set_id).members()), name)
 
 
+@graphs.unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Returns whether this process is in a process set as a tensor; see `rank_op`.
 

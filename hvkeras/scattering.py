@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import as_horovod
+from hvkeras import as_horovod, graphs
 from hvkeras.collectives import gathered
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
@@ -27,6 +27,7 @@ from hvkeras.process_sets import ProcessSet, global_process_set
 from hvkeras.tensorflow_errors import ArgumentError
 
 
+@graphs.unconverted
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -67,6 +68,7 @@ def alltoall(
     return received if asked is None else (received, tf.cast(counts, asked.dtype))
 
 
+@graphs.unconverted
 def reducescatter(
     tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
     name: str | None = None, process_set: ProcessSet = global_process_set,
@@ -126,6 +128,7 @@ def reducescatter(
         return scatter(value)
 
 
+@graphs.unconverted
 def grouped_reducescatter(
     tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none, op: int = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,

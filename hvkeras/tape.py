@@ -51,6 +51,7 @@ class _DistributedTape:
         """
         self._local_layers.extend(layers)
 
+    @graphs.unconverted
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
     ) -> Any:
