@@ -1,5 +1,6 @@
 # make train   a Keras model on two processes, from nothing but Python
 # make test    all tests, with Horovod and Open MPI
+# make check   the quick part of it, for daily work: make lint, the unit tests, and one job on each engine
 # make lint    ruff, mypy and clang-format
 # make docs    the documentation as a site, in build/docs
 # make picture the report that the README shows
@@ -9,7 +10,8 @@
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
 
-.PHONY: train test test-newest test-oldest lint docs picture wheel native sanitize clean
+.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times check lint docs picture \
+  wheel native sanitize clean
 .DELETE_ON_ERROR:
 SHELL := bash
 comma := ,
@@ -35,23 +37,57 @@ install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps dist/*.whl && $(c
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
 
-# Open MPI comes first, so that the native engine is built for it. The build of Horovod takes minutes, on all cores in
-# bursts: the other environment is made meanwhile.
+# Open MPI comes first, so that the native engine is built for it. The build of Horovod takes two minutes, in which tests
+# that need neither Horovod nor MPI run.
+BUILD_LOG := build/horovod.log
 test:
 	+$(MAKE) --no-print-directory $(VENV)/.has-open-mpi
-	+$(MAKE) --no-print-directory -j2 $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
-	+$(MAKE) --no-print-directory test-newest
+	+$(MAKE) --no-print-directory -j3 $(VENV)/.has-test-tools $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
+	+@mkdir -p $(dir $(BUILD_LOG)); echo "Building Horovod meanwhile, with its output in $(BUILD_LOG)"; \
+	  $(MAKE) --no-print-directory $(VENV)/.has-horovod > $(BUILD_LOG) 2>&1 & horovod=$$!; \
+	  $(MAKE) --no-print-directory test-early; tests=$$?; \
+	  wait $$horovod || { cat $(BUILD_LOG); exit 1; }; exit $$tests
+	+$(MAKE) --no-print-directory test-late
+
+# With more workers, ranks that wait take the cores from ranks that work. Tests that share a launch stay together.
+WORKERS := 2
+PYTEST := bin/pytest -n $(WORKERS)
+NEWEST := $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser
+
+test-early: $(NEWEST) $(OLDEST)/.has-hvkeras
+	$(VENV)/$(PYTEST) -m "early and not slow"
 	+$(MAKE) --no-print-directory test-oldest
 
-# Two at a time: ranks wait more than they compute. Tests of one file share launches, so they stay together.
-PYTEST := bin/pytest -n 2 --dist loadfile
+test-late: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/$(PYTEST) -m "not early and not slow"
 
-test-newest: $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
-	$(VENV)/$(PYTEST)
+test-newest: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/$(PYTEST) -m "not slow"
 
 # The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
 test-oldest: $(OLDEST)/.has-hvkeras
 	$(OLDEST)/$(PYTEST) -m oldest -k "not horovod and not mpirun"
+
+# A sample of the tests on warm ranks, each rank a Python of its own: forking must make no difference.
+test-cold: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/$(PYTEST) -m sample --cold
+
+# What takes minutes: marked `slow`, and left out of all others.
+test-soak: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/$(PYTEST) -m slow
+
+# Repeats tests beside processes that burn all cores: make test-stress TESTS=tests/launch TIMES=3
+TESTS := tests/launch
+TIMES := 3
+test-stress: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/bin/python tools/stress.py --times $(TIMES) -- $(VENV)/$(PYTEST) -m "not slow" $(TESTS)
+
+# Notes how long the groups of tests take, for the order in which they begin.
+test-times: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/$(PYTEST) --write-times -m "not slow"
+
+check: lint $(NEWEST)
+	$(VENV)/$(PYTEST) -q -m check
 
 lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
@@ -117,9 +153,10 @@ $(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(VENV),)
 	@touch $@
 
+# With what the build of Horovod needs, which then changes nothing else while tests run beside it.
 $(VENV)/.has-test-tools: pyproject.toml | $(VENV)/.has-hvkeras
 	@echo "Installing Open MPI and the test tools"
-	@$(call install_hvkeras,$(VENV),[test$(comma)mpi])
+	@$(call install_hvkeras,$(VENV),[test$(comma)mpi$(comma)horovod])
 	@touch $@
 
 $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools

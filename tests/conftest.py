@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import LaunchError, Outcome, leaks, start_job
+from harness import LaunchError, Outcome, last_words, leaks, schedule, start_job, warm
+from harness.job import recent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and nohup anything with SIGHUP ignored; so would be
 # all processes of the tests.
@@ -20,6 +21,54 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 _SEGMENTS = pytest.StashKey[set[str]]()
+_WARM = pytest.StashKey[warm.Session]()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the parents of warm ranks."""
+    if _WARM in config.stash:
+        config.stash[_WARM].end()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options of these tests."""
+    group = parser.getgroup("hvkeras")
+    group.addoption("--cold", action="store_true", help="start every rank as a Python of its own (see harness.warm)")
+    group.addoption("--write-times", action="store_true", help="note how long tests take, for the order in which they"
+                    " begin (tests/harness/times.json)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Heeds the options."""
+    warm.switched_off = config.getoption("cold")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.stash[_WARM] = warm.Session()
+        config.pluginmanager.register(last_words.Notes(config.getoption("write_times")))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Has the longest groups of tests begin first; before pytest takes out what is not asked for by its mark."""
+    schedule.arrange(items)
+    yield
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        schedule.tell_groups(items, Path(os.environ[warm.FOLDER]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Has each group run on one worker."""
+    return schedule.GroupScheduling(config, log, Path(os.environ[warm.FOLDER]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Adds the failing rank's log to the report of a failed test, and the test's group to each."""
+    report = yield
+    if report.failed and call.excinfo is not None:
+        report.sections.append((last_words.LOG, last_words.log_of(item, call.excinfo.value)))
+    report.group = schedule.group_of(item) if isinstance(item, pytest.Function) else item.nodeid
+    return report
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -74,6 +123,12 @@ def _launcher(folder: Path) -> Callable[..., Outcome]:
         return outcome
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_jobs() -> None:
+    """A failed test shows its own jobs' logs, not those of a test before it."""
+    recent.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
 CUSTOM_TRAINING_LOOP = EXAMPLES / "custom_training_loop.py"
 SHORT = ("--epochs", "1")
-# Every launcher with some engine, and every engine with both scripts: tests/launch/test_init.py has more pairs, and
-# test_readme.py the launchers once more.
-TRAIN_PAIRS = (("hvkeras_run", "native"), ("mpirun", "horovod"), ("horovodrun_mpi", "native"),
-               ("horovodrun_gloo", "horovod"), ("tf_config", "tfdist"))
-LOOP_PAIRS = (("tf_config", "native"), ("mpirun", "horovod"), ("horovodrun_gloo", "tfdist"))
+# Every engine with both scripts: tests/launch/test_init.py has all pairs, and test_readme.py the launchers once more.
+TRAIN_PAIRS = (("hvkeras_run", "native"), ("mpirun", "horovod"),
+               *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+                   ("horovodrun_mpi", "native"), ("horovodrun_gloo", "horovod"), ("tf_config", "tfdist"))))
+LOOP_PAIRS = (("tf_config", "native"), ("hvkeras_run", "horovod"),
+              pytest.param("horovodrun_gloo", "tfdist", marks=pytest.mark.slow))
 GOOD = 0.97
 SAME = 0.01
 

@@ -40,6 +40,10 @@ One launch, many checks
     the rank's traceback. Checks run in the order of the file on every rank; after one raises on a rank,
     the job ends and later checks count as not run. So let checks return values, and tests judge them.
 
+Warm ranks, and which combinations
+    Ranks are forked from a process that has imported everything, unless a test says `cold=True`: see
+    `harness.warm`. Which launchers, engines, Keras versions and numbers of ranks meet is `harness.axes`'s matter.
+
 Interfering with a running job
     `start_job` is the context manager below the fixtures:
 
@@ -58,7 +62,8 @@ What ranks get
 
 from __future__ import annotations
 
+from harness.axes import OLDEST_ALONE, pairwise
 from harness.job import Job, LaunchError, Outcome, start_job
 from harness.launchers import ENGINES, LAUNCHERS, PAIRS
 
-__all__ = ["ENGINES", "LAUNCHERS", "PAIRS", "Job", "LaunchError", "Outcome", "start_job"]
+__all__ = ["ENGINES", "LAUNCHERS", "OLDEST_ALONE", "PAIRS", "Job", "LaunchError", "Outcome", "pairwise", "start_job"]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import warm
 from harness.checks import RESULTS
 from harness.launchers import Command, announced_rank, clean_environment, commands
 from harness.processes import MARK, dump_stacks, end_marked, marked
@@ -26,7 +28,16 @@ _FAILED = re.compile(r"(?m)Traceback \(most recent call last\)|^Fatal Python err
 
 
 class LaunchError(AssertionError):
-    """A job did not end as the test expects; the message carries the logs."""
+    """A job did not end as the test expects; the message carries the logs.
+
+    Args:
+        text: The message.
+        outcome: What the job left, if it has ended.
+    """
+
+    def __init__(self, text: str, outcome: Outcome | None = None) -> None:
+        super().__init__(text)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True)
@@ -86,8 +97,13 @@ class Outcome:
         errors = [f"check {name} raised:\n{one['error']}" for name, one in results.items() if "error" in one]
         if "value" not in results.get(check, {}):
             reason = "\n".join(errors) or self.stderr(rank)[-3000:]
-            raise LaunchError(f"rank {rank} has no result of {check}: {reason}\n{self.report()}")
+            raise LaunchError(f"rank {rank} has no result of {check}: {reason}\n{self.report()}", self)
         return results[check]["value"]
+
+    def failing_log(self) -> str:
+        """The end of the log of the rank that failed first, or of rank 0."""
+        rank = self.first_failing or 0
+        return f"rank {rank}'s standard error ({self.folder}) ends with\n{_tail(self.stderr(rank), 40)}"
 
     def report(self) -> str:
         """The failure in words: the first failing rank's log, then the launcher's, then the other ranks'."""
@@ -184,7 +200,8 @@ class Job:
             self._wait_a_moment("the job never ended")
         outcome = self._finish()
         if bool(outcome.exit_code) != self.expect_failure:
-            raise LaunchError(f"the job should {'fail' if self.expect_failure else 'succeed'}: {outcome.report()}")
+            raise LaunchError(f"the job should {'fail' if self.expect_failure else 'succeed'}: {outcome.report()}",
+                              outcome)
         return outcome
 
     def _wait_a_moment(self, complaint: str) -> None:
@@ -192,7 +209,7 @@ class Job:
             dump_stacks(self._mark)
             time.sleep(1)
             outcome = self._finish()
-            raise LaunchError(f"{complaint} before its deadline: {outcome.report()}")
+            raise LaunchError(f"{complaint} before its deadline: {outcome.report()}", outcome)
         time.sleep(_POLL_SECONDS)
 
     def _note_first_failure(self) -> None:
@@ -209,8 +226,10 @@ class Job:
         self._note_first_failure()
         output = self.folder / "launcher" / "stdout"
         text = _RANK_TAG.sub("", output.read_text(errors="replace")) if output.exists() else ""
-        return Outcome(self.np, codes, seconds, text, self._first_failing, tuple(() if running else orphans),
-                       self.folder, self.cwd)
+        outcome = Outcome(self.np, codes, seconds, text, self._first_failing, tuple(() if running else orphans),
+                          self.folder, self.cwd)
+        recent.append(outcome)
+        return outcome
 
     def clean_up(self) -> None:
         """Ends whatever is left of the job."""
@@ -218,6 +237,9 @@ class Job:
         for process in self._processes:
             process.wait(timeout=10)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+recent: list[Outcome] = []  # of the jobs that have ended since the test began
 
 
 @contextlib.contextmanager
@@ -236,6 +258,7 @@ def start_job(
     roles: Sequence[str] = (),
     expect_failure: bool = False,
     deadline: float = 240.0,
+    cold: bool = False,
 ) -> Iterator[Job]:
     """Starts a job, and cleans up after it.
 
@@ -253,6 +276,7 @@ def start_job(
         roles: What each rank is in the cluster, in the order of `launchers.ROLES`; with `tf_config` only.
         expect_failure: Whether the job must fail rather than succeed.
         deadline: Seconds after which the job is ended and the test fails.
+        cold: Whether each rank is a Python of its own, a child of its launcher, rather than forked (`harness.warm`).
 
     Yields:
         The running job.
@@ -260,7 +284,8 @@ def start_job(
     job = Job(np, Path(tempfile.mkdtemp(prefix=f"{launcher}-", dir=folder)), expect_failure, deadline)
     extra = dict(env or {}) | ({"HVKERAS_BACKEND": backend} if backend else {})
     try:
-        found = commands(launcher, np, [str(script), *arguments], job.folder / "logs", roles)
+        python = [sys.executable] if cold else warm.python(clean_environment(job.folder) | extra)
+        found = commands(launcher, np, [str(script), *arguments], job.folder / "logs", roles, python)
         for command in [found[rank] for rank in start_order] if start_order is not None else found:
             job.start(command, extra | dict((rank_env or {}).get(-1 if command.rank is None else command.rank, {})))
             time.sleep(start_delay)

@@ -20,7 +20,8 @@ BIN = Path(sys.executable).parent
 TESTS = Path(__file__).resolve().parent.parent
 _FOREIGN = re.compile(
     r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS)_|"
-    r"(TF_CONFIG|TF_CPP_MIN_LOG_LEVEL|PYTHONPATH|OMP_NUM_THREADS)$"
+    # The last two are set by an import of TensorFlow, in this process.
+    r"(TF_CONFIG|TF_CPP_MIN_LOG_LEVEL|PYTHONPATH|OMP_NUM_THREADS|TF2_BEHAVIOR|ENABLE_RUNTIME_UPTIME_TELEMETRY)$"
 )
 
 
@@ -53,7 +54,8 @@ def clean_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: Sequence[str] = ()) -> list[Command]:
+def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: Sequence[str] = (),
+             python: Sequence[str] = (sys.executable,)) -> list[Command]:
     """Words the command lines that start `np` ranks of a script.
 
     Args:
@@ -62,11 +64,12 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
         script: The Python script and its arguments.
         logs: Where the launcher keeps a log for each rank, as `rank.<n>/stdout` and `stderr`.
         roles: With TF_CONFIG, what each rank is, in the order of `ROLES`; all are workers by default.
+        python: What runs the script.
 
     Returns:
         One command, or with TF_CONFIG, where nothing launches, one a rank.
     """
-    python = (sys.executable, *script)
+    python = (*python, *script)
     ranks = ("-np", str(np), "--output-filename", str(logs))
     if launcher == "hvkeras_run":
         return [Command((str(BIN / "hvkeras"), "run", *ranks, *python))]

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import psutil
 
+from harness import warm
+
 Item = TypeVar("Item")
 
 _GRACE_SECONDS = 3.0
@@ -28,7 +30,7 @@ _THIRD_PARTY_VARIABLES = frozenset(
 # Open MPI leaves these behind when its ranks are killed; the harness sends its own jobs' elsewhere, so
 # one seen here belongs to another program on this machine.
 _OPEN_MPI_SEGMENTS = ("vader_segment.", "sm_segment.", "osc_rdma.", "ompi.", "opal_shmem_mmap.")
-_IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache", ".coverage"})
+_IGNORED_FILES = frozenset({"__pycache__", ".coverage", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 def environment() -> dict[str, str]:
@@ -42,8 +44,15 @@ def threads() -> set[threading.Thread]:
 
 
 def children() -> set[psutil.Process]:
-    """Every living child process, down to the last generation."""
-    found = psutil.Process().children(recursive=True)
+    """Every living child process, down to the last generation.
+
+    Parents of warm ranks are left out, with their ranks, which may be those of another worker; what a job leaves is
+    found by its mark.
+    """
+    found: set[psutil.Process] = set()
+    for child in psutil.Process().children():
+        if not warm.is_parent(child):
+            found |= {child, *_children_of(child)}
     return {one for one in found if one.is_running() and "resource_tracker" not in " ".join(_command_line(one))}
 
 
@@ -80,6 +89,13 @@ def left_after_grace(now: Callable[[], set[Item]], before: set[Item]) -> set[Ite
     while (left := now() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
+
+
+def _children_of(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.Error:
+        return []
 
 
 def _command_line(process: psutil.Process) -> list[str]:

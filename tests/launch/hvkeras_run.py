@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness import warm
 from harness.launchers import BIN, clean_environment
 from harness.processes import MARK, end_marked, marked
 
@@ -75,3 +76,13 @@ def run(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = 
 def python(code: str) -> list[str]:
     """A command line for ranks that run a few lines of Python."""
     return [sys.executable, "-c", "import os, sys, time; rank = int(os.environ['HVKERAS_RUN_RANK'])\n" + code]
+
+
+def warm_ranks(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+    """The same command line of a Python script or `python(...)` for warm ranks (see `harness.warm`).
+
+    Args:
+        command: Python, the script or `-c`, and its arguments.
+        env: More environment variables of the job.
+    """
+    return [*warm.python(clean_environment(Path()) | dict(env or {})), *command[1:]]

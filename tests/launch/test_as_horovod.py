@@ -41,7 +41,7 @@ def told(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in re.findall(r"OLD (\{.*?\})$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("backend", ["horovod", "native"])
+@pytest.mark.parametrize("backend", ["horovod", pytest.param("native", marks=pytest.mark.slow)])
 def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
     done = run(["--as-horovod", "-np", "2", "--backend", backend, sys.executable, str(OLD), "--epochs", "3"],
                tmp_path, {"HOROVOD_CYCLE_TIME": "2"})
@@ -51,8 +51,10 @@ def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
     assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend == "native")
 
 
+@pytest.mark.slow  # `of_both` starts a script in this way too
 def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:
-    outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod")
+    outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod",
+                     cold=True)
     require_same([found for rank in range(2) for found in told(outcome.stdout(rank))], ["--epochs"])
 
 
@@ -76,7 +78,7 @@ def trained_by_numpy(x: Any, y: Any) -> dict[str, list[float]]:
     return {"weights": [*weights.ravel(), *bias], "loss": losses, "lr": [0.1, 0.05, 0.025]}
 
 
-@pytest.mark.parametrize("backend", ["horovod", "native"])
+@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=pytest.mark.slow), "native"])
 def test_callbacks_work_in_sessions(backend: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(32, 4)).astype("float32")
@@ -97,7 +99,7 @@ def of_both(tmp_path_factory: pytest.TempPathFactory, launch_once: Callable[...,
     folder = tmp_path_factory.mktemp("semantics")
     launch_once("mpirun", SEMANTICS, (str(folder / "theirs"),), np=2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     launch_once("mpirun", Path("-m"), ("hvkeras.as_horovod", str(SEMANTICS), str(folder / "ours")), np=2,
-                backend="native")
+                backend="native", cold=True)
     return [[json.loads((folder / f"{whose}.{rank}.json").read_text()) for whose in ("ours", "theirs")]
             for rank in range(2)]
 

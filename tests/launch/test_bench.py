@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from harness.launchers import TESTS
 from launch.hvkeras_run import Started, run
@@ -87,13 +88,17 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
     assert f"output of all ranks: {kept[0]}" in found["1KiB", "mortal"]["reason"]
 
 
-def test_steps_on_engines_and_peers_train_as_one_process_does(tmp_path: Path) -> None:
-    done = bench(["step", "--models", "mlp", "--backends", "horovod,tfdist", "--peers", "--jit", "--rounds", "1"],
-                 tmp_path)
+@pytest.mark.parametrize(("arguments", "names"), [
+    (["--backends", "tfdist", "--jit"], ["one process", "one process, XLA", "apart", "apart, XLA", "tfdist"]),
+    pytest.param(["--backends", "horovod,tfdist", "--peers"],
+                 ["one process", "apart", "horovod", "tfdist", "horovod alone", "tf.distribute alone"],
+                 marks=pytest.mark.slow),
+], ids=["XLA", "peers"])
+def test_steps_train_as_one_process_does(arguments: list[str], names: list[str], tmp_path: Path) -> None:
+    done = bench(["step", "--models", "mlp", *arguments, "--rounds", "1"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = rows(tmp_path / "out.json")
-    assert [name for _, name in found] == ["one process", "one process, XLA", "apart", "apart, XLA", "horovod",
-                                           "tfdist", "horovod alone", "tf.distribute alone"]
+    assert [name for _, name in found] == names
     for (_, name), row in found.items():
         check_blocks(row, 1)
         assert row["bytes"] == 4 * (784 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10)

@@ -17,7 +17,7 @@ import pytest
 
 import hvkeras as hvd
 from hvkeras.record import WEIGHTS, Record
-from launch.hvkeras_run import Started, run
+from launch.hvkeras_run import Started, run, warm_ranks
 
 WORKERS = Path(__file__).parent / "workers"
 DEADLINE = 300.0  # seconds for a comparison: three jobs of a script that imports TensorFlow
@@ -49,8 +49,8 @@ def check_records(folder: Path, name: str, ranks: int) -> None:
 
 
 def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
-    done = compare(["--backends", "horovod,tfdist", "--project", "2,64", "--ranks-per-host", "2", sys.executable,
-                    str(WORKERS / "compared_fit.py")], tmp_path, charts=True)
+    done = compare(["--backends", "horovod,tfdist", "--project", "2,64", "--ranks-per-host", "2",
+                    *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path, charts=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""  # no terminal, no progress
     found = rows(done)
@@ -106,8 +106,8 @@ def check_report(out: Path, found: dict[str, list[str]]) -> None:
 
 
 def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> None:
-    done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline", sys.executable,
-                    str(WORKERS / "compared_fit.py")], tmp_path)
+    done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline",
+                    *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     headings = [line for line in done.stderr.splitlines() if line.startswith("[") and "/4] " in line]
     assert headings == ["[1/4] native on 2, round 1 of 2", "[2/4] native on 3, round 1 of 2",
@@ -173,7 +173,8 @@ def test_a_wrong_call_is_told_before_anything_starts(options: dict[str, Any], wo
 
 
 def test_a_loop_of_ones_own_is_compared_beside_a_backend_that_cannot_serve(tmp_path: Path) -> None:
-    done = compare(["--backends", "local,tfdist", "--", sys.executable, str(WORKERS / "compared_loop.py")], tmp_path)
+    command = warm_ranks([sys.executable, str(WORKERS / "compared_loop.py")])
+    done = compare(["--backends", "local,tfdist", "--", *command], tmp_path)
     assert done.returncode == 1
     found = rows(done)
     assert found["local"] == ["failed", "(1)"]

@@ -14,7 +14,8 @@ WORKER = Path(__file__).parent / "workers" / "elastic.py"
 
 
 @pytest.mark.parametrize(("backend", "victim", "legacy"), [
-    ("native", 1, "0"), pytest.param("tfdist", 0, "0", marks=pytest.mark.oldest), ("horovod", 1, "1"),
+    ("native", 1, "0"), pytest.param("tfdist", 0, "0", marks=pytest.mark.slow),
+    pytest.param("horovod", 1, "1", marks=pytest.mark.slow),
 ])
 def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, legacy: str, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()

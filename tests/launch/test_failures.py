@@ -12,8 +12,9 @@ import pytest
 from harness import ENGINES, start_job
 
 WORKER = Path(__file__).parent / "workers" / "misbehave.py"
-QUICK = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_STALL_WARNING": "2", "HVKERAS_STALL_SHUTDOWN": "6",
-         "HVKERAS_LOG_LEVEL": "WARNING"}
+QUICK = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_STALL_WARNING": "1", "HVKERAS_STALL_SHUTDOWN": "3",
+         "HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"}
+PROCESSES = ("exit", "leave", "kill", "stop")  # what needs ranks that are their launcher's children
 
 # What rank 0's last line says of rank 1.
 WORDS = {
@@ -33,8 +34,9 @@ def last_line(text):
 
 def misbehaving(launcher, how, folder, np=2, backend="tfdist", **options):
     """Runs a job whose rank 1 misbehaves, and returns its outcome once rank 0 has ended."""
-    with start_job(launcher, WORKER, (how,), np=np, folder=folder, backend=backend, env=QUICK, expect_failure=True,
-                   deadline=90.0, **options) as job:
+    env = QUICK | ({"HVKERAS_STALL_SHUTDOWN": "30"} if how == "stop" else {})  # its silence is noticed first
+    with start_job(launcher, WORKER, (how,), np=np, folder=folder, backend=backend, env=env, expect_failure=True,
+                   deadline=90.0, cold=how in PROCESSES, **options) as job:
         job.wait_for(1, "step 5")
         if how == "stop" and launcher == "tf_config":
             pid = job.pid(1)
@@ -89,7 +91,7 @@ def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
 @pytest.mark.parametrize(("launcher", "backend"), [("hvkeras_run", "native"), ("tf_config", "tfdist")])
 def test_ranks_that_stand_still_together_say_where_and_end_the_job(launcher, backend, launch):
     outcome = launch(launcher, WORKER.with_name("stuck.py"), np=2, backend=backend, expect_failure=True, deadline=120,
-                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "10"})
+                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "5"})
     told = []
     for rank in (0, 1):
         said = outcome.stderr(rank)
@@ -97,7 +99,7 @@ def test_ranks_that_stand_still_together_say_where_and_end_the_job(launcher, bac
                       r"input, the batch of validation step 2 of epoch 2, at \S*stuck.py:\d+ in load_validation"):
             assert re.search(rf"rank {rank} on \S+ \(pid \d+\) has not moved for \d+ s: {where}; the innermost", said)
         assert len(re.findall(rf"rank {rank} on \S+ moves again, after \d+ s", said)) >= 2
-        told.append(re.search(r"rank (\d) on \S+ \(pid \d+\) has not moved for 1\d s: input, the batch of train step 4"
+        told.append(re.search(r"rank (\d) on \S+ \(pid \d+\) has not moved for \d+ s: input, the batch of train step 4"
                               r" of epoch 3, at \S*stuck.py:\d+ in load; nor has rank (\d) \(HVKERAS_STALL_SHUTDOWN",
                               last_line(said)))
     assert {told[0].groups(), told[1].groups()} < {("0", "1"), ("1", "0")}
@@ -124,7 +126,7 @@ def test_another_collective_on_one_rank_is_an_error_that_names_both(tmp_path):
                                                  ("tfdist", signal.SIGINT), ("horovod", signal.SIGTERM)])
 def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number):
     with start_job("tf_config", WORKER, ("wait",), np=2, folder=tmp_path, backend=backend, expect_failure=True,
-                   deadline=60.0, env={"HVKERAS_STALL_WARNING": "1"}) as job:
+                   deadline=60.0, env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, cold=True) as job:
         job.wait_for(0, "rank 0 has waited", stream="stderr")
         os.kill(job.pid(0), number)
         outcome = job.wait(deadline=20.0)

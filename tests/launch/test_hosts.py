@@ -93,7 +93,7 @@ def run_mpirun(pair, tmp_path, backend, script, results=None):
     return output
 
 
-@pytest.mark.parametrize("backend", ["tfdist", "horovod", "native"])
+@pytest.mark.parametrize("backend", [pytest.param("tfdist", marks=pytest.mark.slow), "horovod", "native"])
 def test_mpirun_spans_two_hosts(pair, tmp_path, backend):
     output = run_mpirun(pair, tmp_path, backend, WORKERS / "meet.py")
     found = sorted(facts(output), key=lambda fact: fact["rank"])

@@ -24,12 +24,12 @@ def expected(rank, size, backend):
             "backend": backend}
 
 
-@pytest.mark.parametrize(("launcher", "backend"), [pair for pair in PAIRS if "native" in pair or pair[0] in (
-    "mpirun", "hvkeras_run")])
-def test_every_launcher_serves_every_backend(launch, launcher, backend):
-    """Four ranks; tests/examples has every pair with two."""
-    np = 4
-    outcome = launch(launcher, WORKER, ("again",), np=np, backend=backend)
+# Two real processes for each pair; four are warm, as many start slowly on few cores.
+@pytest.mark.parametrize(("launcher", "backend", "np", "cold"), [
+    *((*pair, 2, True) for pair in PAIRS), ("hvkeras_run", "native", 4, False), ("mpirun", "horovod", 4, False),
+    ("tf_config", "tfdist", 4, False)])
+def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold):
+    outcome = launch(launcher, WORKER, ("again",), np=np, backend=backend, cold=cold)
     for rank in range(np):
         for time in range(2):  # init() after shutdown() finds the same job
             found = facts(outcome, rank, time)
@@ -41,7 +41,7 @@ def test_every_launcher_serves_every_backend(launch, launcher, backend):
 
 def test_ranks_may_start_in_any_order_and_say_whom_they_wait_for(tmp_path):
     with start_job("tf_config", WORKER, np=3, folder=tmp_path, backend="tfdist", start_order=(2, 1, 0),
-                   start_delay=4.0) as job:
+                   start_delay=2.0) as job:
         outcome = job.wait()
     assert [facts(outcome, rank)["sum"] for rank in range(3)] == [6.0] * 3
     assert re.search(r"waiting for worker 0 \(localhost:\d+\).*, \d+ s of 60 s", outcome.stderr(2))

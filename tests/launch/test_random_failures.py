@@ -22,14 +22,15 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(("how", "np"), [("kill", 2), ("kill", 4), ("stop", 3), ("exit", 2)])
+@pytest.mark.parametrize(("how", "np"), [pytest.param("kill", 2, marks=pytest.mark.slow), ("kill", 4), ("stop", 3),
+                                         ("exit", 2)])
 def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np):
     victim = 1 if how == "exit" else random.randrange(1, np)
     delay = random.uniform(0.05, 0.8)
     told = f"rank {victim} of {np}, after {delay:.3f} s"
     arguments = (str(delay) if how == "exit" else "0",)
     with start_job("tf_config", WORKER, arguments, np=np, folder=tmp_path, backend="native", env=ENV,
-                   expect_failure=True, deadline=120.0) as job:
+                   expect_failure=True, deadline=120.0, cold=True) as job:
         for rank in range(np):
             job.wait_for(rank, "busy")
         if how != "exit":
@@ -50,7 +51,7 @@ def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np
 def test_killing_all_ranks_at_once_leaves_no_shared_memory(tmp_path):
     before = set(os.listdir("/dev/shm"))
     with start_job("tf_config", WORKER, ("0",), np=3, folder=tmp_path, backend="native", env=ENV, expect_failure=True,
-                   deadline=120.0) as job:
+                   deadline=120.0, cold=True) as job:
         for rank in range(3):
             job.wait_for(rank, "busy")
         pids = [job.pid(rank) for rank in range(3)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import Outcome, start_job
-from launch.hvkeras_run import run
+from launch.hvkeras_run import run, warm_ranks
 
 WORKERS = Path(__file__).parent / "workers"
 SPANNING = WORKERS / "spanning.py"
@@ -44,7 +44,7 @@ def test_one_call_spans_the_ranks_of_every_launcher(
 @pytest.mark.parametrize("how", WORDS)
 def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: Path) -> None:
     with start_job("tf_config", SPANNING, (how,), np=2, folder=tmp_path, expect_failure=True, deadline=90.0,
-                   env={"HVKERAS_LIVENESS_TIMEOUT": "5"}) as job:
+                   env={"HVKERAS_LIVENESS_TIMEOUT": "5"}, cold=how != "raise") as job:
         job.wait_for(1, "2 replicas")
         if how == "stop":
             pid = job.pid(1)
@@ -59,31 +59,31 @@ def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: 
 def test_a_rank_that_is_late_for_a_collective_of_a_strategy_is_named(
     launcher: str, launch: Callable[..., Outcome]
 ) -> None:
-    outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "4"})
+    outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "1"})
     for rank in range(3):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has not come to a collective in which rank [02] has waited longer"
-                         r" than HVKERAS_STALL_SHUTDOWN allows \(4 s\): it is at \S*spanning.py:\d+ in <module>:"
+                         r" than HVKERAS_STALL_SHUTDOWN allows \(1 s\): it is at \S*spanning.py:\d+ in <module>:"
                          r" time.sleep\(300\)", last_line(outcome.stderr(rank)))
 
 
 def test_a_rank_that_is_late_for_a_step_of_fit_is_named(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", SPANNING, ("late",), np=2, expect_failure=True,
-                     env={"HVKERAS_STALL_SHUTDOWN": "4"})
+                     env={"HVKERAS_STALL_SHUTDOWN": "2"})
     for rank in range(2):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered train_step of fit \(\S*spanning.py:\d+ in \S+\),"
-                         r" in which rank 0 has waited 4 s for it", last_line(outcome.stderr(rank)))
+                         r" in which rank 0 has waited 2 s for it", last_line(outcome.stderr(rank)))
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     with start_job("tf_config", SPANNING, np=2, folder=tmp_path, expect_failure=True, start_order=[0],
-                   env={"HVKERAS_START_TIMEOUT": "5"}) as job:
+                   env={"HVKERAS_START_TIMEOUT": "3"}) as job:
         outcome = job.wait(60.0)
-    assert re.search(r"All 2 ranks must be there within 5 s, but worker 1 \(localhost:\d+\) did not come",
+    assert re.search(r"All 2 ranks must be there within 3 s, but worker 1 \(localhost:\d+\) did not come",
                      last_line(outcome.stderr(0)))
 
 
 def test_a_script_of_tf_distribute_alone_gets_a_tf_config(tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKERS / "plain_strategy.py")]
+    command = warm_ranks([sys.executable, str(WORKERS / "plain_strategy.py")])
     done = run(["-np", "2", "--tf-config", *command], tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] worker 0 has 3.0", "[1] worker 1 has 3.0"]

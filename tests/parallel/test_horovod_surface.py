@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Outcome
+from harness import OLDEST_ALONE, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "horovod_surface.py"
 RUNS = {
@@ -18,7 +18,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if "tfdist" in run else ()) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=OLDEST_ALONE if "tfdist" in run else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

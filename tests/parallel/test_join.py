@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from harness import Outcome
-from launch.hvkeras_run import python, run
+from harness import OLDEST_ALONE, Outcome
+from launch.hvkeras_run import python, run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "joined.py"
 SIZE = 3
 RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "horovodrun_gloo"}
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if run == "tfdist" else ()) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=OLDEST_ALONE if run == "tfdist" else pytest.mark.sample)
+                        for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     return launch_once(RUNS[request.param], WORKER, np=SIZE, backend=request.param)
 
@@ -82,6 +83,7 @@ hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')
     ("hvd.join() if rank == 0 else 1 / 0", "ZeroDivisionError"),
 ], ids=["broadcast", "refused before", "leave", "early", "raise"])
 def test_what_cannot_go_on_ends_the_job(code: str, words: str, tmp_path: Path) -> None:
-    done = run(["-np", "2", *python(f"import hvkeras as hvd; hvd.init('native')\n{code}")], tmp_path)
+    command = python(f"import hvkeras as hvd; hvd.init('native')\n{code}")
+    done = run(["-np", "2", *warm_ranks(command)], tmp_path, {"HVKERAS_EXIT_GRACE": "1"})
     assert done.returncode == 1
     assert words in done.stderr

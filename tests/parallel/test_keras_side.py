@@ -15,11 +15,11 @@ WORKER = Path(__file__).parent / "workers" / "keras_side.py"
 RUNS = {
     "keras3-tfdist": ("tf_config", "tfdist", "0"),
     "tf_keras-tfdist": ("tf_config", "tfdist", "1"),
-    "keras3-horovod": ("mpirun", "horovod", "0"),
+    "keras3-horovod": ("hvkeras_run", "horovod", "0"),
 }
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if run == "keras3-tfdist" else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

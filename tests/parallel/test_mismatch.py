@@ -11,6 +11,7 @@ import pytest
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "mismatch.py"
+SOON = {"HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,8 @@ WORKER = Path(__file__).parent / "workers" / "mismatch.py"
 def test_every_rank_names_the_first_difference(
     case: str, named: tuple[str, ...], launcher: str, backend: str, launch: Callable[..., Outcome]
 ) -> None:
-    outcome = launch(launcher, WORKER, (case,), np=2, backend=backend, expect_failure=True, deadline=100)
+    outcome = launch(launcher, WORKER, (case,), np=2, backend=backend, env=SOON, expect_failure=True,
+                     deadline=100)
     for rank in range(2):
         last = outcome.stderr(rank).strip().splitlines()[-1]
         for text in named:
@@ -31,7 +33,8 @@ def test_every_rank_names_the_first_difference(
 
 
 def test_gradients_that_differ_in_fit_name_both_calls_of_fit(launch: Callable[..., Outcome]) -> None:
-    outcome = launch("hvkeras_run", WORKER, ("fit",), np=2, backend="native", expect_failure=True, deadline=100)
+    outcome = launch("hvkeras_run", WORKER, ("fit",), np=2, backend="native", env=SOON, expect_failure=True,
+                     deadline=100)
     for rank in range(2):
         last = outcome.stderr(rank).strip().splitlines()[-1]
         assert "the gradients of SGD" in last
@@ -60,13 +63,13 @@ SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outli
 
 @pytest.mark.parametrize("case", WORDS)
 @pytest.mark.parametrize(("launcher", "backend", "np"), [
-    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.oldest), ("mpirun", "horovod", 2),
+    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.slow), ("horovodrun_gloo", "horovod", 2),
     ("hvkeras_run", "native", 3),
 ])
 def test_in_eager_mode_every_rank_raises_and_the_job_goes_on(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
 ) -> None:
-    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend)
+    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend, env=SOON)
     for raised, total in outcome.results(case):
         assert raised.startswith("MismatchError: ranks ")
         assert "communicate different things and wait for each other" in raised
@@ -87,11 +90,12 @@ IN_GRAPHS = {
 
 
 @pytest.mark.parametrize("case", IN_GRAPHS)
-@pytest.mark.parametrize(("launcher", "backend", "np"), [("mpirun", "horovod", 2), ("hvkeras_run", "native", 3)])
+@pytest.mark.parametrize(("launcher", "backend", "np"), [("horovodrun_gloo", "horovod", 2),
+                                                         ("hvkeras_run", "native", 3)])
 def test_in_graphs_every_rank_raises_and_the_job_goes_on(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
 ) -> None:
-    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend)
+    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend, env=SOON)
     for rank, (raised, total) in enumerate(outcome.results(case)):
         eager = case == "half_in_functions" and rank == 0
         assert raised.startswith("MismatchError: ranks " if eager else "FailedPreconditionError: ")

@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
-from harness import Outcome
+from harness import ENGINES, Outcome, pairwise
 
 WORKER = Path(__file__).parent / "workers" / "same_training.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
 LAUNCHER = {"tfdist": "tf_config", "horovod": "mpirun", "native": "hvkeras_run"}
 MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay")
 KERAS = {"keras3": "0", "tf_keras": "1"}
-# Every backend with both Keras, and with 2 and 4 ranks.
-RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size) for backend, keras, size in (
-    ("tfdist", "keras3", 2), ("tfdist", "keras3", 4), ("tfdist", "tf_keras", 2), ("horovod", "keras3", 4),
-    ("horovod", "tf_keras", 2), ("native", "keras3", 2), ("native", "keras3", 4), ("native", "tf_keras", 2))}
+RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
+        for backend, keras, size in pairwise(ENGINES, tuple(KERAS), (2, 4))}
+OLDEST = ("native-keras3-2", "tfdist-tf_keras-2")
+
+
+def marks(run: str) -> list[Any]:
+    """Two ranks are part of `make check`, and some run on the oldest TensorFlow as well."""
+    return [pytest.mark.sample] + [pytest.mark.check] * (RUNS[run][2] == 2) + [pytest.mark.oldest] * (run in OLDEST)
 
 
 def differences(launch_once: Callable[..., Outcome], backend: str, keras: str, size: int, *arguments: str) -> list[Any]:
@@ -37,8 +41,7 @@ def assert_same(found: list[Any], case: str) -> None:
 
 
 @pytest.mark.parametrize("case", MAIN_CASES)
-@pytest.mark.parametrize("run", [pytest.param(run, marks=pytest.mark.oldest if run.endswith("2") else ())
-                                 for run in RUNS])
+@pytest.mark.parametrize("run", [pytest.param(run, marks=marks(run)) for run in RUNS])
 def test_fit_over_shards_gives_the_weights_of_one_process(
     run: str, case: str, launch_once: Callable[..., Outcome]
 ) -> None:
@@ -46,7 +49,7 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
     assert_same(differences(launch_once, backend, keras, size, *MAIN_CASES), case)
 
 
-@pytest.mark.parametrize("keras", KERAS)
+@pytest.mark.parametrize("keras", ["keras3", pytest.param("tf_keras", marks=pytest.mark.slow)])
 def test_every_optimizer_trains_the_same(keras: str, launch_once: Callable[..., Outcome]) -> None:
     found = differences(launch_once, "tfdist", keras, 2, "--eager")
     assert len(found[0]) >= 15

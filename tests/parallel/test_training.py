@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from harness import Outcome
+from harness import OLDEST_ALONE, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "training.py"
 TOLERANCE = 2e-6
 RUNS = {
     "tfdist-keras3-2": ("tf_config", "tfdist", "0", 2),
-    "horovod-tf_keras-2": ("mpirun", "horovod", "1", 2),
+    "horovod-tf_keras-2": ("hvkeras_run", "horovod", "1", 2),
+    "native-keras3-2": ("hvkeras_run", "native", "0", 2),
     "native-keras3-4": ("hvkeras_run", "native", "0", 4),
 }
+MARKS = {"tfdist-keras3-2": (*OLDEST_ALONE, pytest.mark.sample), "native-keras3-4": pytest.mark.slow}
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.oldest if run == "tfdist-keras3-2" else ())
-                        for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy, size = RUNS[request.param]
     return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy}, deadline=300)

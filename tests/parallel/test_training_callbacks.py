@@ -7,24 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from harness import Outcome
+from harness import OLDEST_ALONE, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "training_callbacks.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
 RUNS = {
     "keras3-tfdist": ("tf_config", ("tfdist", "0"), ()),
     "tf_keras-tfdist": ("tf_config", ("tfdist", "1"), ()),
-    "keras3-horovod": ("mpirun", ("horovod", "0"), ("--few",)),
+    "keras3-horovod": ("hvkeras_run", ("horovod", "0"), ("--few",)),
 }
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(params=[pytest.param(run, marks=OLDEST_ALONE if run == "keras3-tfdist" else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, (backend, legacy), arguments = RUNS[request.param]
     return launch_once(launcher, WORKER, arguments, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
 
 
-@pytest.mark.oldest
 def test_optimizers_train_as_in_one_process(outcome: Outcome) -> None:
     for found in outcome.results("truth"):
         assert len(found) in (3, 6, 9)
@@ -33,7 +32,6 @@ def test_optimizers_train_as_in_one_process(outcome: Outcome) -> None:
             assert difference < TOLERANCE, f"{case} trained otherwise than one process"
 
 
-@pytest.mark.oldest
 def test_training_goes_on_where_it_was(outcome: Outcome) -> None:
     assert max(outcome.results("resumed")) < TOLERANCE
     assert outcome.stderr(0).count("0.05 x 2 ranks -> 0.1 over 2 epochs; goes on at epoch 1: 0.0875\n") == 1

@@ -10,14 +10,14 @@ import pytest
 
 from harness import Outcome
 
-pytestmark = pytest.mark.oldest
 WORKER = Path(__file__).parent / "workers" / "xla.py"
 FAILURES = Path(__file__).parent / "workers" / "xla_failures.py"
 # float16 rounds where XLA fuses operations at other places than TensorFlow does without it.
 TOLERANCES = {"compressed": 1e-4, "mixed precision": 1e-3}
 
 
-@pytest.fixture(params=["keras3", "tf_keras"])
+@pytest.fixture(params=[pytest.param("keras3", marks=pytest.mark.oldest),
+                        pytest.param("tf_keras", marks=pytest.mark.slow)])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     legacy = "1" if request.param == "tf_keras" else "0"
     return launch_once("hvkeras_run", WORKER, np=2, backend="native", env={"TF_USE_LEGACY_KERAS": legacy}, deadline=400)
@@ -89,6 +89,7 @@ def test_training_gives_the_weights_of_one_process(outcome: Outcome) -> None:
     ("killed", "rank 1"),
 ])
 def test_failures_are_named(case: str, named: str, launch: Callable[..., Outcome]) -> None:
-    outcome = launch("hvkeras_run", FAILURES, (case,), np=2, backend="native", expect_failure=True, deadline=100)
+    outcome = launch("hvkeras_run", FAILURES, (case,), np=2, backend="native", expect_failure=True, deadline=100,
+                     env={"HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"})
     for rank in range(1 if case == "killed" else 2):
         assert named in outcome.stderr(rank).strip().splitlines()[-1]

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness import LaunchError, Outcome, start_job
@@ -16,26 +17,34 @@ BEHAVE = Path(__file__).parent / "harness_scripts" / "behave.py"
 
 
 
-@pytest.fixture(params=["horovodrun_gloo", "tf_config"])
+@pytest.fixture(params=["mpirun", "tf_config"])
 def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=[False, True], ids=["warm", "cold"])
+def cold(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def test_results_come_back_by_rank_from_outside_the_repository(
-    launcher: str, launch_once: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    launcher: str, cold: bool, launch_once: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "7")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "8")
-    outcome = launch_once(launcher, BEHAVE, ("well",), np=2)
+    outcome = launch_once(launcher, BEHAVE, ("well",), np=2, cold=cold)
     assert outcome.results("rank_and_folder") == [[0, str(outcome.cwd)], [1, str(outcome.cwd)]]
     assert not Path(__file__).is_relative_to(outcome.cwd)
     assert all(len(variables) == 1 for variables in outcome.results("a_set_of_variables"))
     assert outcome.stdout(1).strip() == "rank 1 speaks"
 
 
-def test_the_failing_rank_is_named_with_its_log(launcher: str, launch: Callable[..., Outcome]) -> None:
-    with pytest.raises(LaunchError, match=r"(?s)the first failing rank is 1.*rank 1 was told to raise"):
-        launch(launcher, BEHAVE, ("raise",), np=2)
+def test_the_failing_rank_is_named_with_its_log(launcher: str, cold: bool, launch: Callable[..., Outcome]) -> None:
+    with pytest.raises(LaunchError, match=r"(?s)the first failing rank is 1.*rank 1 was told to raise") as caught:
+        launch(launcher, BEHAVE, ("raise",), np=2, cold=cold)
+    assert caught.value.outcome is not None
+    assert "ValueError: rank 1 was told to raise" in caught.value.outcome.failing_log()
+    assert "harness/warm" not in caught.value.outcome.failing_log()
 
 
 def test_an_expected_failure_returns_the_other_results(launcher: str, launch: Callable[..., Outcome]) -> None:
@@ -51,15 +60,15 @@ def test_an_unexpected_success_fails(launch: Callable[..., Outcome]) -> None:
         launch("tf_config", BEHAVE, ("well",), np=2, expect_failure=True)
 
 
-def test_a_job_that_never_ends_shows_its_stacks(launcher: str, tmp_path: Path) -> None:
-    with start_job(launcher, BEHAVE, ("sleep",), np=2, folder=tmp_path) as job:
+def test_a_job_that_never_ends_shows_its_stacks(launcher: str, cold: bool, tmp_path: Path) -> None:
+    with start_job(launcher, BEHAVE, ("sleep",), np=2, folder=tmp_path, cold=cold) as job:
         job.wait_for(0, "rank 0 speaks")
         with pytest.raises(LaunchError, match=r"(?s)never ended before its deadline.*Fatal Python error.*behave.py"):
             job.wait(deadline=1)
 
 
-def test_a_rank_can_be_killed_from_outside(launcher: str, tmp_path: Path) -> None:
-    with start_job(launcher, BEHAVE, ("sleep",), np=2, folder=tmp_path, expect_failure=True) as job:
+def test_a_rank_can_be_killed_from_outside(launcher: str, cold: bool, tmp_path: Path) -> None:
+    with start_job(launcher, BEHAVE, ("sleep",), np=2, folder=tmp_path, expect_failure=True, cold=cold) as job:
         job.wait_for(1, "rank 1 speaks")
         job.wait_for(0, "rank 0 speaks")
         for rank in (1, 0):
@@ -69,9 +78,39 @@ def test_a_rank_can_be_killed_from_outside(launcher: str, tmp_path: Path) -> Non
     assert outcome.exit_code != 0
 
 
-def test_an_orphan_is_found_and_killed(launch: Callable[..., Outcome]) -> None:
-    with pytest.raises(LaunchError, match=r"left processes behind.*sleep 600"):
-        launch("tf_config", BEHAVE, ("orphan",), np=2)
+@pytest.mark.parametrize(("how", "found"), [("orphan", "sleep 600"), ("fork", "python")])
+def test_an_orphan_is_found_and_killed(how: str, found: str, cold: bool, launch: Callable[..., Outcome]) -> None:
+    with pytest.raises(LaunchError, match=rf"left processes behind.*{found}"):
+        launch("tf_config", BEHAVE, (how,), np=2, cold=cold)
+
+
+def test_the_end_of_a_rank_is_that_of_its_process(cold: bool, launch: Callable[..., Outcome]) -> None:
+    outcome = launch("tf_config", BEHAVE, ("end",), np=3, cold=cold, expect_failure=True)
+    assert outcome.exit_codes == (7, -signal.SIGKILL, 0)
+
+
+def test_what_a_launcher_kills_is_gone(tmp_path: Path) -> None:
+    """The stand-in of a warm rank dies without a word; its rank must not live on."""
+    with start_job("tf_config", BEHAVE, ("sleep",), np=1, folder=tmp_path, expect_failure=True) as job:
+        job.wait_for(0, "rank 0 speaks")
+        rank = psutil.Process(job.pid(0))
+        job.launcher().kill()
+        rank.wait(timeout=30)
+        assert job.wait().exit_codes == (-signal.SIGKILL,)
+
+
+def test_warm_ranks_share_neither_random_numbers_nor_hashes(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("tf_config", BEHAVE, ("well",), np=2)
+    assert all(one != other for one, other in zip(*outcome.results("random_numbers"), strict=True))
+    first, second = outcome.results("a_hash")
+    assert first != second
+
+
+def test_a_warm_rank_cannot_have_its_own_variables_of_imports(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("tf_config", BEHAVE, ("well",), np=1, rank_env={0: {"TF_USE_LEGACY_KERAS": "1"}},
+                     expect_failure=True)
+    assert "must have its parent's variables that count at import" in outcome.stderr(0)
+    assert launch("tf_config", BEHAVE, ("well",), np=1, env={"TF_USE_LEGACY_KERAS": "1"}).results("keras") == ["2"]
 
 
 def test_a_rank_that_never_starts(launch: Callable[..., Outcome]) -> None:
@@ -81,4 +120,5 @@ def test_a_rank_that_never_starts(launch: Callable[..., Outcome]) -> None:
 
 
 def test_names_of_checks_are_read_without_running_the_script() -> None:
-    assert names_of_checks(BEHAVE) == ["rank_and_folder", "a_set_of_variables", "raises_on_rank_1"]
+    assert names_of_checks(BEHAVE) == ["rank_and_folder", "a_set_of_variables", "random_numbers", "a_hash", "keras",
+                                       "raises_on_rank_1"]

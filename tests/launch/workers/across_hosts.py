@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
+from harness import pairwise
 from harness.checks import check, run_checks
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
@@ -33,12 +34,12 @@ def difference(name: str, found: Any, expected: Any) -> list[str]:
 
 @check
 def reductions() -> list[str]:
-    """Every operation on every dtype, and lengths from none to several segments."""
+    """Every operation on every dtype, and each on every length from none to several segments."""
     def everything() -> dict[str, Any]:
         mine = {length: values(hvd.rank(), length) for length in LENGTHS}
-        return {f"{operation} {dtype} {length}": hvd.allreduce(tf.constant(mine[length], dtype), op=number)
-                for operation, (number, _) in OPERATIONS.items() for dtype in DTYPES
-                for length in (LENGTHS if operation == "Sum" else LENGTHS[:3])}
+        return {f"{operation} {dtype} {length}": hvd.allreduce(tf.constant(mine[length], dtype),
+                                                               op=OPERATIONS[operation][0])
+                for operation, dtype, length in pairwise(tuple(OPERATIONS), DTYPES, LENGTHS)}
 
     wrong = []
     for name, result in tf.function(everything)().items():

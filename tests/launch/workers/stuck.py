@@ -14,6 +14,7 @@ import tensorflow as tf
 import hvkeras as hvd
 
 hvd.init()
+PAUSE = 2.5  # seconds, after which the ranks have been told to stand still, and before the job ends for it
 passes, validations = itertools.count(), itertools.count()
 BATCH = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 
@@ -30,7 +31,7 @@ def load_validation() -> Iterator[Any]:
     number = next(validations)
     for batch in range(3):
         if number == 1 and batch == 1:
-            time.sleep(4)
+            time.sleep(PAUSE)
         yield BATCH
 
 
@@ -42,7 +43,7 @@ def dataset(function: Any, batches: int) -> Any:
 class Pauses(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 0:
-            time.sleep(4)
+            time.sleep(PAUSE)
 
 
 model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
+
+import numpy as np
 
 from harness.checks import check, run_checks
 from harness.launchers import announced_rank
@@ -26,6 +30,24 @@ def a_set_of_variables() -> list[str]:
 
 
 @check
+def random_numbers() -> list[float]:
+    """What generators give that nobody has seeded."""
+    return [random.random(), float(np.random.default_rng().random()), float(np.random.random())]
+
+
+@check
+def a_hash() -> int:
+    """The hash of a text, which decides the order of sets."""
+    return hash("a text")
+
+
+@check
+def keras() -> str:
+    """Which Keras a parent has imported; "" where none has."""
+    return "2" if "tf_keras" in sys.modules else "3" if "keras" in sys.modules else ""
+
+
+@check
 def raises_on_rank_1() -> None:
     """Fails on one rank, when told so."""
     if sys.argv[1] == "raise" and RANK == 1:
@@ -37,6 +59,13 @@ if __name__ == "__main__":
     if sys.argv[1] == "orphan" and RANK == 0:
         subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL,
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if sys.argv[1] == "fork" and RANK == 0 and os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    if sys.argv[1] == "end" and RANK == 0:
+        sys.exit(7)
+    if sys.argv[1] == "end" and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     while sys.argv[1] == "sleep":
         time.sleep(0.1)
     run_checks()

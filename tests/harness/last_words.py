@@ -1,0 +1,68 @@
+"""What a failed test session prints last: which test failed, how to run it alone, and the failing rank's log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import schedule
+from harness.job import LaunchError, Outcome, recent
+
+LOG = "log of the failing rank"  # the section of a report
+_MOST = 3  # failures that are shown; the others are above
+
+
+class Notes:
+    """A plugin of the process that hears of all tests.
+
+    Args:
+        write_times: Whether to write how long groups of tests took, for `harness.schedule`.
+    """
+
+    def __init__(self, write_times: bool) -> None:
+        self._write_times = write_times
+        self._times: Counter[str] = Counter()
+        self._failed: list[pytest.TestReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes failures and times."""
+        if report.failed:
+            self._failed.append(report)
+        self._times[getattr(report, "group", "")] += report.duration  # type: ignore[assignment]
+
+    def pytest_unconfigure(self) -> None:
+        """Writes the times, and has the last word on failures."""
+        if self._write_times:
+            schedule.note_times(self._times)
+        if self._failed:
+            print(said(self._failed))
+
+
+def log_of(item: pytest.Item, error: BaseException | None) -> str:
+    """The log of the rank that failed, or of rank 0: of the outcome that the test looked at, or of its last job."""
+    if isinstance(error, LaunchError) and error.outcome is not None:
+        return error.outcome.failing_log()
+    arguments: dict[str, Any] = getattr(item, "funcargs", {})
+    found = [value for value in arguments.values() if isinstance(value, Outcome)] or list(recent[-1:])
+    return found[-1].failing_log() if found else ""
+
+
+def said(reports: Sequence[pytest.TestReport]) -> str:
+    """The last words on failed tests."""
+    lines = []
+    for report in reports[:_MOST]:
+        lines += ["", f"FAILED {report.nodeid} ({report.when})"]
+        lines += [text.rstrip() for name, text in report.sections if name == LOG and text]
+        lines += [f"alone: {_pytest()} '{report.nodeid}'"]
+    return "\n".join(lines)
+
+
+def _pytest() -> str:
+    folder = Path(os.path.relpath(Path(sys.prefix) / "bin"))
+    return str(folder / "pytest")

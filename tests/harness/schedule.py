@@ -1,0 +1,88 @@
+"""Which tests stay together when several run at once, and in which order they begin: the longest first.
+
+Tests that share a launch (`launch_once`) or a fixture of their module form a group, which one worker of pytest-xdist
+runs; other tests of ranks are groups of their own, and unit tests go by file. Groups begin in the order of the times
+that `pytest --write-times` noted in `times.json`, so that none of the long ones is left for the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TIMES = Path(__file__).with_name("times.json")
+_SHORT = 2.0  # seconds below which a group is not worth a line in the file
+_NEED_MORE = ("horovod", "mpirun", "test_harness")  # unit tests that need Horovod or MPI name them
+_LONG = ("test_native_core", "test_harness", "test_build_horovod")  # unit tests that take too long for `make check`
+# The parameters that tests hand to `launch_once`; other ones pick what is asked of the same outcome.
+_OF_A_JOB = ("outcome", "whole", "run", "launcher", "backend", "engine", "np", "keras", "script")
+
+
+def group_of(item: pytest.Function) -> str:
+    """The group of a test."""
+    file = item.location[0]
+    shared = [name for name, definitions in item._fixtureinfo.name2fixturedefs.items()
+              if definitions[-1].scope == "module" and name in item.fixturenames]
+    callspec = getattr(item, "callspec", None)
+    if "launch_once" in item.fixturenames and not shared:
+        # As pytest words parameters: by their ids, and for tests' own parameters by their values.
+        own = {name: str(value) for name, value in (callspec.params.items() if callspec else ())}
+        return "::".join([file, *(own[name] for name in _OF_A_JOB if name in own)])
+    if shared or "unit" in Path(file).parts:
+        return file
+    return f"{file}::{item.name}"
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Marks the unit tests, and puts the longest groups first."""
+    times: dict[str, float] = json.loads(TIMES.read_text()) if TIMES.exists() else {}
+    groups = [group_of(item) if isinstance(item, pytest.Function) else item.nodeid for item in items]
+    for item in items:
+        if "unit" in Path(item.location[0]).parts:
+            if not any(name in item.nodeid for name in _LONG):
+                item.add_marker("check")
+            if not any(name in item.nodeid for name in _NEED_MORE):
+                item.add_marker("early")
+    first = {group: place for place, group in reversed(list(enumerate(groups)))}
+    order = sorted(range(len(items)), key=lambda place: (-times.get(groups[place], 0.0), first[groups[place]], place))
+    items[:] = [items[place] for place in order]
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist's types are not exported
+    """Gives whole groups to xdist's workers, in the order of the collection.
+
+    (Its own `--dist loadgroup` writes the group into the test's id, which pytest 9 no longer takes.)
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, folder: Path) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+        self._folder = folder
+        self._groups: dict[str, str] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        if not self._groups:
+            self._groups = json.loads(next(self._folder.glob("*.groups")).read_text())
+        return self._groups[nodeid]
+
+
+def tell_groups(items: Sequence[pytest.Item], folder: Path) -> None:
+    """Leaves the groups where the scheduler, which has the ids of tests alone, finds them."""
+    groups = {item.nodeid: group_of(item) if isinstance(item, pytest.Function) else item.nodeid for item in items}
+    path = folder / f"{os.environ['PYTEST_XDIST_WORKER']}.groups"
+    path.with_suffix(".new").write_text(json.dumps(groups))
+    path.with_suffix(".new").rename(path)
+
+
+def note_times(seconds: Mapping[str, float]) -> None:
+    """Writes the seconds of each group that has run; the others keep theirs."""
+    known: dict[str, float] = json.loads(TIMES.read_text()) if TIMES.exists() else {}
+    known = {group: time for group, time in known.items() if group not in seconds}
+    known |= {group: round(time, 1) for group, time in seconds.items() if time >= _SHORT}
+    TIMES.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n")

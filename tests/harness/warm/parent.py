@@ -1,0 +1,208 @@
+"""The process that imports TensorFlow, Keras and hvkeras once, and forks a rank whenever one is asked for.
+
+It runs no operation of TensorFlow's: that would start threads, which a fork does not take along. It ends, with all its
+ranks, when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import types
+from typing import Any
+
+from harness.warm.variables import ROOM, at_import
+
+_NUMBER = struct.Struct("=q")
+# What ranks of tests import as a rule. Absent ones are left out: the oldest environment has neither MPI nor Horovod.
+_MODULES = ("numpy", "hvkeras", "tensorflow", "hvkeras.tensorflow", "hvkeras.keras", "hvkeras.callbacks",
+            "hvkeras.fit_run", "hvkeras.sharding", "tensorflow.python.framework.function_def_to_graph",
+            "harness.checks")
+
+
+def import_all() -> dict[str, str]:
+    """Imports what ranks need; returns the environment variables that this set."""
+    before = dict(os.environ)
+    keras = "tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras"
+    for name in (*_MODULES, keras):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy all pages
+    return {name: value for name, value in os.environ.items() if name not in before}
+
+
+class Ranks:
+    """The ranks that live, each with the connection of its stand-in."""
+
+    def __init__(self, waiting: selectors.BaseSelector) -> None:
+        self._waiting = waiting
+        self._by_end: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor that tells of a rank's end
+
+    def add(self, pid: int, connection: socket.socket) -> None:
+        """Watches a rank that was forked."""
+        ended = os.pidfd_open(pid)
+        self._by_end[ended] = pid, connection
+        self._waiting.register(ended, selectors.EVENT_READ, self._tell_end)
+        self._waiting.register(connection, selectors.EVENT_READ, self._lose)
+
+    def forget(self) -> None:
+        """Closes all descriptors, in a rank that was just forked."""
+        for ended, (_, connection) in self._by_end.items():
+            os.close(ended)
+            connection.close()
+
+    def kill(self) -> None:
+        """Ends all ranks."""
+        for pid, _ in self._by_end.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _tell_end(self, ended: Any) -> None:
+        pid, connection = self._by_end.pop(ended)
+        for source in (ended, connection):
+            with contextlib.suppress(KeyError):
+                self._waiting.unregister(source)
+        os.close(ended)
+        with contextlib.suppress(OSError):
+            connection.sendall(_NUMBER.pack(os.waitpid(pid, 0)[1]))
+        connection.close()
+
+    def _lose(self, connection: Any) -> None:
+        """The stand-in was killed, and nobody else tells the rank."""
+        self._waiting.unregister(connection)
+        for pid, other in self._by_end.values():
+            if other is connection:
+                os.kill(pid, signal.SIGKILL)  # it is there, even if as a zombie, until _tell_end has waited for it
+
+
+def serve(address: str) -> dict[str, Any]:
+    """Forks ranks until standard input ends; returns in each rank, with what it was asked for by its stand-in."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"{address}.unready")
+    listening.listen(64)
+    os.rename(f"{address}.unready", address)
+    with selectors.DefaultSelector() as waiting:
+        ranks = Ranks(waiting)
+        waiting.register(listening, selectors.EVENT_READ)
+        waiting.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            key = next((key for key, _ in waiting.select()), None)
+            if key is None:
+                continue
+            if key.fileobj is sys.stdin:
+                ranks.kill()
+                os._exit(0)
+            if key.fileobj is not listening:
+                key.data(key.fileobj)
+                continue
+            connection = listening.accept()[0]
+            forked = fork(connection)
+            if isinstance(forked, dict):
+                listening.close()
+                ranks.forget()
+                return forked
+            if forked is not None:
+                ranks.add(forked, connection)
+
+
+def fork(connection: socket.socket) -> int | dict[str, Any] | None:
+    """Forks one rank.
+
+    Returns:
+        Its process id, and in the rank itself what it was asked for; None if it was refused.
+    """
+    header, descriptors, _, _ = socket.recv_fds(connection, _NUMBER.size, 3)
+    if not header:
+        connection.close()
+        return None
+    length, data = _NUMBER.unpack(header)[0], bytearray()
+    while len(data) < length:
+        data += connection.recv(length - len(data))
+    request: dict[str, Any] = json.loads(data)
+    wanted, mine = at_import(request["environment"]), at_import(IMPORTED_WITH)
+    if wanted != mine:
+        text = (f"A warm rank must have its parent's variables that count at import. Received: {wanted}, not {mine}."
+                " HINT: start it with cold=True.\n")
+        os.write(descriptors[2], text.encode())
+        connection.close()
+        pid: int | None = None
+    elif (pid := os.fork()) == 0:
+        connection.close()
+        for place, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, place)
+            os.close(descriptor)
+        return request
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if pid is not None:
+        connection.sendall(_NUMBER.pack(pid))
+    return pid
+
+
+def become(request: dict[str, Any]) -> types.CodeType:
+    """Turns this forked process into the rank that was asked for; returns the code that it is to run."""
+    os.setsid()
+    os.umask(request["umask"])
+    os.sched_setaffinity(0, request["cores"])
+    os.environ.clear()
+    os.environ.update(SET_BY_IMPORTS | request["environment"])
+    os.chdir(request["folder"])
+    show_environment()
+    tempfile.tempdir = None
+    sys.modules["numpy"].random.seed()
+    arguments = request["arguments"]
+    main = types.ModuleType("__main__")
+    if arguments[0] == "-c":
+        sys.argv, path, source, folder = ["-c", *arguments[2:]], "<string>", arguments[1], ""
+    else:
+        sys.argv, path = arguments, os.path.abspath(arguments[0])
+        folder = os.path.dirname(path)
+        with open(path, "rb") as script:
+            source = script.read()
+        main.__file__ = path
+    sys.modules["__main__"] = main
+    paths = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [folder, *filter(None, paths), *SYSTEM_PATH]
+    importlib.invalidate_caches()
+    return compile(source, path, "exec")
+
+
+def show_environment() -> None:
+    """Writes the environment to where `/proc/PID/environ` is read from, into the room that was left for it."""
+    with open("/proc/self/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    block = ctypes.string_at(start, end - start)
+    place = block.index(f"{ROOM}=".encode())
+    room = block.index(b"\0", place) - place
+    first = ("HARNESS_", "HVKERAS_RUN_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "TF_CONFIG", "TMPDIR")
+    ordered = sorted(os.environ.items(), key=lambda item: not item[0].startswith(first))
+    text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in ordered)[: room - 8]
+    text += b"\0" + f"{ROOM}=".encode()[: room - len(text) - 1]
+    ctypes.memmove(start + place, text.ljust(room, b"."), room)
+
+
+IMPORTED_WITH = dict(os.environ)
+SYSTEM_PATH = sys.path[1 + len(list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):]
+SET_BY_IMPORTS = import_all()
+code = become(serve(sys.argv[1]))
+try:
+    exec(code, vars(sys.modules["__main__"]))
+except (SystemExit, KeyboardInterrupt):
+    raise
+except BaseException as error:  # noqa: BLE001 - as Python does it, but for this file's own frame
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    # What the frames hold lives on, as in Python: objects of TensorFlow's may say something when they are deleted.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(1)

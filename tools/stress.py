@@ -1,0 +1,62 @@
+"""Repeats tests beside processes that burn every core, and says in which rounds they failed.
+
+    python tools/stress.py --times 3 -- .venv/bin/pytest -n 2 tests/launch
+
+Whatever the tests take for granted about time shows here. The output of each round goes to `build/stress/`, of the
+failed ones to the screen as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FOLDER = Path("build/stress")
+
+
+def burn() -> None:
+    """Keeps a core busy until it is terminated."""
+    while True:
+        pass
+
+
+def main() -> int:
+    """Runs the rounds; returns 1 if one failed."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--times", type=int, default=3, help="how often the tests run")
+    options.add_argument("--burners", type=int, default=len(os.sched_getaffinity(0)),
+                         help="processes that burn a core each (default: one a core, %(default)s here)")
+    options.add_argument("command", nargs="+", help="what runs the tests")
+    chosen = options.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(chosen.burners)]
+    for burner in burners:
+        burner.start()
+    failed = []
+    try:
+        for number in range(1, chosen.times + 1):
+            began = time.monotonic()
+            log = FOLDER / f"round-{number}.log"
+            with log.open("wb") as out:
+                code = subprocess.run(chosen.command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+            sys.stdout.write(f"round {number} of {chosen.times}: exit code {code} after"
+                             f" {time.monotonic() - began:.0f} s; {log}\n")
+            if code:
+                failed.append(number)
+                sys.stdout.write("\n".join(log.read_text(errors="replace").splitlines()[-80:]) + "\n")
+            sys.stdout.flush()
+    finally:
+        for burner in burners:
+            burner.terminate()
+    sys.stdout.write(f"{chosen.times - len(failed)} of {chosen.times} rounds passed beside {chosen.burners} burning"
+                     f" processes\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
