@@ -38,5 +38,30 @@ def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     return chosen
 
 
+def some_cold(combinations: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Adds to each combination whether its ranks are cold (see `harness.warm`), where processes are the subject.
+
+    Every value of every axis is met by cold ranks at least once: real processes under each launcher, on each engine, in
+    each kind of failure; the other combinations, which add pairs alone, are warm.
+
+    Example:
+        >>> some_cold([("mpirun", "native"), ("mpirun", "tfdist"), ("tf_config", "tfdist")])
+        [('mpirun', 'native', True), ('mpirun', 'tfdist', False), ('tf_config', 'tfdist', True)]
+
+    Args:
+        combinations: One value an axis each.
+
+    Returns:
+        The combinations, each with one value more.
+    """
+    missing = {value for combination in combinations for value in enumerate(combination)}
+    cold = set()
+    while missing:
+        best = max(combinations, key=lambda combination: len(missing & set(enumerate(combination))))
+        cold.add(best)
+        missing -= set(enumerate(best))
+    return [(*combination, combination in cold) for combination in combinations]
+
+
 def _pairs(combination: tuple[Any, ...]) -> set[tuple[tuple[int, Any], ...]]:
     return set(itertools.combinations(enumerate(combination), 2))

@@ -29,10 +29,10 @@ def tf_config(*addresses, index=0):
 
 
 def test_a_missing_worker_is_reported_while_waiting_and_named_in_the_error(tmp_path):
-    outcome = failing(tmp_path, cold=True, np=3, start_order=(0, 1), env={"HVKERAS_START_TIMEOUT": "9"})
+    outcome = failing(tmp_path, np=3, start_order=(0, 1), env={"HVKERAS_START_TIMEOUT": "4"})
     for rank in (0, 1):
-        assert re.search(r"waiting for worker 2 \(localhost:\d+\), \d+ s of 9 s", outcome.stderr(rank))
-        assert re.search(r"PeerError: All 3 ranks must be there within 9 s, but worker 2 \(localhost:\d+\) did not"
+        assert re.search(r"waiting for worker 2 \(localhost:\d+\), \d+ s of 4 s", outcome.stderr(rank))
+        assert re.search(r"PeerError: All 3 ranks must be there within 4 s, but worker 2 \(localhost:\d+\) did not"
                          r" come.*HINT", outcome.stderr(rank)) or "ends because" in outcome.stderr(rank)
     assert "worker 2" in outcome.stderr(0).splitlines()[-1] and "worker 2" in outcome.stderr(1).splitlines()[-1]
 
@@ -43,12 +43,12 @@ def test_a_missing_chief_is_reported_too(tmp_path):
     assert re.search(r"PeerError: All ranks must meet within 5 s, but worker 0 .* did not come", outcome.stderr(1))
 
 
-@pytest.mark.parametrize(("launcher", "backend"), [("mpirun", "tfdist"), ("mpirun", "horovod"),
-                                                   ("horovodrun_gloo", "tfdist")])
-def test_a_rank_that_never_calls_init_is_named(tmp_path, launcher, backend):
+@pytest.mark.parametrize(("launcher", "backend", "cold"), [
+    ("mpirun", "tfdist", True), ("mpirun", "horovod", False), ("horovodrun_gloo", "tfdist", False)])
+def test_a_rank_that_never_calls_init_is_named(tmp_path, launcher, backend, cold):
     worker = WORKERS / "late.py"
-    outcome = failing(tmp_path, launcher, worker=worker, cold=True, backend=backend, env={"HVKERAS_START_TIMEOUT": "6"})
-    assert re.search(r"All 2 ranks must be there within 6 s, but rank 1 did not come", outcome.stderr(0))
+    outcome = failing(tmp_path, launcher, worker=worker, cold=cold, backend=backend, env={"HVKERAS_START_TIMEOUT": "3"})
+    assert re.search(r"All 2 ranks must be there within 3 s, but rank 1 did not come", outcome.stderr(0))
 
 
 def test_two_workers_with_one_index_are_told_apart(tmp_path):
@@ -58,7 +58,7 @@ def test_two_workers_with_one_index_are_told_apart(tmp_path):
             each.bind(("127.0.0.1", 0))
             ports.append(each.getsockname()[1])
     cluster = tf_config(*(f"localhost:{port}" for port in ports))
-    outcome = failing(tmp_path, cold=True, env=cluster | {"HVKERAS_START_TIMEOUT": "8"})
+    outcome = failing(tmp_path, env=cluster | {"HVKERAS_START_TIMEOUT": "5"})
     told = outcome.stderr(0) + outcome.stderr(1)
     assert re.search(r"two processes claim rank 0|The port that TF_CONFIG gives to worker 0", told)
     assert all(outcome.exit_codes)
@@ -72,7 +72,7 @@ def test_a_port_in_use_is_named(tmp_path):
         ports = [free.getsockname()[1], taken.getsockname()[1]]
         free.close()
         cluster = [f"localhost:{port}" for port in ports]
-        outcome = failing(tmp_path, cold=True, env={"HVKERAS_START_TIMEOUT": "8"},
+        outcome = failing(tmp_path, env={"HVKERAS_START_TIMEOUT": "5"},
                           rank_env={rank: tf_config(*cluster, index=rank) for rank in (0, 1)})
     assert re.search(rf"MachineError: The port that TF_CONFIG gives to worker 1 \(localhost:{ports[1]}\) must be free",
                      outcome.stderr(1))
@@ -115,7 +115,7 @@ def test_an_unknown_setting_is_an_error(tmp_path):
 
 def test_a_launcher_of_another_mpi_is_an_error_not_n_single_jobs(tmp_path):
     """What MPICH's mpirun gives to a Python whose mpi4py loads Open MPI; and an Open MPI that counts another size."""
-    outcome = failing(tmp_path, "none", np=1, cold=True, env={"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0",
+    outcome = failing(tmp_path, "none", np=1, env={"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0",
                                                    "MPI_LOCALNRANKS": "2"})
     assert re.search(r"MachineError: \S.* and the MPI library that Python loads must belong together\. Received:"
                      r" library='Open MPI", outcome.stderr(0))
@@ -125,13 +125,13 @@ def test_a_launcher_that_announces_more_ranks_than_mpi_counts_is_an_error(tmp_pa
     announced = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
                  "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OPAL_PREFIX": sys.prefix, "OMPI_ALLOW_RUN_AS_ROOT": "1",
                  "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    outcome = failing(tmp_path, "none", np=1, cold=True, env=announced)
+    outcome = failing(tmp_path, "none", np=1, env=announced)
     assert re.search(r"MachineError: mpirun \(Open MPI\) announced 2 ranks, but the MPI library that Python loads"
                      r" counts 1", outcome.stderr(0))
 
 
 def test_variables_that_cannot_be_read_are_an_error(tmp_path):
-    outcome = failing(tmp_path, "none", np=1, cold=True, env={"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"})
+    outcome = failing(tmp_path, "none", np=1, env={"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"})
     assert "UsageError" in outcome.stderr(0) and "OMPI_COMM_WORLD_RANK" in outcome.stderr(0)
 
 

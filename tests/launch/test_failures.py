@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import ENGINES, start_job
+from harness import ENGINES, some_cold, start_job
 
 WORKER = Path(__file__).parent / "workers" / "misbehave.py"
 QUICK = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_STALL_WARNING": "1", "HVKERAS_STALL_SHUTDOWN": "3",
          "HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"}
-PROCESSES = ("exit", "leave", "kill", "stop")  # what needs ranks that are their launcher's children
 
 # What rank 0's last line says of rank 1.
 WORDS = {
@@ -32,11 +31,11 @@ def last_line(text):
     return [line for line in text.splitlines() if line.strip()][-1]
 
 
-def misbehaving(launcher, how, folder, np=2, backend="tfdist", **options):
+def misbehaving(launcher, how, folder, np=2, backend="tfdist", cold=False):
     """Runs a job whose rank 1 misbehaves, and returns its outcome once rank 0 has ended."""
     env = QUICK | ({"HVKERAS_STALL_SHUTDOWN": "30"} if how == "stop" else {})  # its silence is noticed first
     with start_job(launcher, WORKER, (how,), np=np, folder=folder, backend=backend, env=env, expect_failure=True,
-                   deadline=90.0, cold=how in PROCESSES, **options) as job:
+                   deadline=90.0, cold=cold) as job:
         job.wait_for(1, "step 5")
         if how == "stop" and launcher == "tf_config":
             pid = job.pid(1)
@@ -45,10 +44,10 @@ def misbehaving(launcher, how, folder, np=2, backend="tfdist", **options):
         return job.wait()
 
 
-@pytest.mark.parametrize(("backend", "how"), [(backend, how) for backend in ENGINES for how in WORDS
-                                              if backend != "horovod" or how not in ("exit", "leave")])
-def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, how):
-    outcome = misbehaving("tf_config", how, tmp_path, backend=backend)
+@pytest.mark.parametrize(("backend", "how", "cold"), some_cold([
+    (backend, how) for backend in ENGINES for how in WORDS if backend != "horovod" or how not in ("exit", "leave")]))
+def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, how, cold):
+    outcome = misbehaving("tf_config", how, tmp_path, backend=backend, cold=cold)
     line = last_line(outcome.stderr(0))
     assert re.fullmatch(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}", line)
     assert outcome.exit_codes[0] == 1
@@ -63,12 +62,12 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
                          r"  \S*misbehave.py:\d+ in \w+: time.sleep\(", outcome.stderr(1))
 
 
-@pytest.mark.parametrize(("launcher", "backend", "how"), [
+@pytest.mark.parametrize(("launcher", "backend", "how", "cold"), some_cold([
     ("mpirun", "horovod", "kill"), ("mpirun", "horovod", "stop"), ("mpirun", "native", "kill"),
     ("horovodrun_gloo", "tfdist", "kill"), ("horovodrun_gloo", "native", "raise"),
-])
-def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, backend, how):
-    outcome = misbehaving(launcher, how, tmp_path, backend=backend)
+]))
+def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, backend, how, cold):
+    outcome = misbehaving(launcher, how, tmp_path, backend=backend, cold=cold)
     assert re.search(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}",
                      outcome.stderr(0))
     assert outcome.exit_code and not outcome.orphans
@@ -84,7 +83,7 @@ def test_every_survivor_of_four_names_the_failed_rank(tmp_path, backend):
 
 
 def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
-    outcome = misbehaving("mpirun", "exit", tmp_path)
+    outcome = misbehaving("mpirun", "exit", tmp_path, cold=True)
     assert outcome.exit_code == 7
 
 
@@ -122,11 +121,11 @@ def test_another_collective_on_one_rank_is_an_error_that_names_both(tmp_path):
         assert "allreduce" in line and "broadcast" in line and "another" in line
 
 
-@pytest.mark.parametrize(("backend", "number"), [("native", signal.SIGTERM), ("tfdist", signal.SIGTERM),
-                                                 ("tfdist", signal.SIGINT), ("horovod", signal.SIGTERM)])
-def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number):
+@pytest.mark.parametrize(("backend", "number", "cold"), some_cold([
+    ("native", signal.SIGTERM), ("tfdist", signal.SIGTERM), ("tfdist", signal.SIGINT), ("horovod", signal.SIGTERM)]))
+def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number, cold):
     with start_job("tf_config", WORKER, ("wait",), np=2, folder=tmp_path, backend=backend, expect_failure=True,
-                   deadline=60.0, env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, cold=True) as job:
+                   deadline=60.0, env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, cold=cold) as job:
         job.wait_for(0, "rank 0 has waited", stream="stderr")
         os.kill(job.pid(0), number)
         outcome = job.wait(deadline=20.0)

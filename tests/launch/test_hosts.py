@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import hosts as machines
+from harness import warm
 from harness.checks import RESULTS, names_of_checks
 from harness.launchers import BIN, clean_environment
 
@@ -29,7 +30,7 @@ def pair():
         yield hosts
 
 
-def run_tf_config(pair, tmp_path, backend, script, *arguments, expect=0, extra=None):
+def run_tf_config(pair, tmp_path, backend, script, *arguments, expect=0, extra=None, cold=False):
     """Starts one worker on each host and returns their outputs."""
     cluster = {"worker": [f"{host.address}:2222" for host in pair]}
     workers = []
@@ -37,7 +38,8 @@ def run_tf_config(pair, tmp_path, backend, script, *arguments, expect=0, extra=N
         task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         environment = clean_environment(tmp_path) | {"TF_CONFIG": json.dumps(task), "HVKERAS_BACKEND": backend,
                                                      **SECRET, **(extra or {})}
-        command = host.command(sys.executable, str(WORKERS / script), *arguments)
+        python = [sys.executable] if cold else warm.python(environment)
+        command = host.command(*python, str(WORKERS / script), *arguments)
         workers.append(subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, start_new_session=True))
     try:
@@ -55,9 +57,9 @@ def facts(text):
     return [json.loads(found) for found in re.findall(r"FACTS (\{.*?\})", text)]
 
 
-@pytest.mark.parametrize("backend", ["tfdist", "horovod"])
-def test_tf_config_spans_two_hosts(pair, tmp_path, backend):
-    outputs = run_tf_config(pair, tmp_path, backend, "meet.py")
+@pytest.mark.parametrize(("backend", "cold"), [("tfdist", True), ("horovod", False)])
+def test_tf_config_spans_two_hosts(pair, tmp_path, backend, cold):
+    outputs = run_tf_config(pair, tmp_path, backend, "meet.py", cold=cold)
     for rank in (0, 1):
         (found,) = facts(outputs[rank])
         assert (found["rank"], found["sum"], found["local"], found["cross"]) == (rank, 3.0, [0, 1], [rank, 2])
@@ -70,17 +72,18 @@ def test_a_failure_names_the_other_host(pair, tmp_path):
                      " ValueError: the sky is falling", outputs[0].splitlines()[-1])
 
 
-def run_mpirun(pair, tmp_path, backend, script, results=None):
+def run_mpirun(pair, tmp_path, backend, script, results=None, cold=False):
     """Runs two ranks on each host, and returns what they and the launcher printed."""
     shell = machines.remote_shell(pair, tmp_path)
     network = f"{machines.NETWORK}.0/24"
     environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": backend, RESULTS: str(results)}
+    python = [sys.executable] if cold else warm.python(environment)
     command = pair[0].command(
         str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
         "-H", ",".join(f"{host.address}:2" for host in pair), "--mca", "plm_rsh_agent", str(shell),
         "--mca", "btl", "self,tcp", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", network,
         "--mca", "oob_tcp_if_include", network, "-x", "PATH", "-x", "HVKERAS_BACKEND", "-x", "PYTHONPATH",
-        "-x", RESULTS, sys.executable, str(script))
+        "-x", RESULTS, *python, str(script))
     job = subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -93,9 +96,10 @@ def run_mpirun(pair, tmp_path, backend, script, results=None):
     return output
 
 
-@pytest.mark.parametrize("backend", [pytest.param("tfdist", marks=pytest.mark.slow), "horovod", "native"])
-def test_mpirun_spans_two_hosts(pair, tmp_path, backend):
-    output = run_mpirun(pair, tmp_path, backend, WORKERS / "meet.py")
+@pytest.mark.parametrize(("backend", "cold"), [pytest.param("tfdist", False, marks=pytest.mark.slow),
+                                               ("horovod", False), ("native", True)])
+def test_mpirun_spans_two_hosts(pair, tmp_path, backend, cold):
+    output = run_mpirun(pair, tmp_path, backend, WORKERS / "meet.py", cold=cold)
     found = sorted(facts(output), key=lambda fact: fact["rank"])
     assert [fact["sum"] for fact in found] == [10.0] * 4
     assert [fact["local"] for fact in found] == [[0, 2], [1, 2]] * 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ENGINES, PAIRS, start_job
+from harness import ENGINES, PAIRS, some_cold, start_job
 
 WORKER = Path(__file__).parent / "workers" / "meet.py"
 
@@ -24,9 +24,8 @@ def expected(rank, size, backend):
             "backend": backend}
 
 
-# Two real processes for each pair; four are warm, as many start slowly on few cores.
 @pytest.mark.parametrize(("launcher", "backend", "np", "cold"), [
-    *((*pair, 2, True) for pair in PAIRS), ("hvkeras_run", "native", 4, False), ("mpirun", "horovod", 4, False),
+    *some_cold([(*pair, 2) for pair in PAIRS]), ("hvkeras_run", "native", 4, False), ("mpirun", "horovod", 4, False),
     ("tf_config", "tfdist", 4, False)])
 def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold):
     outcome = launch(launcher, WORKER, ("again",), np=np, backend=backend, cold=cold)

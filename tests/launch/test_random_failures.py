@@ -22,15 +22,15 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(("how", "np"), [pytest.param("kill", 2, marks=pytest.mark.slow), ("kill", 4), ("stop", 3),
-                                         ("exit", 2)])
-def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np):
+@pytest.mark.parametrize(("how", "np", "cold"), [pytest.param("kill", 2, True, marks=pytest.mark.slow),
+                                                 ("kill", 4, False), ("stop", 3, False), ("exit", 2, True)])
+def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np, cold):
     victim = 1 if how == "exit" else random.randrange(1, np)
     delay = random.uniform(0.05, 0.8)
     told = f"rank {victim} of {np}, after {delay:.3f} s"
     arguments = (str(delay) if how == "exit" else "0",)
     with start_job("tf_config", WORKER, arguments, np=np, folder=tmp_path, backend="native", env=ENV,
-                   expect_failure=True, deadline=120.0, cold=True) as job:
+                   expect_failure=True, deadline=120.0, cold=cold) as job:
         for rank in range(np):
             job.wait_for(rank, "busy")
         if how != "exit":

@@ -12,23 +12,23 @@ from harness import OLDEST_ALONE, Outcome
 WORKER = Path(__file__).parent / "workers" / "collectives.py"
 RUNS = {
     "local-1-few": ("hvkeras_run", "local", 1),
-    "tfdist-3-few": ("tf_config", "tfdist", 3),
+    "tfdist-2-few": ("tf_config", "tfdist", 2),
     "horovod-2-few": ("mpirun", "horovod", 2),
     "native-2-few": ("tf_config", "native", 2),
+    "native-3-quick": ("mpirun", "native", 3),
     "native-3": ("mpirun", "native", 3),
-    "native-4-few": ("hvkeras_run", "native", 4),
+    "native-4": ("hvkeras_run", "native", 4),
     "tfdist-3": ("tf_config", "tfdist", 3),
     "horovod-4": ("mpirun", "horovod", 4),
 }
-MARKS = {"native-2-few": (*OLDEST_ALONE, pytest.mark.sample), "tfdist-3": pytest.mark.slow,
-         "horovod-4": pytest.mark.slow}
+MARKS = {"native-2-few": (*OLDEST_ALONE, pytest.mark.sample),
+         **dict.fromkeys(("native-3", "native-4", "tfdist-3", "horovod-4"), pytest.mark.slow)}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size = RUNS[request.param]
-    return launch_once(launcher, WORKER, ("few",) if request.param.endswith("few") else (), np=size, backend=backend,
-                       deadline=600)
+    return launch_once(launcher, WORKER, tuple(request.param.split("-")[2:]), np=size, backend=backend, deadline=600)
 
 
 @pytest.mark.parametrize("check", ["reductions", "gathers", "broadcasts", "scatters", "exchanges", "races"])

@@ -12,7 +12,7 @@ from harness import OLDEST_ALONE, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "horovod_surface.py"
 RUNS = {
-    "2-horovod-tf_keras": ("mpirun", "horovod", 2, "1"),
+    "2-horovod-tf_keras": ("horovodrun_gloo", "horovod", 2, "1"),
     "2-tfdist": ("tf_config", "tfdist", 2, "0"),
     "4-native": ("hvkeras_run", "native", 4, "0"),
 }

@@ -11,7 +11,7 @@ import pytest
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "mismatch.py"
-SOON = {"HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"}
+SOON = {"HVKERAS_MISMATCH_AFTER": "0.4", "HVKERAS_EXIT_GRACE": "1"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from harness import Outcome
 WORKER = Path(__file__).parent / "workers" / "sharding.py"
 COUNT = 43
 RUNS = {
-    "2-horovod": ("mpirun", "horovod", 2, "0"),
+    "2-horovod": ("hvkeras_run", "horovod", 2, "0"),
     "3-tfdist-tf_keras": ("tf_config", "tfdist", 3, "1"),
     "4-native": ("hvkeras_run", "native", 4, "0"),
 }

@@ -13,7 +13,7 @@ WORKER = Path(__file__).parent / "workers" / "training_callbacks.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
 RUNS = {
     "keras3-tfdist": ("tf_config", ("tfdist", "0"), ()),
-    "tf_keras-tfdist": ("tf_config", ("tfdist", "1"), ()),
+    "tf_keras-native": ("tf_config", ("native", "1"), ()),
     "keras3-horovod": ("hvkeras_run", ("horovod", "0"), ("--few",)),
 }
 

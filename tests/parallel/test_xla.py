@@ -90,6 +90,6 @@ def test_training_gives_the_weights_of_one_process(outcome: Outcome) -> None:
 ])
 def test_failures_are_named(case: str, named: str, launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", FAILURES, (case,), np=2, backend="native", expect_failure=True, deadline=100,
-                     env={"HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"})
+                     env={"HVKERAS_MISMATCH_AFTER": "0.4", "HVKERAS_EXIT_GRACE": "1"})
     for rank in range(1 if case == "killed" else 2):
         assert named in outcome.stderr(rank).strip().splitlines()[-1]

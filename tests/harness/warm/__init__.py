@@ -1,7 +1,7 @@
 """Warm ranks: forked from a process that has imported TensorFlow, Keras and hvkeras already.
 
 A rank of its own needs two to four seconds of a core for these imports; a warm one is there at once. The launcher
-is the real one, and so are the rank's process, environment, descriptors, folder, signals and end:
+is the real one, and so are the rank's process, environment, descriptors, folder, host, signals and end:
 
     launcher -> stand_in.py (in Python's place) -> parent.py (which has imported everything) -> the rank, forked
 

@@ -24,6 +24,7 @@ from typing import Any
 from harness.warm.variables import ROOM, at_import
 
 _NUMBER = struct.Struct("=q")
+_MOST_DESCRIPTORS = 6  # three streams, three namespaces
 # What ranks of tests import as a rule. Absent ones are left out: the oldest environment has neither MPI nor Horovod.
 _MODULES = ("numpy", "hvkeras", "tensorflow", "hvkeras.tensorflow", "hvkeras.keras", "hvkeras.callbacks",
             "hvkeras.fit_run", "hvkeras.sharding", "tensorflow.python.framework.function_def_to_graph",
@@ -121,7 +122,7 @@ def fork(connection: socket.socket) -> int | dict[str, Any] | None:
     Returns:
         Its process id, and in the rank itself what it was asked for; None if it was refused.
     """
-    header, descriptors, _, _ = socket.recv_fds(connection, _NUMBER.size, 3)
+    header, descriptors, _, _ = socket.recv_fds(connection, _NUMBER.size, _MOST_DESCRIPTORS)
     if not header:
         connection.close()
         return None
@@ -138,8 +139,11 @@ def fork(connection: socket.socket) -> int | dict[str, Any] | None:
         pid: int | None = None
     elif (pid := os.fork()) == 0:
         connection.close()
-        for place, descriptor in enumerate(descriptors):
+        for place, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, place)
+        for namespace in descriptors[3:]:
+            enter(namespace)
+        for descriptor in descriptors:
             os.close(descriptor)
         return request
     for descriptor in descriptors:
@@ -147,6 +151,12 @@ def fork(connection: socket.socket) -> int | dict[str, Any] | None:
     if pid is not None:
         connection.sendall(_NUMBER.pack(pid))
     return pid
+
+
+def enter(namespace: int) -> None:
+    """Enters a namespace of the stand-in's, which runs on another host of the tests."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def become(request: dict[str, Any]) -> types.CodeType:

@@ -18,6 +18,7 @@ from types import FrameType
 _RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK")  # the others' ranks are even
 _PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2,
               signal.SIGTERM)
+_NAMESPACES = ("mnt", "net", "uts")  # what makes a host of tests (see `harness.hosts`)
 _PARENT_IS_GONE = 98
 _NUMBER = struct.Struct("=q")
 
@@ -26,13 +27,16 @@ def main(folder: str, arguments: list[str]) -> None:
     """Stands for a rank."""
     with open("/proc/self/comm", "w", encoding="ascii") as name:
         name.write("warm-stand-in")
+    place = os.path.join(folder, "odd" if _rank() % 2 else "even")
+    namespaces = _namespaces(place)
     request = json.dumps({"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ),
                           "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
-    place = "odd" if _rank() % 2 else "even"
     with socket.socket(socket.AF_UNIX) as parent:
-        parent.connect(os.path.join(folder, place))
-        socket.send_fds(parent, [_NUMBER.pack(len(request))], [0, 1, 2])
+        parent.connect(place)
+        socket.send_fds(parent, [_NUMBER.pack(len(request))], [0, 1, 2, *namespaces])
         parent.sendall(request)
+        for descriptor in namespaces:
+            os.close(descriptor)
         rank = _read(parent)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
@@ -52,11 +56,19 @@ def main(folder: str, arguments: list[str]) -> None:
 
 def _rank() -> int:
     for name in _RANKS:
-        if os.environ.get(name):
+        if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
     if os.environ.get("TF_CONFIG", "").startswith("{"):
         return int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     return 0
+
+
+def _namespaces(place: str) -> list[int]:
+    """Opens the namespaces of this process that are not its parent's."""
+    with open(f"{place}.pid", encoding="ascii") as file:
+        theirs = f"/proc/{file.read()}/ns"
+    return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _NAMESPACES
+            if os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"{theirs}/{kind}")]
 
 
 def _umask() -> int:

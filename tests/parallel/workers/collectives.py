@@ -1,6 +1,6 @@
 """The collectives on any number of ranks: each check returns results, and NumPy's where they need inputs.
 
-With the argument `few`, fewer dtypes, and second gradients of fewer collectives.
+Arguments: `quick` for shorter races and second gradients of fewer collectives, `few` for fewer dtypes as well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hvkeras as hvd
 from harness.checks import check, run_checks
 
 FEW = "few" in sys.argv
+QUICK = FEW or "quick" in sys.argv
 EAGER = ("float32",) if FEW else ("bfloat16", "float32", "int64")  # eager collectives run one by one, so take a few
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 SOME_DTYPES = ("bfloat16", "float32", "uint8", "int64")
@@ -135,8 +136,8 @@ def exchanges() -> list[str]:
 @check
 def races() -> list[str]:
     """Collectives of several graphs at once, named, and begun in another order on each rank."""
-    size, rank, count, graphs = hvd.size(), hvd.rank(), *((9, 2) if FEW else (20, 4))
-    rounds = 40 if os.environ["HVKERAS_BACKEND"] == "native" else 2
+    size, rank, count, graphs = hvd.size(), hvd.rank(), *((9, 2) if QUICK else (20, 4))
+    rounds = (10 if QUICK else 40) if os.environ["HVKERAS_BACKEND"] == "native" else 2
     wrong: list[str] = []
 
     def mixed(thread: int) -> Any:
@@ -337,7 +338,7 @@ def gradients() -> dict[str, Any]:
 @check
 def second_gradients() -> dict[str, Any]:
     """The same of the gradients of the collectives."""
-    chosen = ("average", "allgather", "alltoall") if FEW else tuple(differentiable())
+    chosen = ("average", "allgather", "alltoall") if QUICK else tuple(differentiable())
     return foretold({name: (slope_of(function), length, length)
                      for name, (function, length, _) in differentiable().items() if name in chosen})
 

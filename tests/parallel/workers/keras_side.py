@@ -159,7 +159,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.seen.append((float(scale), float(sum(np.sum(np.abs(one)) for one in self.model.get_weights()))))
 
 
-def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: bool = False) -> Any:
+def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: bool = False,
+             eager: bool = False) -> Any:
     """Loss scale and weights after each of four steps, in the second of which rank 1 alone overflows."""
     x, y = np.ones((8, 4), "float32") / 8, np.ones((8, 1), "float32") / 8
     if hvd.rank() == 1:
@@ -182,7 +183,7 @@ def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: b
             for weight in model.trainable_weights:
                 optimizer.register_local_var(weight)
         watch = Watch()
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", run_eagerly=eager)
         model.fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[watch])
     finally:
         keras.mixed_precision.set_global_policy(policy)
@@ -193,8 +194,8 @@ def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: b
 def overflow_on_one_rank() -> dict[str, Any]:
     return {
         "policy before wrapping": overflow(wrap_first=False),
-        "policy after wrapping": overflow(wrap_first=True),
-        "explicit loss scale": overflow(wrap_first=False, explicit=True),
+        "policy after wrapping": overflow(wrap_first=True, eager=True),
+        "explicit loss scale": overflow(wrap_first=False, explicit=True, eager=True),
         "local variables": overflow(wrap_first=False, local=True),
         "two passes": overflow(wrap_first=False, passes=2),
     }
@@ -347,7 +348,7 @@ def broadcast_callback() -> dict[str, Any]:
         found[name] = [trainable, float(model.optimizer.learning_rate), int(model.optimizer.iterations)]
     same = keras.Sequential([keras.Input((4,)), *start_apart()])
     hvd.broadcast_variables(same.weights, root_rank=0)
-    same.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, 0.9)), "mse")
+    same.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, 0.9)), "mse", run_eagerly=True)
     same.fit(x, y, batch_size=8, verbose=0)
     found["truth"] = [[np.asarray(weight).tolist() for weight in same.trainable_weights], 0.1, 1]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +86,7 @@ def compared(counts: tuple[int, ...], batch: int, steps: int, extra: Any = None,
     evaluated = mine.evaluate(*share(validation, hvd.rank(), 2), batch_size=7, verbose=0, return_dict=True)
 
     def one_process() -> list[Any]:
-        one = compiled(keras.optimizers.SGD(0.1), metrics=metrics(), **options)
+        one = compiled(keras.optimizers.SGD(0.1), metrics=metrics(), run_eagerly=True)
         trained = one.fit(*union(counts, batch, steps), batch_size=batch * hvd.size(), epochs=2, shuffle=False,
                           verbose=0, validation_data=union(validation, batch, seed=1)).history
         return [values(trained), values(one.evaluate(*union(validation, batch, seed=2), batch_size=7, verbose=0,
@@ -135,13 +136,13 @@ def own_metrics() -> dict[str, Any]:
     x, y = share((10,), hvd.rank())
     found = {}
     for kind in (Declared, Merging, Largest):
-        mine = compiled(metrics=[kind()])
+        mine = compiled(metrics=[kind()], run_eagerly=True)
         try:
             found[kind.__name__] = mine.evaluate(x, y, verbose=0, return_dict=True)["largest"]
         except hvd.UsageError as error:
             found[kind.__name__] = str(error)
     try:
-        compiled(metrics=[Largest()]).fit(x, y, batch_size=2, verbose=0, callbacks=[StepCount()])
+        compiled(metrics=[Largest()], run_eagerly=True).fit(x, y, batch_size=2, verbose=0, callbacks=[StepCount()])
         found["in fit"] = "no error"
     except hvd.UsageError:
         found["in fit"] = StepCount.last
@@ -245,7 +246,7 @@ def stopping() -> dict[str, Any]:
 
 def iterations_after(data: Callable[[], Any], **arguments: Any) -> list[Any]:
     """Batches of each epoch that the ranks made, and a number that is equal where weights are."""
-    mine = compiled()
+    mine = compiled(run_eagerly=True)
     count = Batches()
     mine.fit(data(), verbose=0, callbacks=[count], **arguments)
     return [count.seen, float(sum(np.sum(np.abs(one)) for one in mine.get_weights()))]
@@ -309,36 +310,37 @@ class AssignOnOneRank(keras.callbacks.Callback):  # type: ignore[misc]
 
 @check
 def mistakes() -> dict[str, str]:
-    """How each classic mistake ends."""
+    """How each classic mistake ends; in eager mode, but for the first, as most take a step or two."""
     x, y = share((12,), hvd.rank())
     options: dict[str, Any] = {"batch_size": 4, "epochs": 3, "verbose": 0}
+    eagerly = functools.partial(compiled, run_eagerly=True)
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback
 
     def own_step() -> Any:
         own = OwnLogs()
-        own.compile("sgd")
+        own.compile("sgd", run_eagerly=True)
         return own.fit(x, y, **options)
 
     def registered() -> Any:
-        mine = compiled(seed=hvd.rank())
+        mine = eagerly(seed=hvd.rank())
         for variable in mine.trainable_variables:
             mine.optimizer.register_local_var(variable)
         return mine.fit(x, y, **options)
 
     return {
         "no broadcast": mistake(lambda: compiled(seed=hvd.rank()).fit(x, y, **options)),
-        "no wrapper": mistake(lambda: compiled("sgd").fit(x, y, **options)),
-        "no wrapper, but another start": mistake(lambda: compiled("sgd", seed=hvd.rank()).fit(x, y, **options)),
+        "no wrapper": mistake(lambda: eagerly("sgd").fit(x, y, **options)),
+        "no wrapper, but another start": mistake(lambda: eagerly("sgd", seed=hvd.rank()).fit(x, y, **options)),
         "no wrapper in a step of one's own": mistake(own_step),
-        "an assignment": mistake(lambda: compiled().fit(x, y, callbacks=[AssignOnOneRank()], **options)),
-        "another width": mistake(lambda: compiled(width=8 + hvd.rank()).fit(x, y, **options)),
-        "validation on one rank": mistake(lambda: compiled().fit(
+        "an assignment": mistake(lambda: eagerly().fit(x, y, callbacks=[AssignOnOneRank()], **options)),
+        "another width": mistake(lambda: eagerly(width=8 + hvd.rank()).fit(x, y, **options)),
+        "validation on one rank": mistake(lambda: eagerly().fit(
             x, y, validation_data=(x, y) if hvd.rank() == 0 else None, **options)),
-        "other epochs": mistake(lambda: compiled().fit(x, y, batch_size=4, epochs=2 + hvd.rank(), verbose=0)),
-        "no data": mistake(lambda: compiled().fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(
+        "other epochs": mistake(lambda: eagerly().fit(x, y, batch_size=4, epochs=2 + hvd.rank(), verbose=0)),
+        "no data": mistake(lambda: eagerly().fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(
             hvd.rank()), epochs=1, verbose=0)),
-        "none": mistake(lambda: compiled(seed=hvd.rank()).fit(x, y, callbacks=[broadcast(0)], **options)),
-        "none, each rank its own dropout": mistake(lambda: compiled(dropout=0.5).fit(x, y, **options)),
+        "none": mistake(lambda: eagerly(seed=hvd.rank()).fit(x, y, callbacks=[broadcast(0)], **options)),
+        "none, each rank its own dropout": mistake(lambda: eagerly(dropout=0.5).fit(x, y, **options)),
         "none, local variables": mistake(registered),
         "none, by themselves": mistake(lambda: by_itself(x, y, options)),
     }
@@ -348,7 +350,7 @@ def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
     """Each rank trains and evaluates a model of its own; the first one more often."""
     with hvd.alone():
         for _ in range(2 if hvd.rank() == 0 else 1):
-            mine = compiled("sgd", seed=hvd.rank())
+            mine = compiled("sgd", seed=hvd.rank(), run_eagerly=True)
             mine.fit(x, y, **options)
             mine.evaluate(x, y, verbose=0)
     return hvd.rank()
@@ -384,7 +386,7 @@ def joined() -> dict[str, Any]:
             yield tuple(np.concatenate([part[one] for part in parts]) for one in (0, 1))
 
     def one_process() -> list[Any]:
-        one = compiled(keras.optimizers.SGD(0.1), metrics=["accuracy", keras.metrics.AUC()])
+        one = compiled(keras.optimizers.SGD(0.1), metrics=["accuracy", keras.metrics.AUC()], run_eagerly=True)
         signature = (tf.TensorSpec((None, FEATURES)), tf.TensorSpec((None, 1)))
         data = tf.data.Dataset.from_generator(generate, output_signature=signature).apply(
             tf.data.experimental.assert_cardinality(5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ from strategy_training import (
     X,
     Y,
     after_an_infinity,
+    by_one_process,
     dataset,
     dense,
     difference,
@@ -47,8 +47,7 @@ def apart(optimizer: Any = sgd, build: Any = dense, compiled: Any = None, valida
     both = fitted(STRATEGY.scope(), build, distributed, share(), share() if validated else None,
                   {"callbacks": callbacks}, compiled or {})
     with hvd.alone():
-        one = fitted(contextlib.nullcontext(), build, optimizer, dataset(), dataset() if validated else None, {},
-                     compiled or {})
+        one = by_one_process(build, optimizer, dataset(), dataset() if validated else None, compiled)
     kept = slice(-1) if validated else slice(None)  # but for the predictions, which are of this rank's rows
     return difference(both[kept], one[kept])
 

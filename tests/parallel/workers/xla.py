@@ -161,13 +161,13 @@ def embedding() -> list[Any]:
 
 def trained(jit: bool, layers: Callable[[], list[Any]] = dense, data: Any = INPUTS, optimizer: str = "Adam",
             steps: int = 1, policy: str = "float32", **options: Any) -> Any:
-    """The weights after two epochs, and a metric of both."""
+    """The weights after two epochs, and a metric of both; what is not compiled runs step by step in eager mode."""
     keras.utils.set_random_seed(1)
     keras.mixed_precision.set_global_policy(policy)
     model = keras.Sequential(layers())
     keras.mixed_precision.set_global_policy("float32")
     model.compile(hvd.DistributedOptimizer(getattr(keras.optimizers, optimizer)(0.02), **options), "mse",
-                  metrics=["mae"], jit_compile=jit, steps_per_execution=steps)
+                  metrics=["mae"], jit_compile=jit, run_eagerly=not jit, steps_per_execution=steps)
     history = model.fit(shard(data), shard(TARGETS), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     return [weights(model), np.nan_to_num(history.history["mae"], nan=-1.0)]
 
