@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hvkeras.build_horovod.prerequisites import Prerequisites
-from hvkeras.build_horovod.stubs import write_stubs
+from hvkeras.build_horovod.stubs import write_compiler, write_stubs
 from hvkeras.errors import MachineError, explain
 
 HOROVOD = "horovod==0.28.1"
@@ -71,6 +71,7 @@ def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[st
     """
     with tempfile.TemporaryDirectory(prefix="hvkeras-horovod-") as stubs:
         variables = horovod_variables(found, write_stubs(Path(stubs)), jobs, cuda, environ)
+        variables["CXX"] = write_compiler(Path(stubs), found.compiler)
         # Without the cache: pip would hand out a wheel that was built against another TensorFlow.
         options = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--force-reinstall"]
         command = [*_pip("install"), "--verbose", *options, HOROVOD]

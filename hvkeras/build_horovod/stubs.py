@@ -1,7 +1,11 @@
-"""Stand-ins for the TensorFlow headers that Horovod 0.28.1 includes and TensorFlow 2.16 and later lack."""
+"""Stand-ins for what Horovod's build uses: TensorFlow's headers, and the compiler.
+
+Horovod 0.28.1 includes headers that TensorFlow 2.16 and later lack.
+"""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 # Only Horovod's xla_mpi_ops.cc includes any of these, and all of its body depends on HAVE_GPU. So the
@@ -31,3 +35,19 @@ def write_stubs(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+def write_compiler(folder: Path, compiler: str) -> str:
+    """Writes a stand-in for the compiler that leaves out the debug information that Horovod's build asks for.
+
+    Args:
+        folder: An existing folder.
+        compiler: The compiler's path.
+
+    Returns:
+        The path of the stand-in.
+    """
+    path = folder / Path(compiler).name
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -g0\n')
+    path.chmod(0o755)
+    return str(path)

@@ -58,7 +58,7 @@ def test_custom_loop_gives_the_same_everywhere(
 @pytest.mark.parametrize(
     ("script", "launcher", "np"),
     [
-        (TRAIN, "hvkeras_run", 4),
+        pytest.param(TRAIN, "hvkeras_run", 4, marks=pytest.mark.slow),
         pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=pytest.mark.oldest),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else value,
@@ -76,16 +76,13 @@ def test_the_loop_of_a_strategy_goes_on_from_its_checkpoints(launch: Callable[..
     assert accuracy(second) > max(accuracy(first), 0.93)
 
 
-def test_only_rank_0_saves(launch: Callable[..., Outcome]) -> None:
-    outcome = launch("hvkeras_run", TRAIN, (*SHORT, "--checkpoint-dir", "saved", "--backend", "tfdist"), np=2)
-    assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["best.keras"]
-
-
-def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits(
+def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits_and_only_rank_0_saves(
     launch: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     nowhere = {"https_proxy": "http://127.0.0.1:9", "KERAS_HOME": str(tmp_path)}
-    outcome = launch("hvkeras_run", TRAIN, ("--epochs", "1", "--dataset", "mnist"), np=2, env=nowhere)
+    arguments = (*SHORT, "--checkpoint-dir", "saved", "--backend", "tfdist", "--dataset", "mnist")
+    outcome = launch("hvkeras_run", TRAIN, arguments, np=2, env=nowhere)
+    assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["best.keras"]
     assert "mnist cannot be downloaded here: training on the digits beside the examples instead" in outcome.stdout(0)
     assert "cannot be downloaded" not in outcome.stdout(1)
     assert 0 <= accuracy(outcome) <= 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 from harness import start_job
 from harness.events import scalars
@@ -17,6 +18,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tutorial_multi_wor
 GOOD = 0.97
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_both_workers_were_killed(tmp_path: Path) -> None:
     folder = tmp_path / "tutorial"
     arguments = ("--folder", str(folder), "--epochs")

@@ -66,4 +66,5 @@ from harness.axes import OLDEST_ALONE, pairwise, some_cold
 from harness.job import Job, LaunchError, Outcome, start_job
 from harness.launchers import ENGINES, LAUNCHERS, PAIRS
 
-__all__ = ["ENGINES", "LAUNCHERS", "OLDEST_ALONE", "PAIRS", "Job", "LaunchError", "Outcome", "pairwise", "some_cold", "start_job"]
+__all__ = ["ENGINES", "LAUNCHERS", "OLDEST_ALONE", "PAIRS", "Job", "LaunchError", "Outcome", "pairwise", "some_cold",
+           "start_job"]

@@ -6,7 +6,7 @@ import ast
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,12 +33,14 @@ def names_of_checks(script: Path) -> list[str]:
     ]
 
 
-def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any] | None = None) -> None:
-    """Runs every registered check, writing each result as soon as it is there.
+def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any] | None = None,
+               chosen: Collection[str] = ()) -> None:
+    """Runs the registered checks, writing each result as soon as it is there.
 
     Args:
         before: Called first, `hvd.init` as a rule.
         after: Called last, `hvd.shutdown` as a rule.
+        chosen: Their names; all checks if empty.
 
     Raises:
         Exception: Whatever a check raised, after noting it: the job ends with it.
@@ -47,7 +49,7 @@ def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any]
     path = Path(os.environ[RESULTS]) / f"rank.{announced_rank(os.environ) or 0}.json"
     if before is not None:
         before()
-    for function in _checks:
+    for function in [each for each in _checks if not chosen or each.__name__ in chosen]:
         try:
             results[function.__name__] = {"value": _plain(function())}
         except BaseException:

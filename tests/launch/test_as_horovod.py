@@ -41,7 +41,7 @@ def told(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in re.findall(r"OLD (\{.*?\})$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("backend", ["horovod", pytest.param("native", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=pytest.mark.slow), "native"])
 def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
     done = run(["--as-horovod", "-np", "2", "--backend", backend, sys.executable, str(OLD), "--epochs", "3"],
                tmp_path, {"HOROVOD_CYCLE_TIME": "2"})

@@ -55,18 +55,14 @@ def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = N
 
 
 def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
-    backends = {"honest": "Honest", "liar": "Liar", "broken": "Broken", "mortal": "Mortal"}
+    backends = {"liar": "Liar", "broken": "Broken", "mortal": "Mortal"}
     names = [*backends, "local"]
     done = bench(["allreduce", "--backends", ",".join(names), "--sizes", "40B,1KiB", "--rounds", "2", "--plot",
                   "out.png"], tmp_path, plug_in(tmp_path, backends))
     assert done.returncode == 1, done.stdout + done.stderr
     found = rows(tmp_path / "out.json")
     assert list(found) == [(size, name) for size in ("40B", "1KiB") for name in names]
-    for size, count in (("40B", 40), ("1KiB", 1024)):
-        check_blocks(found[size, "honest"], 2)
-        good = found[size, "honest"]
-        assert (good["bytes"], good["links"], good["kind"]) == (count, 100, "engine")
-        assert good["algorithm_bandwidth"] == good["bus_bandwidth"] > 0  # 2 (n - 1) / n is 1
+    for size in ("40B", "1KiB"):
         lie = found[size, "liar"]
         assert lie["wrong"] and lie["blocks"] == []
         assert "Every element of an allreduce must be what NumPy computes. Received: engine='liar'" in lie["reason"]
@@ -75,7 +71,9 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
         assert "rank 1" in found[size, "broken"]["reason"]
         assert "OSError: the cable is unplugged" in found[size, "broken"]["reason"]
         assert found[size, "local"]["reason"].startswith("local serves one process")
-    check_blocks(found["40B", "mortal"], 2)
+    check_blocks(good := found["40B", "mortal"], 2)
+    assert (good["bytes"], good["links"], good["kind"]) == (40, 100, "engine")
+    assert good["algorithm_bandwidth"] == good["bus_bandwidth"] > 0  # 2 (n - 1) / n is 1
     assert "rank 1" in found["1KiB", "mortal"]["reason"] and "SIGKILL" in found["1KiB", "mortal"]["reason"]
     content = json.loads((tmp_path / "out.json").read_text())
     assert (content["kind"], content["ranks"], content["launcher"]) == ("allreduce", 2, "hvkeras")
@@ -88,11 +86,11 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
     assert f"output of all ranks: {kept[0]}" in found["1KiB", "mortal"]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "names"), [
     (["--backends", "tfdist", "--jit"], ["one process", "one process, XLA", "apart", "apart, XLA", "tfdist"]),
-    pytest.param(["--backends", "horovod,tfdist", "--peers"],
-                 ["one process", "apart", "horovod", "tfdist", "horovod alone", "tf.distribute alone"],
-                 marks=pytest.mark.slow),
+    (["--backends", "horovod,tfdist", "--peers"],
+     ["one process", "apart", "horovod", "tfdist", "horovod alone", "tf.distribute alone"]),
 ], ids=["XLA", "peers"])
 def test_steps_train_as_one_process_does(arguments: list[str], names: list[str], tmp_path: Path) -> None:
     done = bench(["step", "--models", "mlp", *arguments, "--rounds", "1"], tmp_path)

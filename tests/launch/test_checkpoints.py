@@ -16,6 +16,8 @@ import h5py  # type: ignore[import-untyped]
 import pytest
 
 from harness import Outcome, start_job
+from harness.launchers import clean_environment
+from launch.hvkeras_run import warm_ranks
 
 WORKERS = Path(__file__).parent / "workers"
 RUNS = {"native": ("hvkeras_run", "ranks", {"backend": "native"}), "strategy": ("tf_config", "workers", {})}
@@ -98,16 +100,16 @@ def test_a_kill_amid_writing_leaves_a_whole_file(kept: str, tmp_path: Path) -> N
     wrote = 0
     folder = tmp_path / "backup"
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", WRITER, str(folder), kept],
-                                   stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-                                   env={**os.environ, "TMPDIR": str(tmp_path)})
+        process = subprocess.Popen(warm_ranks([sys.executable, "-c", WRITER, str(folder), kept]),
+                                   stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=clean_environment(tmp_path))
         assert process.stdout is not None
         with process:
             assert process.stdout.readline() == f"read {wrote} []\n" or wrote, "the first start finds nothing"
+            assert process.stdout.readline().startswith("wrote ")
             time.sleep(random.uniform(0.05, 0.5))
             os.kill(process.pid, signal.SIGKILL)
             lines = process.stdout.read().splitlines()
-        wrote = int(lines[-1].split()[-1]) if lines else wrote
+        wrote = int(lines[-1].split()[-1]) if lines else wrote + 1
         found = folder / "latest.weights.h5"
         found = found if found.exists() else folder / "previous.weights.h5"
         with h5py.File(found) as file:

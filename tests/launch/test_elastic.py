@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.hvkeras_run import Started, python, run
+from launch.hvkeras_run import Started, python, run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "elastic.py"
 
@@ -19,9 +19,10 @@ WORKER = Path(__file__).parent / "workers" / "elastic.py"
 ])
 def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, legacy: str, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
+    env = {"TF_USE_LEGACY_KERAS": legacy, "TMPDIR": str(tmp_path / "tmp")}
+    command = warm_ranks([sys.executable, str(WORKER), str(tmp_path / "marker"), str(victim)], env)
     done = run(["-np", "2", "--reset-limit", "2", "--backend", backend, "--output-filename", str(tmp_path / "logs"),
-                sys.executable, str(WORKER), str(tmp_path / "marker"), str(victim)], tmp_path,
-               {"TF_USE_LEGACY_KERAS": legacy, "TMPDIR": str(tmp_path / "tmp")}, deadline=240)
+                *command], tmp_path, env, deadline=240)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert (tmp_path / "logs" / f"rank.{rank}" / "stdout").read_text().splitlines() == [

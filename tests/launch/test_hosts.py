@@ -96,8 +96,8 @@ def run_mpirun(pair, tmp_path, backend, script, results=None, cold=False):
     return output
 
 
-@pytest.mark.parametrize(("backend", "cold"), [pytest.param("tfdist", False, marks=pytest.mark.slow),
-                                               ("horovod", False), ("native", True)])
+@pytest.mark.parametrize(("backend", "cold"), [
+    pytest.param("tfdist", True, marks=pytest.mark.slow), ("horovod", False), ("native", False)])
 def test_mpirun_spans_two_hosts(pair, tmp_path, backend, cold):
     output = run_mpirun(pair, tmp_path, backend, WORKERS / "meet.py", cold=cold)
     found = sorted(facts(output), key=lambda fact: fact["rank"])

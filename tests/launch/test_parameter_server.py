@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     """A job whose worker 1 is killed, comes back and is terminated, and whose chief is terminated in the end."""
     folder = tmp_path_factory.mktemp("parameter-server")
     with start_job("tf_config", WORKER, (ENDLESS, str(folder)), np=6, folder=folder, expect_failure=True, env=QUICK,
-                   deadline=120.0, cold=True, roles=("chief", "worker", "worker", "ps", "ps", "evaluator")) as job:
+                   deadline=120.0, roles=("chief", "worker", "worker", "ps", "ps", "evaluator")) as job:
         wait_for_epochs(job, 2)
         os.kill(job.pid(2), signal.SIGKILL)
         job.wait_for(0, "training goes on with 1 of the workers", stream="stderr")
@@ -113,7 +113,7 @@ def test_a_lost_server_ends_the_job_which_goes_on_at_another_size(
 ) -> None:
     _, folder = trained
     with start_job("tf_config", WORKER, (ENDLESS, str(folder)), np=3, folder=tmp_path, expect_failure=True, env=QUICK,
-                   deadline=90.0, cold=True, roles=("chief", "worker", "ps")) as job:
+                   deadline=90.0, cold=number == signal.SIGKILL, roles=("chief", "worker", "ps")) as job:
         wait_for_epochs_from_checkpoint(job)
         pid = job.pid(2)
         os.kill(pid, number)

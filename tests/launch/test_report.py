@@ -15,7 +15,7 @@ from harness import Outcome
 from hvkeras.record import WELL, Record
 from hvkeras.report.findings import THRESHOLDS
 from hvkeras.report.run_report import write_report
-from launch.hvkeras_run import run
+from launch.hvkeras_run import run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "reported.py"
 STEPS = 40  # of each part of the worker
@@ -78,7 +78,7 @@ def test_records_tell_of_fit(outcome: Outcome) -> None:
 
 
 def test_a_killed_rank_leaves_a_report_that_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKER), "killed"]
+    command = warm_ranks([sys.executable, str(WORKER), "killed"])
     done = run(["-np", "2", "--report", "--backend", "native", *command], tmp_path)
     assert done.returncode == 137
     folder = tmp_path / "hvkeras-report"

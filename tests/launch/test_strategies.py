@@ -44,7 +44,7 @@ def test_one_call_spans_the_ranks_of_every_launcher(
 @pytest.mark.parametrize("how", WORDS)
 def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: Path) -> None:
     with start_job("tf_config", SPANNING, (how,), np=2, folder=tmp_path, expect_failure=True, deadline=90.0,
-                   env={"HVKERAS_LIVENESS_TIMEOUT": "5"}, cold=how != "raise") as job:
+                   env={"HVKERAS_LIVENESS_TIMEOUT": "5"}, cold=how == "kill") as job:
         job.wait_for(1, "2 replicas")
         if how == "stop":
             pid = job.pid(1)
@@ -55,14 +55,14 @@ def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: 
                         last_line(outcome.stderr(0)))
 
 
-@pytest.mark.parametrize("launcher", ["hvkeras_run", "tf_config"])
+@pytest.mark.parametrize("launcher", [pytest.param("hvkeras_run", marks=pytest.mark.slow), "tf_config"])
 def test_a_rank_that_is_late_for_a_collective_of_a_strategy_is_named(
     launcher: str, launch: Callable[..., Outcome]
 ) -> None:
-    outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "1"})
+    outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "3"})
     for rank in range(3):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has not come to a collective in which rank [02] has waited longer"
-                         r" than HVKERAS_STALL_SHUTDOWN allows \(1 s\): it is at \S*spanning.py:\d+ in <module>:"
+                         r" than HVKERAS_STALL_SHUTDOWN allows \(3 s\): it is at \S*spanning.py:\d+ in <module>:"
                          r" time.sleep\(300\)", last_line(outcome.stderr(rank)))
 
 
@@ -90,7 +90,7 @@ def test_a_script_of_tf_distribute_alone_gets_a_tf_config(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_fails_ends_a_job_of_tf_distribute_alone(tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKERS / "plain_strategy.py"), "fail"]
+    command = warm_ranks([sys.executable, str(WORKERS / "plain_strategy.py"), "fail"])
     done = run(["-np", "2", "--tf-config", *command], tmp_path)
     assert done.returncode == 1
     assert re.search(r"hvkeras run: rank 1 on \S+ \(pid \d+\) exited with code 1", done.stderr)

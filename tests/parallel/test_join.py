@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from harness import OLDEST_ALONE, Outcome
+from harness import Outcome
 from launch.hvkeras_run import python, run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "joined.py"
 SIZE = 3
-RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "horovodrun_gloo"}
+RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "hvkeras_run"}
 
 
-@pytest.fixture(params=[pytest.param(run, marks=OLDEST_ALONE if run == "tfdist" else pytest.mark.sample)
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if run == "tfdist" else pytest.mark.sample)
                         for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     return launch_once(RUNS[request.param], WORKER, np=SIZE, backend=request.param)

@@ -63,7 +63,7 @@ SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outli
 
 @pytest.mark.parametrize("case", WORDS)
 @pytest.mark.parametrize(("launcher", "backend", "np"), [
-    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.slow), ("horovodrun_gloo", "horovod", 2),
+    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.slow), ("hvkeras_run", "horovod", 2),
     ("hvkeras_run", "native", 3),
 ])
 def test_in_eager_mode_every_rank_raises_and_the_job_goes_on(
@@ -90,7 +90,7 @@ IN_GRAPHS = {
 
 
 @pytest.mark.parametrize("case", IN_GRAPHS)
-@pytest.mark.parametrize(("launcher", "backend", "np"), [("horovodrun_gloo", "horovod", 2),
+@pytest.mark.parametrize(("launcher", "backend", "np"), [("hvkeras_run", "horovod", 2),
                                                          ("hvkeras_run", "native", 3)])
 def test_in_graphs_every_rank_raises_and_the_job_goes_on(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]

@@ -12,7 +12,7 @@ from harness import ENGINES, Outcome, pairwise
 
 WORKER = Path(__file__).parent / "workers" / "same_training.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
-LAUNCHER = {"tfdist": "tf_config", "horovod": "horovodrun_gloo", "native": "hvkeras_run"}
+LAUNCHER = {"tfdist": "tf_config", "horovod": "hvkeras_run", "native": "hvkeras_run"}
 MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay")
 KERAS = {"keras3": "0", "tf_keras": "1"}
 RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)

@@ -20,7 +20,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if "tf_keras" in run else pytest.mark.sample)
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.sample if run == "4-native" else pytest.mark.slow)
                         for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]

@@ -17,7 +17,8 @@ NEEDS_TENSORBOARD = [pytest.mark.oldest, pytest.mark.skipif(not summaries.has_te
                      " needs the package tensorboard, which TensorFlow 2.16 brings along")]
 WHOLE = [pytest.param(("native", "0"), id="keras3"),
          pytest.param(("native", "1"), id="tf_keras", marks=NEEDS_TENSORBOARD)]
-FEW = [pytest.param(("horovod", "0", "--few"), id="horovod"), pytest.param(("tfdist", "0", "--few"), id="tfdist")]
+FEW = [pytest.param(("horovod", "0", "--few"), id="horovod", marks=pytest.mark.slow),
+       pytest.param(("tfdist", "0", "--few"), id="tfdist")]
 
 
 @pytest.fixture(params=[*WHOLE, *FEW])

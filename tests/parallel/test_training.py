@@ -14,17 +14,21 @@ WORKER = Path(__file__).parent / "workers" / "training.py"
 TOLERANCE = 2e-6
 RUNS = {
     "tfdist-keras3-2": ("tf_config", "tfdist", "0", 2),
-    "horovod-tf_keras-2": ("hvkeras_run", "horovod", "1", 2),
+    "horovod-tf_keras-2-few": ("hvkeras_run", "horovod", "1", 2),
     "native-keras3-2": ("hvkeras_run", "native", "0", 2),
     "native-keras3-4": ("hvkeras_run", "native", "0", 4),
+    "native-tf_keras-2": ("hvkeras_run", "native", "1", 2),
 }
-MARKS = {"tfdist-keras3-2": (*OLDEST_ALONE, pytest.mark.sample), "native-keras3-4": pytest.mark.slow}
+MARKS = {"tfdist-keras3-2": (*OLDEST_ALONE, pytest.mark.sample),
+         **dict.fromkeys(("native-keras3-4", "native-tf_keras-2"), pytest.mark.slow)}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy, size = RUNS[request.param]
-    return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy}, deadline=300)
+    arguments = ("--few",) if request.param.endswith("few") else ()
+    return launch_once(launcher, WORKER, arguments, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy},
+                       deadline=300)
 
 
 def largest_difference(found: Any, truth: Any) -> float:
@@ -35,10 +39,13 @@ def largest_difference(found: Any, truth: Any) -> float:
 
 
 @pytest.mark.parametrize("case", ["60/40", "120/80, three steps an execution, with the callback"])
-def test_all_that_keras_reports_is_that_of_one_process(case: str, outcome: Outcome) -> None:
+def test_all_that_keras_reports_is_that_of_one_process(
+    case: str, outcome: Outcome, request: pytest.FixtureRequest
+) -> None:
     results = [found[case] for found in outcome.results("exact_metrics")]
     for found in results:
-        assert len(found["found"][0]) == 20, "ten metrics, of training and of validation"
+        count = 10 if case == "60/40" and "few" not in request.node.name else 3
+        assert len(found["found"][0]) == 2 * count, "of training and of validation"
         assert largest_difference(found["found"], found["truth"]) < TOLERANCE
     assert all(found["found"] == results[0]["found"] for found in results), "logs differ between ranks"
 

@@ -13,12 +13,16 @@ WORKER = Path(__file__).parent / "workers" / "training_callbacks.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
 RUNS = {
     "keras3-tfdist": ("tf_config", ("tfdist", "0"), ()),
+    "keras3-native": ("hvkeras_run", ("native", "0"), ("--few",)),
     "tf_keras-native": ("tf_config", ("native", "1"), ()),
     "keras3-horovod": ("hvkeras_run", ("horovod", "0"), ("--few",)),
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=OLDEST_ALONE if run == "keras3-tfdist" else ()) for run in RUNS])
+MARKS = {"keras3-tfdist": pytest.mark.slow, "keras3-native": OLDEST_ALONE}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, (backend, legacy), arguments = RUNS[request.param]
     return launch_once(launcher, WORKER, arguments, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

@@ -41,6 +41,13 @@ def test_headers_keep_gpu_code_out_of_a_real_compilation(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
+def test_debug_information_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "probe.cc").write_text("int probe() { return 0; }\n")
+    compiler = stubs.write_compiler(tmp_path, needs.find_compiler("", os.environ["PATH"]))
+    subprocess.run([compiler, "-g", "-O3", "-c", "probe.cc"], cwd=tmp_path, check=True, timeout=60)
+    assert b".debug_info" not in (tmp_path / "probe.o").read_bytes()
+
+
 @pytest.mark.parametrize("version", [(3, 9), (3, 14)])
 def test_other_pythons_are_refused(version: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match=r"Python 3.10 to 3.13\..*HINT: make a virtual environment"):

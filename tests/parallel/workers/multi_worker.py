@@ -1,11 +1,14 @@
 """Keras 3's own training under MultiWorkerMirroredStrategy: the tutorial's code, and `import hvkeras`.
 
 Each check trains on both workers, and by itself on the whole batches, and returns how far the results are apart.
+
+Arguments: the names of checks; none for all of them.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import keras
@@ -95,4 +98,4 @@ def dropout_differs_between_workers() -> Any:
 
 
 if __name__ == "__main__":
-    run_checks()
+    run_checks(chosen=sys.argv[1:])

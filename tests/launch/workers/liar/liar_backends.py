@@ -40,12 +40,6 @@ class Liar(_Last):
                 else each for each in results]
 
 
-class Honest(TfdistBackend):
-    """tfdist under another name."""
-
-    name = "honest"
-
-
 class Broken(TfdistBackend):
     """Does not start on rank 1."""
 
