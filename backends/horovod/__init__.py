@@ -37,6 +37,7 @@ class HorovodBackend(Backend):
         self._anchor: Any = None
         self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
+        self._variables: dict[str, str] = {}  # which Horovod reads whenever it connects ranks
         self._size = 1
 
     @classmethod
@@ -59,8 +60,8 @@ class HorovodBackend(Backend):
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
             # Nobody started a store for Gloo, or its keys were used up by an earlier session.
             self._gloo = GlooRendezvous(start, self._gloo)
-        with horovod_itself(), horovod_variables(self._gloo.variables if self._gloo is not None and not uses_mpi
-                                                 else {}):
+        self._variables = self._gloo.variables if self._gloo is not None and not uses_mpi else {}
+        with horovod_itself(), horovod_variables(self._variables):
             import horovod.tensorflow as horovod
             from horovod.tensorflow import mpi_ops
 
@@ -97,7 +98,10 @@ class HorovodBackend(Backend):
         return f"Horovod {self._version()} with {how}"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
+        from hvkeras.backends.horovod.rendezvous import horovod_variables
+
+        with horovod_variables(self._variables):
+            self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
         self._functions.clear()  # some have the set's number in them

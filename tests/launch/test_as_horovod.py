@@ -78,7 +78,8 @@ def trained_by_numpy(x: Any, y: Any) -> dict[str, list[float]]:
     return {"weights": [*weights.ravel(), *bias], "loss": losses, "lr": [0.1, 0.05, 0.025]}
 
 
-@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=pytest.mark.slow), "native"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["horovod", "native"])
 def test_callbacks_work_in_sessions(backend: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(32, 4)).astype("float32")

@@ -82,7 +82,7 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert "wrong (1)" in done.stdout and "failed (2)" in done.stdout
     kept = list(tmp_path.glob("hvkeras-bench-*"))  # the output of the ranks that failed
-    assert [sorted(path.name for path in folder.glob("*/stderr")) for folder in kept] == [["stderr"] * 4]
+    assert [sorted(path.name for path in folder.glob("*/stderr")) for folder in kept] == [["stderr"] * 3]
     assert f"output of all ranks: {kept[0]}" in found["1KiB", "mortal"]["reason"]
 
 
@@ -120,6 +120,7 @@ def test_a_benchmark_that_is_ended_leaves_no_orphan(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_killing_a_benchmark_leaves_no_rank_that_stands_still(tmp_path: Path) -> None:
     started = Started(["allreduce", "--backends", "tfdist,native", "--sizes", "4KiB", "--time", "60"], tmp_path,
                       search_in(), command="bench", deadline=DEADLINE)

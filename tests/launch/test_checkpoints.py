@@ -49,6 +49,7 @@ def test_the_chief_alone_keeps_plain_models(outcome: Outcome) -> None:
     assert outcome.results("what_others_wrote_opens_here") == [[0.0, 0.0]] * 2
 
 
+@pytest.mark.slow
 def test_training_goes_on_at_other_sizes_and_on_other_backends(tmp_path: Path) -> None:
     folder, worker = tmp_path / "backup", WORKERS / "relay.py"
     for launcher, np, how, where, options, lost in (

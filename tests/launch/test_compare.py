@@ -105,6 +105,7 @@ def check_report(out: Path, found: dict[str, list[str]]) -> None:
         assert row["compute_ms"] > 0 and row["communication_ms"] >= 0
 
 
+@pytest.mark.slow
 def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> None:
     done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline",
                     *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path)

@@ -51,6 +51,7 @@ def test_what_hinders_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert report["hosts"][0]["versions"]["TensorFlow"] == found["TensorFlow"]["found"]
 
 
+@pytest.mark.slow
 def test_two_hosts_know_and_reach_each_other(tmp_path: Path) -> None:
     if missing := machines.missing():
         pytest.skip(missing)

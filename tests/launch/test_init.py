@@ -25,8 +25,8 @@ def expected(rank, size, backend):
 
 
 @pytest.mark.parametrize(("launcher", "backend", "np", "cold"), [
-    *some_cold([(*pair, 2) for pair in PAIRS]), ("hvkeras_run", "native", 4, False), ("mpirun", "horovod", 4, False),
-    ("tf_config", "tfdist", 4, False)])
+    *some_cold([(*pair, 2) for pair in PAIRS]), ("hvkeras_run", "native", 4, False),
+    pytest.param("mpirun", "horovod", 4, False, marks=pytest.mark.slow), ("tf_config", "tfdist", 4, False)])
 def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold):
     outcome = launch(launcher, WORKER, ("again",), np=np, backend=backend, cold=cold)
     for rank in range(np):

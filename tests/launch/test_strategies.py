@@ -29,7 +29,8 @@ def last_line(text: str) -> str:
 
 
 @pytest.mark.parametrize(("launcher", "arguments"), [
-    ("tf_config", ()), ("hvkeras_run", ("after init",)), ("mpirun", ()), ("horovodrun_gloo", ()),
+    ("tf_config", ()), ("hvkeras_run", ("after init",)), ("mpirun", ()),
+    pytest.param("horovodrun_gloo", (), marks=pytest.mark.slow),
 ], ids=["tf_config", "hvkeras_run-after-init", "mpirun", "horovodrun_gloo"])
 def test_one_call_spans_the_ranks_of_every_launcher(
     launcher: str, arguments: tuple[str, ...], launch: Callable[..., Outcome]

@@ -13,15 +13,15 @@ from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "keras_side.py"
 RUNS = {
-    "keras3-tfdist": ("tf_config", "tfdist", "0"),
+    "keras3-native": ("hvkeras_run", "native", "0"),
     "tf_keras-native": ("hvkeras_run", "native", "1"),
+    "keras3-tfdist": ("tf_config", "tfdist", "0"),
     "tf_keras-tfdist": ("tf_config", "tfdist", "1"),
     "keras3-horovod": ("hvkeras_run", "horovod", "0"),
 }
-SLOW = ("tf_keras-tfdist", "keras3-horovod")
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if run in SLOW else ()) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=() if run.endswith("native") else pytest.mark.slow) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

@@ -16,13 +16,18 @@ LAUNCHER = {"tfdist": "tf_config", "horovod": "hvkeras_run", "native": "hvkeras_
 MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay")
 KERAS = {"keras3": "0", "tf_keras": "1"}
 RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
-        for backend, keras, size in pairwise(ENGINES, tuple(KERAS), (2, 4))}
+        for backend, keras, size in (*((backend, keras, 2) for backend, keras in pairwise(ENGINES, tuple(KERAS))),
+                                     ("native", "keras3", 4), ("horovod", "tf_keras", 4), ("tfdist", "keras3", 4))}
 OLDEST = ("native-keras3-2", "tfdist-tf_keras-2")
 
 
 def marks(run: str) -> list[Any]:
-    """Two ranks are part of `make check`, and some run on the oldest TensorFlow as well."""
-    return [pytest.mark.sample] + [pytest.mark.check] * (RUNS[run][2] == 2) + [pytest.mark.oldest] * (run in OLDEST)
+    """Keras 3 on two ranks is part of `make check`; of four ranks, `make test` has those of one engine."""
+    backend, keras, size = RUNS[run]
+    marks = [pytest.mark.sample] + [pytest.mark.oldest] * (run in OLDEST)
+    if size == 2 and keras == "keras3":
+        marks.append(pytest.mark.check)
+    return [*marks, pytest.mark.slow] if size == 4 and backend != "native" else marks
 
 
 def differences(launch_once: Callable[..., Outcome], backend: str, keras: str, size: int, *arguments: str) -> list[Any]:

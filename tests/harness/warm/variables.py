@@ -14,5 +14,6 @@ AT_IMPORT = re.compile(r"(TF_(?!CONFIG$|CPP_MIN_LOG_LEVEL$|GRPC_|NUM_)|TF2_|KERA
 
 
 def at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that count at import."""
-    return {name: value for name, value in environment.items() if AT_IMPORT.match(name)}
+    """The variables of an environment that count at import; TF_USE_LEGACY_KERAS=0 is as good as none."""
+    return {name: value for name, value in environment.items()
+            if AT_IMPORT.match(name) and (name, value) != ("TF_USE_LEGACY_KERAS", "0")}

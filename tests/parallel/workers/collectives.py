@@ -338,7 +338,7 @@ def gradients() -> dict[str, Any]:
 @check
 def second_gradients() -> dict[str, Any]:
     """The same of the gradients of the collectives."""
-    chosen = ("average", "allgather", "alltoall") if QUICK else tuple(differentiable())
+    chosen = ("average", "alltoall") if QUICK else tuple(differentiable())
     return foretold({name: (slope_of(function), length, length)
                      for name, (function, length, _) in differentiable().items() if name in chosen})
 
