@@ -1,4 +1,7 @@
-"""TensorBoard on two ranks: one writes, and says of each where its time goes."""
+"""TensorBoard on two ranks: one writes, and says of each where its time goes.
+
+Ranks are cold: TensorFlow's profiler, which looks at all threads that a process ever had, has crashed in a forked one.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,21 @@ NEEDS_TENSORBOARD = [pytest.mark.oldest, pytest.mark.skipif(not summaries.has_te
 WHOLE = [pytest.param(("native", "0"), id="keras3"),
          pytest.param(("native", "1"), id="tf_keras", marks=NEEDS_TENSORBOARD)]
 FEW = [pytest.param(("horovod", "0", "--few"), id="horovod", marks=pytest.mark.slow),
-       pytest.param(("tfdist", "0", "--few"), id="tfdist")]
+       pytest.param(("tfdist", "0", "--few"), id="tfdist", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=[*WHOLE, *FEW])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     backend, legacy, *arguments = request.param
     return launch_once("hvkeras_run", WORKERS / "tensorboard_ranks.py", tuple(arguments), np=2, backend=backend,
-                       env={"TF_USE_LEGACY_KERAS": legacy})
+                       env={"TF_USE_LEGACY_KERAS": legacy}, cold=True)
 
 
 @pytest.fixture(params=WHOLE)
 def whole(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     backend, legacy = request.param
     return launch_once("hvkeras_run", WORKERS / "tensorboard_ranks.py", (), np=2, backend=backend,
-                       env={"TF_USE_LEGACY_KERAS": legacy})
+                       env={"TF_USE_LEGACY_KERAS": legacy}, cold=True)
 
 
 def test_each_rank_has_a_run_of_its_own(outcome: Outcome) -> None:
@@ -86,7 +89,7 @@ def test_stamps_and_timelines_put_collectives_into_no_order(outcome: Outcome) ->
 
 
 def test_under_a_strategy_the_chief_tells_of_itself(launch_once: Callable[..., Outcome]) -> None:
-    outcome = launch_once("tf_config", WORKERS / "tensorboard_strategy.py", np=2)
+    outcome = launch_once("tf_config", WORKERS / "tensorboard_strategy.py", np=2, cold=True)
     assert outcome.results("metrics")[0] == outcome.results("metrics")[1]
     found = scalars(outcome.cwd / "logs")
     assert set(found) == {"train", "validation", "rank_0", "rank_1/train"}
