@@ -69,6 +69,7 @@ def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callabl
     assert accuracy(launch(launcher, script, np=np)) >= GOOD
 
 
+@pytest.mark.slow
 def test_the_loop_of_a_strategy_goes_on_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
     options = ("--dataset", "digits", "--checkpoint-dir", str(tmp_path / "saved"), "--epochs")
     first = launch("tf_config", CUSTOM_TRAINING_LOOP, (*options, "2"), np=2)

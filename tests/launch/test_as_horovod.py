@@ -146,9 +146,10 @@ def test_the_environments_own_sitecustomize_runs_as_well(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("code", "hint"), [
     ("keras.optimizers.SGD(lr=0.1)", "write learning_rate= instead of lr="),
-    ("keras.optimizers.SGD(0.1).lr", "write optimizer.learning_rate"),
-    ("keras.optimizers.SGD(0.1).variables()", "if this is optimizer.variables(), write optimizer.variables"),
-    ("keras.Sequential().compile(experimental_run_tf_function=False)", "leave experimental_run_tf_function out"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("keras.optimizers.SGD(0.1).lr", "write optimizer.learning_rate"),
+        ("keras.optimizers.SGD(0.1).variables()", "if this is optimizer.variables(), write optimizer.variables"),
+        ("keras.Sequential().compile(experimental_run_tf_function=False)", "leave experimental_run_tf_function out"))),
 ])
 def test_ways_of_keras_2_are_told_those_of_keras_3(code: str, hint: str, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(f"import horovod\nimport keras\n{code}\n")

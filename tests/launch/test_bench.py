@@ -54,6 +54,7 @@ def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = N
                deadline=DEADLINE)
 
 
+@pytest.mark.slow
 def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
     backends = {"liar": "Liar", "broken": "Broken", "mortal": "Mortal"}
     names = [*backends, "local"]

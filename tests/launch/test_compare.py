@@ -151,6 +151,7 @@ class Cell(io.StringIO):
     __module__ = "ipykernel.iostream"
 
 
+@pytest.mark.slow
 def test_a_function_is_compared_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", cell := Cell())
     made = hvd.compare(trained(), args=(0.01,), np=2, backends="native", baseline=False, out=tmp_path)

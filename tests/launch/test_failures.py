@@ -62,9 +62,10 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
                          r"  \S*misbehave.py:\d+ in \w+: time.sleep\(", outcome.stderr(1))
 
 
-@pytest.mark.parametrize(("launcher", "backend", "how", "cold"), some_cold([
-    ("mpirun", "horovod", "kill"), ("mpirun", "native", "stop"), ("horovodrun_gloo", "tfdist", "raise"),
-]))
+@pytest.mark.parametrize(("launcher", "backend", "how", "cold"), [
+    ("mpirun", "horovod", "kill", True), ("mpirun", "native", "stop", False),
+    ("horovodrun_gloo", "tfdist", "raise", False),
+])
 def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, backend, how, cold):
     outcome = misbehaving(launcher, how, tmp_path, backend=backend, cold=cold)
     assert re.search(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}",
@@ -121,8 +122,9 @@ def test_another_collective_on_one_rank_is_an_error_that_names_both(tmp_path):
         assert "allreduce" in line and "broadcast" in line and "another" in line
 
 
-@pytest.mark.parametrize(("backend", "number", "cold"), some_cold([
-    ("native", signal.SIGTERM), ("tfdist", signal.SIGTERM), ("tfdist", signal.SIGINT), ("horovod", signal.SIGTERM)]))
+@pytest.mark.parametrize(("backend", "number", "cold"), [
+    ("native", signal.SIGTERM, True), ("tfdist", signal.SIGTERM, False), ("tfdist", signal.SIGINT, False),
+    ("horovod", signal.SIGTERM, False)])
 def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number, cold):
     with start_job("tf_config", WORKER, ("wait",), np=2, folder=tmp_path, backend=backend, expect_failure=True,
                    deadline=60.0, env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, cold=cold) as job:

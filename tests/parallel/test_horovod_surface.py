@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from harness import OLDEST_ALONE, Outcome
+from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "horovod_surface.py"
 RUNS = {
     "2-horovod-tf_keras": ("hvkeras_run", "horovod", 2, "1"),
     "2-tfdist": ("tf_config", "tfdist", 2, "0"),
-    "2-native": ("hvkeras_run", "native", 2, "0"),
     "4-native": ("hvkeras_run", "native", 4, "0"),
 }
 
 
-MARKS = {"2-tfdist": pytest.mark.slow, "2-native": OLDEST_ALONE}
-
-
-@pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if "tfdist" in run else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

@@ -21,7 +21,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=() if run.endswith("native") else pytest.mark.slow) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=() if run == "keras3-native" else pytest.mark.slow) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

@@ -18,7 +18,7 @@ KERAS = {"keras3": "0", "tf_keras": "1"}
 RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
         for backend, keras, size in (*((backend, keras, 2) for backend, keras in pairwise(ENGINES, tuple(KERAS))),
                                      ("native", "keras3", 4), ("horovod", "tf_keras", 4), ("tfdist", "keras3", 4))}
-OLDEST = ("native-keras3-2", "tfdist-tf_keras-2")
+OLDEST = ("native-keras3-2", "native-tf_keras-2")
 
 
 def marks(run: str) -> list[Any]:
@@ -54,7 +54,8 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
     assert_same(differences(launch_once, backend, keras, size, *MAIN_CASES), case)
 
 
-@pytest.mark.parametrize("keras", ["keras3", pytest.param("tf_keras", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keras", KERAS)
 def test_every_optimizer_trains_the_same(keras: str, launch_once: Callable[..., Outcome]) -> None:
     found = differences(launch_once, "native", keras, 2, "--eager")
     assert len(found[0]) >= 15

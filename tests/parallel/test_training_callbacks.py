@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from harness import OLDEST_ALONE, Outcome
+from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "training_callbacks.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
 RUNS = {
     "keras3-tfdist": ("tf_config", ("tfdist", "0"), ()),
-    "keras3-native": ("hvkeras_run", ("native", "0"), ("--few",)),
+    "keras3-native-few": ("hvkeras_run", ("native", "0"), ("--few",)),
     "tf_keras-native": ("tf_config", ("native", "1"), ()),
-    "keras3-horovod": ("hvkeras_run", ("horovod", "0"), ("--few",)),
+    "keras3-horovod": ("hvkeras_run", ("horovod", "0"), ()),
 }
 
 
-MARKS = {"keras3-tfdist": pytest.mark.slow, "keras3-native": OLDEST_ALONE}
+MARKS = {"keras3-tfdist": pytest.mark.slow, "keras3-native-few": pytest.mark.oldest, "keras3-horovod": pytest.mark.slow}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])

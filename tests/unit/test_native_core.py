@@ -15,7 +15,8 @@ PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler")
-@pytest.mark.parametrize("sanitizer", [pytest.param("thread", marks=pytest.mark.slow), "address"])
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_mixed_collectives_are_right_and_without_races(sanitizer: str, tmp_path: Path) -> None:
     environment = os.environ | {"PATH": PATH}
     for command in (["cmake", "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", f"-DSANITIZER={sanitizer}"],
