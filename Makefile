@@ -49,8 +49,8 @@ test:
 	  wait $$horovod || { cat $(BUILD_LOG); exit 1; }; exit $$tests
 	+$(MAKE) --no-print-directory test-late
 
-# Two would leave the cores idle while ranks wait, and more than three only share them. Tests that share a launch stay together.
-WORKERS := 3
+# More than two, as some ranks wait while others work. Tests that share a launch stay together.
+WORKERS := 4
 PYTEST := bin/pytest -n $(WORKERS)
 NEWEST := $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser
 

@@ -44,7 +44,8 @@ def test_a_missing_chief_is_reported_too(tmp_path):
 
 
 @pytest.mark.parametrize(("launcher", "backend", "cold"), [
-    ("mpirun", "tfdist", True), ("mpirun", "horovod", False), ("horovodrun_gloo", "tfdist", False)])
+    ("mpirun", "tfdist", False), ("mpirun", "horovod", False),
+    pytest.param("horovodrun_gloo", "tfdist", True, marks=pytest.mark.slow)])
 def test_a_rank_that_never_calls_init_is_named(tmp_path, launcher, backend, cold):
     worker = WORKERS / "late.py"
     outcome = failing(tmp_path, launcher, worker=worker, cold=cold, backend=backend, env={"HVKERAS_START_TIMEOUT": "3"})

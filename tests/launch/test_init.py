@@ -51,7 +51,7 @@ def test_the_chief_is_rank_0_and_the_argument_beats_the_environment(launch):
     assert [facts(outcome, rank)["backend"] for rank in (0, 1)] == ["horovod", "horovod"]
 
 
-@pytest.mark.parametrize("launcher", ["tf_config", "horovodrun_gloo"])
+@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovodrun_gloo", marks=pytest.mark.slow)])
 def test_auto_picks_native_within_a_host(launch, launcher):
     outcome = launch(launcher, WORKER, np=2)
     assert facts(outcome, 0)["backend"] == facts(outcome, 1)["backend"] == "native"

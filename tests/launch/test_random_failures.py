@@ -23,7 +23,9 @@ WORDS = {
 
 
 @pytest.mark.parametrize(("how", "np", "cold"), [pytest.param("kill", 2, True, marks=pytest.mark.slow),
-                                                 ("kill", 4, False), ("stop", 3, False), ("exit", 2, True)])
+                                                 ("kill", 4, False),
+                                                 pytest.param("stop", 3, False, marks=pytest.mark.slow),
+                                                 ("exit", 2, True)])
 def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np, cold):
     victim = 1 if how == "exit" else random.randrange(1, np)
     delay = random.uniform(0.05, 0.8)

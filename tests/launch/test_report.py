@@ -21,7 +21,7 @@ WORKER = Path(__file__).parent / "workers" / "reported.py"
 STEPS = 40  # of each part of the worker
 JOBS = [pytest.param(("hvkeras_run", "native", "1"), id="native"),
         pytest.param(("tf_config", "horovod", "1"), id="horovod", marks=pytest.mark.slow),
-        pytest.param(("hvkeras_run", "tfdist", "4"), id="tfdist")]
+        pytest.param(("hvkeras_run", "tfdist", "4"), id="tfdist", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=JOBS)

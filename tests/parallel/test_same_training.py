@@ -18,7 +18,7 @@ KERAS = {"keras3": "0", "tf_keras": "1"}
 RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
         for backend, keras, size in (*((backend, keras, 2) for backend, keras in pairwise(ENGINES, tuple(KERAS))),
                                      ("native", "keras3", 4), ("horovod", "tf_keras", 4), ("tfdist", "keras3", 4))}
-OLDEST = ("native-keras3-2", "native-tf_keras-2")
+OLDEST = ("native-keras3-2",)
 
 
 def marks(run: str) -> list[Any]:

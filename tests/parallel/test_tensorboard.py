@@ -18,9 +18,9 @@ WORKERS = Path(__file__).parent / "workers"
 STEP, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
 NEEDS_TENSORBOARD = [pytest.mark.oldest, pytest.mark.skipif(not summaries.has_tensorboard, reason="tf_keras's callback"
                      " needs the package tensorboard, which TensorFlow 2.16 brings along")]
-WHOLE = [pytest.param(("native", "0"), id="keras3"),
-         pytest.param(("native", "1"), id="tf_keras", marks=NEEDS_TENSORBOARD)]
-FEW = [pytest.param(("horovod", "0", "--few"), id="horovod", marks=pytest.mark.slow),
+WHOLE = [pytest.param(("native", "0"), id="keras3")]
+FEW = [pytest.param(("native", "1", "--few"), id="tf_keras", marks=NEEDS_TENSORBOARD),
+       pytest.param(("horovod", "0", "--few"), id="horovod", marks=pytest.mark.slow),
        pytest.param(("tfdist", "0", "--few"), id="tfdist", marks=pytest.mark.slow)]
 
 

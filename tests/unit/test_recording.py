@@ -18,13 +18,12 @@ import hvkeras as hvd
 from hvkeras import recording
 from hvkeras.record import WEIGHTS, Record
 
-pytestmark = pytest.mark.oldest
 KINDS = {"keras": keras, "tf_keras": tf_keras}
 ROWS = [8.0, 8.0, 8.0, 8.0, 5.0]  # of the steps of an epoch on 37 samples
 X = np.random.default_rng(0).normal(size=(37, 4)).astype("float32")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param("keras", marks=pytest.mark.oldest), "tf_keras"])
 def kind(request: pytest.FixtureRequest) -> Any:
     return KINDS[request.param]
 

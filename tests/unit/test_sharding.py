@@ -19,7 +19,6 @@ from hvkeras.sharding.proof import differing, fingerprint
 from hvkeras.sharding.sequences import deal_sequence
 from hvkeras.sharding.structure import require_arrays
 
-pytestmark = pytest.mark.oldest
 Dataset = tf.data.Dataset
 SIZES = (2, 3, 4)
 KINDS = [(size, training) for size in SIZES for training in (True, False)]
