@@ -19,7 +19,8 @@ RUNS = {
 }
 
 
-MARKS = {"keras3-tfdist": pytest.mark.slow, "keras3-native-few": pytest.mark.oldest, "keras3-horovod": pytest.mark.slow}
+MARKS = {"keras3-native-few": pytest.mark.oldest,
+         **dict.fromkeys(("keras3-tfdist", "tf_keras-native", "keras3-horovod"), pytest.mark.slow)}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])
