@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -69,6 +70,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.sections.append((last_words.LOG, last_words.log_of(item, call.excinfo.value)))
     report.group = schedule.group_of(item) if isinstance(item, pytest.Function) else item.nodeid
     return report
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Has the garbage collector leave out what imports have made: Keras's `clear_session` walks through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

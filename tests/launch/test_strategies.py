@@ -60,19 +60,19 @@ def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: 
 def test_a_rank_that_is_late_for_a_collective_of_a_strategy_is_named(
     launcher: str, launch: Callable[..., Outcome]
 ) -> None:
-    outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "3"})
+    outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "6"})
     for rank in range(3):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has not come to a collective in which rank [02] has waited longer"
-                         r" than HVKERAS_STALL_SHUTDOWN allows \(3 s\): it is at \S*spanning.py:\d+ in <module>:"
+                         r" than HVKERAS_STALL_SHUTDOWN allows \(6 s\): it is at \S*spanning.py:\d+ in <module>:"
                          r" time.sleep\(300\)", last_line(outcome.stderr(rank)))
 
 
 def test_a_rank_that_is_late_for_a_step_of_fit_is_named(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", SPANNING, ("late",), np=2, expect_failure=True,
-                     env={"HVKERAS_STALL_SHUTDOWN": "2"})
+                     env={"HVKERAS_STALL_SHUTDOWN": "5"})
     for rank in range(2):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered train_step of fit \(\S*spanning.py:\d+ in \S+\),"
-                         r" in which rank 0 has waited 2 s for it", last_line(outcome.stderr(rank)))
+                         r" in which rank 0 has waited 5 s for it", last_line(outcome.stderr(rank)))
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
