@@ -79,10 +79,9 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
     if process_set is not None:
         if graphs.reducing_strategy(model) is not None:
             strategies.require_scaled_loss()
-        bound = compat.bound_fit(model, args, kwargs)
-        run = FitRun(model, process_set, bound.arguments)
-        bound.arguments["callbacks"] = run.callbacks(bound.arguments["callbacks"])
-        args, kwargs = bound.args[1:], bound.kwargs
+        given = compat.fit_arguments(args, kwargs)
+        run = FitRun(model, process_set, given)
+        args, kwargs = compat.with_callbacks(args, kwargs, run.callbacks(given["callbacks"]))
     _Calls.stack.append(("fit", run))
     timed = timeline.is_on()
     if timed:

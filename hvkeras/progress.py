@@ -118,9 +118,9 @@ def around_callbacks(name: str) -> Callable[..., Any]:
         _Process.moves += 1
         loop.stepping, loop.hook = False, name
         if begins_step:
-            loop.step = args[0]
+            loop.step = args[0] if args else kwargs["batch"]
         elif begins_epoch:
-            loop.epoch, loop.step = args[0], None
+            loop.epoch, loop.step = args[0] if args else kwargs["epoch"], None
         result = original(callbacks, *args, **kwargs)
         loop.hook = ""
         if begins_step:

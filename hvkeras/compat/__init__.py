@@ -59,14 +59,15 @@ from hvkeras.compat.resuming import (
 from hvkeras.compat.summing import is_summed, sum_over_replicas, summed, sums_once
 from hvkeras.compat.training import (
     TrainingHooks,
-    bound_fit,
     callback_class,
+    fit_arguments,
     forget_train_function,
     hook_training,
     metric_groups,
     settle_direction,
     steps_by_itself,
     steps_per_execution,
+    with_callbacks,
 )
 from hvkeras.compat.variables import (
     aggregation_of,
@@ -83,14 +84,14 @@ from hvkeras.compat.variables import (
 __all__ = [
     "KERAS", "TF_KERAS", "TF_KERAS_LEGACY", "Done", "PassFacts", "TrainingHooks", "adopt_class",
     "advance_iterations", "aggregation_of", "as_learning_rate", "assigning_locally", "at_next_pass", "attribute",
-    "batches_base", "begin_with_epoch", "bound_fit", "build_optimizer", "callback_class", "count_batches",
-    "default_keras", "endings_of_saved", "family_of", "foreign_backend", "forget_train_function", "global_seed",
-    "hook", "hook_jit_compile", "hook_loss_scale", "hook_model_calls", "hook_resuming",
+    "batches_base", "begin_with_epoch", "build_optimizer", "callback_class", "count_batches",
+    "default_keras", "endings_of_saved", "family_of", "fit_arguments", "foreign_backend", "forget_train_function",
+    "global_seed", "hook", "hook_jit_compile", "hook_loss_scale", "hook_model_calls", "hook_resuming",
     "hook_shuffle_of_batches", "hook_stop_training", "hook_train_calls", "hook_training", "inner_optimizer",
     "is_keras_3", "is_of_keras", "is_schedule", "is_summed", "learning_rate", "learning_rate_source",
     "loaded_families", "loading_options", "local_parts", "metric_groups", "model_weights", "multiply", "native",
     "optimizer_variables", "overrides", "reduces_elsewhere", "repair_optimizer", "run_in_session", "seed_variables",
     "set_learning_rate", "settle_direction", "step_counter", "steps_by_itself", "steps_per_execution",
     "subclass_like", "sum_over_replicas", "summed", "sums_once", "unhook_all", "value_of", "variable_key",
-    "variable_name", "velocities",
+    "variable_name", "velocities", "with_callbacks",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +39,14 @@ class TrainingHooks:
     callbacks: Callable[[str], Callable[..., Any]]
     step: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
 
+
+# The parameters of `fit` in their order, which all versions of Keras 3 and tf_keras share, with their defaults.
+_FIT: dict[str, Any] = {
+    "x": None, "y": None, "batch_size": None, "epochs": 1, "verbose": "auto", "callbacks": None,
+    "validation_split": 0.0, "validation_data": None, "shuffle": True, "class_weight": None,
+    "sample_weight": None, "initial_epoch": 0, "steps_per_epoch": None, "validation_steps": None,
+    "validation_batch_size": None, "validation_freq": 1,
+}
 
 _CALLBACKS = ("on_epoch_begin", "on_epoch_end", *(f"on_{kind}_{when}" for kind in ("train", "test", "predict")
                                                   for when in ("begin", "end", "batch_begin", "batch_end")))
@@ -80,12 +87,22 @@ def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
     return [what for what, there in found.items() if not there]
 
 
-def bound_fit(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call of Keras's own `fit` by name, with their defaults."""
-    owner = next(module for module in loaded_families() if isinstance(model, sys.modules[module].Model))
-    bound = inspect.signature(sys.modules[owner].Model.fit).bind(model, *arguments, **named)
-    bound.apply_defaults()
-    return bound
+def fit_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `fit` by name, with Keras's defaults.
+
+    They are not bound to the signature of `fit`: what stands there may be the function of a library that wraps it, with
+    parameters of its own and Keras's among `**kwargs`.
+    """
+    return {**_FIT, **dict(zip(_FIT, args, strict=False)), **kwargs}
+
+
+def with_callbacks(args: tuple[Any, ...], kwargs: dict[str, Any],
+                   callbacks: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call of `fit` with other callbacks, each still given by its place or by its name as before."""
+    place = list(_FIT).index("callbacks")
+    if len(args) > place:
+        return (*args[:place], callbacks, *args[place + 1:]), kwargs
+    return args, {**kwargs, "callbacks": callbacks}
 
 
 def callback_class(model: Any) -> Any:

@@ -137,7 +137,17 @@ def test_what_is_right_passes(case: str, outcome: Outcome) -> None:
 
 def test_hooks_are_reversible(outcome: Outcome) -> None:
     for found in outcome.results("hooks_are_undone"):
-        assert found == {"before": True, "after": False, "stop_training": False, "again": True}
+        assert found == {"before": True, "after": False, "stop_training": False, "again": True,
+                         "signature": True}
+
+
+def test_fit_hands_on_what_it_was_given_as_it_was_given(outcome: Outcome) -> None:
+    for found in outcome.results("fit_that_a_library_has_wrapped"):
+        assert found["tracked"] == ["by name", [2, ["batch_size", "callbacks", "verbose"]], "none", [6, []],
+                                    "none", [1, ["batch_size", "callbacks", "verbose", "y"]]]
+        assert found["batches"] == [3, 3, 3]
+        assert "All ranks must run as many epochs" in found["other epochs"]
+        assert found["same"], "the ranks' weights differ"
 
 
 def test_joined_ranks_train_on_all_batches_as_one_process_does(outcome: Outcome) -> None:

@@ -87,6 +87,20 @@ def test_a_callback_is_named_with_its_hook_step_and_epoch() -> None:
     assert asked() == ("outside", "outside of fit, 3 steps", False)
 
 
+def test_a_list_of_callbacks_may_be_called_by_name() -> None:
+    asking, model = Asking(), compiled()
+    callbacks = keras.callbacks.CallbackList([asking], model=model)
+
+    class Nested(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            callbacks.on_epoch_begin(epoch=epoch + 5, logs=logs)
+            callbacks.on_train_batch_begin(batch=7, logs=logs)
+            callbacks.on_train_batch_end(batch=7, logs=logs)
+
+    model.fit(X, Y, batch_size=4, verbose=0, callbacks=[Nested()])
+    assert asking.answers["batch end 7"][1].endswith("train step 8 of epoch 6")
+
+
 def test_an_evaluation_and_a_prediction_are_no_validation() -> None:
     asking, model = Asking(), compiled()
     model.evaluate(X, Y, verbose=0, callbacks=[asking])

@@ -6,6 +6,7 @@ Arguments: `--few` for fewer metrics.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from hvkeras import compat
 
 keras: Any = tf.keras
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
@@ -372,8 +374,51 @@ def hooks_are_undone() -> dict[str, Any]:
     after = hooked()
     stop = keras.Sequential([keras.layers.Dense(1)]).stop_training
     os.environ["HVKERAS_UNEVEN"] = "join"
+    parameters = list(inspect.signature(keras.Model.fit).parameters.values())[1:]
+    known = list(compat.fit_arguments((), {}).items())
+    wrap_fit_as_libraries_do()
     hvd.init()
-    return {"before": before, "after": after, "stop_training": stop, "again": hooked()}
+    return {"before": before, "after": after, "stop_training": stop, "again": hooked(),
+            "signature": [(one.name, one.default) for one in parameters][:len(known)] == known}
+
+
+TRACKED: list[Any] = []  # what the library that wraps `fit` was given: how many values by place, and which by name
+
+
+def wrap_fit_as_libraries_do() -> None:
+    """Wraps Keras's `fit` twice, as trackers of experiments do: with its signature, and with one of their own."""
+    original = keras.Model.fit
+
+    @functools.wraps(original)
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        TRACKED.append([len(args), sorted(kwargs)])
+        if len(args) < 6:
+            kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), keras.callbacks.Callback()]
+        kwargs.setdefault("validation_freq", 1)
+        return original(self, *args, **kwargs)
+
+    def noting(self: Any, *args: Any, note: str = "none", **kwargs: Any) -> Any:
+        TRACKED.append(note)
+        return counting(self, *args, **kwargs)
+
+    keras.Model.fit = noting
+
+
+@check
+def fit_that_a_library_has_wrapped() -> dict[str, Any]:
+    """What reaches the library's wrapper, and whether the ranks still train together."""
+    x, y = share((12,), hvd.rank())
+    mine, batches = compiled(seed=hvd.rank(), run_eagerly=True), Batches()
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    TRACKED.clear()
+    mine.fit(x, y, batch_size=4, note="by name", verbose=0, callbacks=[broadcast, batches])
+    mine.fit(x, y, 4, 2, 0, [batches])
+    mine.fit(x, batch_size=4, y=y, verbose=0)
+    found = {"tracked": list(TRACKED), "batches": batches.seen}
+    found["other epochs"] = mistake(lambda: mine.fit(x, y, 4, 2 + hvd.rank(), 0))
+    weights = hvd.allgather_object(str([weight.tolist() for weight in mine.get_weights()]))
+    found["same"] = len(set(weights)) == 1
+    return found
 
 
 @check
