@@ -2,7 +2,8 @@
 
 The order is a contract: our own launcher, then launchers that start processes, then TF_CONFIG
 (which may be left over in a shell), then Slurm (whose variables are also set in batch scripts that
-start nothing).
+start nothing). The first that is complete counts. Half a launcher's variables are an error, unless one further
+down announces several ranks: then they are left over, or were set by a script for itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from hvkeras.launch_environments import horovodrun_gloo, hvkeras_run, hydra, open_mpi, slurm, tf_config
 from hvkeras.launch_environments.launch import Launch, Rendezvous
 from hvkeras.launch_environments.tf_config import describe_cluster, detect_parameter_servers
+from hvkeras.launch_environments.variables import IncompleteLaunchError
 
 __all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "detect_launch",
            "parameter_server_launch"]
@@ -41,13 +43,23 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         What the first launcher that recognises itself announces, else a job of one process.
 
     Raises:
-        UsageError: A launcher's variables are there, but cannot be read.
+        UsageError: A launcher's variables are there, but cannot be read, or are but half there and no other launcher
+            announces several ranks.
     """
     environ = os.environ if environ is None else environ
+    incomplete: IncompleteLaunchError | None = None
     for detect in LAUNCH_ENVIRONMENTS:
-        launch = detect(environ)
-        if launch is not None:
+        try:
+            launch = detect(environ)
+        except IncompleteLaunchError as error:
+            incomplete = incomplete or error
+            continue
+        if launch is not None and (incomplete is None or launch.size > 1):
             return launch
+        if launch is not None:
+            break  # one rank, as a TF_CONFIG or a shell of Slurm's says, hides no half of several
+    if incomplete is not None:
+        raise incomplete
     return Launch("none")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.launch_environments.variables import Names, launch_from, number
+from hvkeras.launch_environments.variables import Names, is_launched_by, launch_from, number
 
 LAUNCHER = "horovodrun (Gloo)"
 PROCESS_ID = "HOROVOD_RANK"
@@ -20,8 +20,13 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, STORE_
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `horovodrun --gloo` by every variable that is read here."""
-    if not all(environ.get(name, "").strip() for name in _ALL):
+    """Recognises a rank of `horovodrun --gloo` by every variable that is read here.
+
+    Some of them that tell of one rank alone are no launch: scripts of one process set them for themselves.
+    """
+    if environ.get(PROCESS_COUNT, "").strip() == "1" and not environ.get(STORE_HOST, "").strip():
+        return None
+    if not is_launched_by(LAUNCHER, environ, _ALL, _ALL):
         return None
     if environ.get(ELASTIC, "").strip() in ("1", "true", "True"):
         raise UsageError(explain("hvkeras trains with a fixed number of ranks",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.launch_environments.variables import Names, launch_from
+from hvkeras.launch_environments.variables import Names, is_launched_by, launch_from
 
 LAUNCHER = "hvkeras run"
 PROCESS_ID = "HVKERAS_RUN_RANK"
@@ -14,17 +14,18 @@ PROCESS_COUNT = "HVKERAS_RUN_SIZE"
 LOCAL_PROCESS_ID = "HVKERAS_RUN_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "HVKERAS_RUN_LOCAL_SIZE"
 CONTROL_ADDRESS = "HVKERAS_RUN_CONTROL"
+_ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, CONTROL_ADDRESS)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a rank of `hvkeras run`."""
-    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
-    if not names.announced(environ):
+    if not is_launched_by(LAUNCHER, environ, _ALL, _ALL):
         return None
-    address = environ.get(CONTROL_ADDRESS, "")
+    address = environ[CONTROL_ADDRESS]
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(explain(f"{CONTROL_ADDRESS} must be host:port, as {LAUNCHER} sets it",
                                  f"unset the variables that begin with HVKERAS_RUN_, or start with {LAUNCHER}",
                                  **{CONTROL_ADDRESS: address}))
+    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
     return launch_from(LAUNCHER, environ, names, Rendezvous("run", address))

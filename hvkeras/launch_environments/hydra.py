@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from hvkeras.launch_environments import slurm
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.launch_environments.variables import Names, launch_from
+from hvkeras.launch_environments.variables import Names, is_launched_by, launch_from
 
 PROCESS_ID = "PMI_RANK"
 PROCESS_COUNT = "PMI_SIZE"
@@ -19,8 +20,8 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a process of Hydra; Slurm's own PMI, which sets the first two variables as well, is not it."""
     if LOCAL_PROCESS_ID not in environ and slurm.PROCESS_ID in environ:
         return None
-    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
-    if not names.announced(environ):
-        return None
     launcher = f"mpiexec ({'Intel MPI' if _INTEL in environ else 'MPICH'})"
+    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
+    if not is_launched_by(launcher, environ, (PROCESS_ID, PROCESS_COUNT), dataclasses.astuple(names)):
+        return None
     return launch_from(launcher, environ, names, Rendezvous("mpi"), mpi=True)

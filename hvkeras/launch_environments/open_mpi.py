@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.launch_environments.variables import Names, launch_from
+from hvkeras.launch_environments.variables import Names, is_launched_by, launch_from
 
 PROCESS_ID = "OMPI_COMM_WORLD_RANK"
 PROCESS_COUNT = "OMPI_COMM_WORLD_SIZE"
@@ -20,12 +21,12 @@ _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a process of Open MPI's `mpirun`."""
-    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
-    if not names.announced(environ):
-        return None
     by_horovodrun = _NCCL_INTERFACE in environ and all(environ.get(name) == value
                                                        for name, value in _HOROVODRUN.items())
     launcher = "horovodrun (MPI)" if by_horovodrun else "mpirun (Open MPI)"
+    names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
+    if not is_launched_by(launcher, environ, (PROCESS_ID, PROCESS_COUNT), dataclasses.astuple(names)):
+        return None
     job = environ.get(JOB_ID, "")
     rendezvous = Rendezvous("mpi", job=f"open-mpi-{job}" if job.isalnum() else "")
     return launch_from(launcher, environ, names, rendezvous, mpi=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.launch_environments.variables import Names, launch_from, number
+from hvkeras.launch_environments.variables import Names, is_launched_by, launch_from, number
 
 LAUNCHER = "srun (Slurm)"
 PROCESS_ID = "SLURM_PROCID"
@@ -16,15 +16,18 @@ LOCAL_PROCESS_ID = "SLURM_LOCALID"
 HOST_COUNT = "SLURM_STEP_NUM_NODES"
 JOB = "SLURM_JOB_ID"
 STEP = "SLURM_STEP_ID"
+_STEP = "SLURM_STEP"  # begins what Slurm sets in steps alone
 _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, HOST_COUNT, JOB, STEP)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a task of a job step by every variable that is read here.
 
-    Batch scripts have some of them and start nothing; only steps have all.
+    Batch scripts have some of them, as task 0 and with none of a step's, and start nothing; only steps have all.
     """
-    if not all(environ.get(name, "").strip() for name in _ALL):
+    telling = [name for name in environ if name.startswith(_STEP)]
+    telling += [name for name in (PROCESS_ID, LOCAL_PROCESS_ID) if environ.get(name, "").strip() not in ("", "0")]
+    if not is_launched_by(LAUNCHER, environ, _ALL, telling):
         return None
     job = f"slurm-{number(environ, JOB, LAUNCHER)}-{number(environ, STEP, LAUNCHER)}"
     launch = launch_from(LAUNCHER, environ, Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID),

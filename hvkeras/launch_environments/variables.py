@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments.launch import Launch, Rendezvous
+
+
+class IncompleteLaunchError(UsageError):
+    """Some of a launcher's variables are there, and some that it always sets are not."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,32 @@ class Names:
     local_rank: str = ""
     local_size: str = ""
 
-    def announced(self, environ: Mapping[str, str]) -> bool:
-        """Says whether a launcher has announced rank and size.
 
-        Raises:
-            UsageError: Only one of the two is set, so that taking this for a job of one would be wrong.
-        """
-        there = [bool(environ.get(name, "").strip()) for name in (self.rank, self.size)]
-        if any(there) and not all(there):
-            have, lack = (self.rank, self.size) if there[0] else (self.size, self.rank)
-            raise UsageError(explain(f"{self.rank} and {self.size} must be set together, but {lack} is not",
-                                     f"let the launcher set both, or unset {have} to run a single process",
-                                     **{have: environ[have]}))
-        return all(there)
+def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str], telling: Sequence[str]) -> bool:
+    """Says whether a launcher started this process: all of its variables that are needed are there.
+
+    Args:
+        launcher: The launcher's printed name.
+        environ: The environment.
+        needed: The variables that are read, which the launcher sets on every rank.
+        telling: Those which nobody else sets, so that one alone tells of the launcher.
+
+    Raises:
+        IncompleteLaunchError: Some are there, but not all that are needed: taking this for a job of one would be wrong.
+    """
+    lacking = [name for name in needed if not _is_set(environ, name)]
+    there = {name: environ[name] for name in telling if _is_set(environ, name)}
+    if lacking and there:
+        are = "are" if len(lacking) > 1 else "is"
+        raise IncompleteLaunchError(explain(
+            f"A process that {launcher} starts must get all of its variables, but {', '.join(lacking)} {are} not there",
+            f"hand {'them' if len(lacking) > 1 else 'it'} on to this process as well (containers, sudo and env -i leave"
+            f" variables out), or unset {', '.join(there)} to run a single process", **there))
+    return not lacking
+
+
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    return bool(environ.get(name, "").strip())
 
 
 def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0) -> int:
@@ -66,7 +83,7 @@ def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezv
 
     Args:
         launcher: The launcher's printed name.
-        environ: The environment, in which `names.announced` holds.
+        environ: The environment, in which rank and size are.
         names: What the launcher calls the numbers.
         rendezvous: Where the ranks meet.
         mpi: Whether it is an MPI launcher.

@@ -136,6 +136,18 @@ def test_variables_that_cannot_be_read_are_an_error(tmp_path):
     assert "UsageError" in outcome.stderr(0) and "OMPI_COMM_WORLD_RANK" in outcome.stderr(0)
 
 
+@pytest.mark.parametrize(("environ", "missing"), [
+    ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+     "HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT are"),
+    ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"},
+     "SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES are"),
+], ids=["horovodrun", "slurm"])
+def test_half_of_a_launchers_variables_is_an_error_not_a_job_of_one_rank(tmp_path, environ, missing):
+    outcome = failing(tmp_path, "none", np=1, env=environ)
+    assert re.search(f"Error: A process that .* starts must get all of its variables, but {missing} not there",
+                     outcome.stderr(0))
+
+
 def test_several_hosts_without_a_secret_are_refused(tmp_path):
     cluster = ["10.255.255.1:2222", f"{socket.gethostname()}:2223"]
     outcome = failing(tmp_path, "none", np=1, env=tf_config("localhost:29", *cluster[:1]))

@@ -47,14 +47,26 @@ INTEL_MPI = {
     "HYDRA_BSTRAP_SUBTREE_SIZE": "1", "I_MPI_HYDRA_UUID": "27100000-b29f-b0a8", "MPI_LOCALNRANKS": "2",
     "MPI_LOCALRANKID": "0", "PMI_RANK": "0", "PMI_FD": "9", "PMI_SIZE": "2",
 }
-# From Slurm's documentation of srun, task 3 of 4 on two nodes.
+# Captured from Slurm 22.05, as far as it is read or tells of a step; task 3 of 4 on two nodes.
 SLURM_STEP = {
-    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
-    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_LAUNCHER_PORT": "40759",
 }
 SLURM_BATCH_SCRIPT = {
-    "SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0",
+    "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NUM_NODES": "2",
 }
+SLURM_SALLOC = {
+    "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_NUM_NODES": "2",
+}
+# Where salloc's shell is a step of its own (LaunchParameters=use_interactive_step), the job's count of tasks stays.
+SLURM_SHELL_STEP = {
+    **SLURM_SALLOC, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1",
+}
+JUPYTER_KERNEL = {"JPY_PARENT_PID": "4712", "JPY_SESSION_NAME": "/home/me/train.ipynb"}
 
 
 def tf_config(cluster: object, kind: object = "worker", index: object = 0) -> dict[str, str]:
@@ -84,14 +96,6 @@ def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) ->
     assert detect_launch(environ) == launch
 
 
-def test_slurms_own_pmi_is_slurm() -> None:
-    assert detect_launch(SLURM_STEP | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}).launcher == "srun (Slurm)"
-
-
-def test_hydra_inside_a_slurm_step_is_hydra() -> None:
-    assert detect_launch(SLURM_STEP | MPICH).launcher == "mpiexec (MPICH)"
-
-
 def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
     everything = [HVKERAS_RUN, HOROVODRUN_GLOO, OPEN_MPI, MPICH, tf_config(TWO_WORKERS), SLURM_STEP]
     found = []
@@ -102,17 +106,11 @@ def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
                      "srun (Slurm)"]
 
 
-@pytest.mark.parametrize("missing", ["HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_SIZE"])
-def test_horovods_variables_alone_are_no_launcher(missing: str) -> None:
-    assert detect_launch({name: value for name, value in HOROVODRUN_GLOO.items() if name != missing}) == Launch("none")
-
-
 @pytest.mark.parametrize(("environ", "name", "value"), [
     (HVKERAS_RUN, "HVKERAS_RUN_RANK", "one"),
     (HVKERAS_RUN, "HVKERAS_RUN_RANK", "4"),
     (HVKERAS_RUN, "HVKERAS_RUN_LOCAL_RANK", "2"),
     (HVKERAS_RUN, "HVKERAS_RUN_CONTROL", "nowhere"),
-    (HVKERAS_RUN, "HVKERAS_RUN_CONTROL", ""),
     (HOROVODRUN_GLOO, "HOROVOD_SIZE", "two"),
     (HOROVODRUN_GLOO, "HOROVOD_RANK", "2"),
     (HOROVODRUN_GLOO, "HOROVOD_GLOO_RENDEZVOUS_PORT", "http"),
@@ -133,17 +131,81 @@ def test_unreadable_variables_are_errors_that_name_them(environ: dict[str, str],
 
 
 @pytest.mark.parametrize(("environ", "missing"), [
-    (OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), (OPEN_MPI, "OMPI_COMM_WORLD_RANK"), (MPICH, "PMI_SIZE"),
-    (HVKERAS_RUN, "HVKERAS_RUN_SIZE"),
+    *((HVKERAS_RUN, name) for name in HVKERAS_RUN),
+    *((HOROVODRUN_GLOO, name) for name in (
+        "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT")),
+    (OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), (OPEN_MPI, "OMPI_COMM_WORLD_RANK"), (MPICH, "PMI_SIZE"), (MPICH, "PMI_RANK"),
+    *((SLURM_STEP, name) for name in (
+        "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_NUM_NODES")),
 ])
 def test_half_an_announcement_is_an_error_not_a_job_of_one(environ: dict[str, str], missing: str) -> None:
-    with pytest.raises(UsageError, match=f"{missing} is not"):
-        detect_launch({name: value for name, value in environ.items() if name != missing})
+    half = {name: value for name, value in environ.items() if name != missing}
+    with pytest.raises(UsageError, match=rf"must get all of its variables, but {missing} is not there\. Received: "):
+        detect_launch(half)
+    # One rank, as a TF_CONFIG left over says, or the shell of an allocation, does not hide it.
+    for alone in (tf_config({"worker": ["a:1"]}), SLURM_SHELL_STEP):
+        if environ is not SLURM_STEP:
+            with pytest.raises(UsageError, match=f"{missing} is not there"):
+                detect_launch(alone | half)
 
 
-def test_a_launcher_that_announces_one_rank_is_a_job_of_one() -> None:
-    launch = detect_launch({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
-    assert (launch.launcher, launch.size) == ("mpirun (Open MPI)", 1)
+@pytest.mark.parametrize("kept", [
+    "HVKERAS_RUN_CONTROL", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_STEP_NUM_TASKS", "SLURM_STEPID", "SLURM_PROCID",
+    "SLURM_LOCALID"])
+def test_one_variable_of_a_launchers_own_is_half_an_announcement(kept: str) -> None:
+    everything = HVKERAS_RUN | HOROVODRUN_GLOO | OPEN_MPI | MPICH | SLURM_STEP
+    with pytest.raises(UsageError, match=rf"but .+ not there\. Received: {kept}='.*or unset {kept} to run a single"):
+        detect_launch({kept: everything[kept]})
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(UsageError, match="but SLURM_LOCALID, SLURM_STEP_NUM_NODES are not there"):
+        detect_launch({name: value for name, value in SLURM_STEP.items()
+                       if name not in ("SLURM_LOCALID", "SLURM_STEP_NUM_NODES")})
+
+
+# The rows of the table in docs/launchers.md.
+SEVERAL = {
+    "`horovodrun` in a shell with a TF_CONFIG": (HOROVODRUN_GLOO | tf_config(TWO_WORKERS), "horovodrun (Gloo)", 2),
+    "`mpirun` in a shell with a TF_CONFIG": (OPEN_MPI | tf_config(TWO_WORKERS), "mpirun (Open MPI)", 2),
+    "`hvkeras run` in the script of a batch job": (HVKERAS_RUN | SLURM_BATCH_SCRIPT, "hvkeras run", 4),
+    "`mpirun` or `mpiexec` in a step of Slurm's": (SLURM_STEP | MPICH, "mpiexec (MPICH)", 2),
+    "TF_CONFIG in a step of Slurm's": (SLURM_STEP | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
+    "TF_CONFIG in the script of a batch job": (SLURM_BATCH_SCRIPT | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
+    "`srun --mpi=pmi2`": (SLURM_STEP | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}, "srun (Slurm)", 4),
+    "`mpirun`, and half of horovodrun's variables": (OPEN_MPI | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+                                                     "mpirun (Open MPI)", 2),
+    "`python` in the script of a batch job": (SLURM_BATCH_SCRIPT, "none", 1),
+    "`python` in the shell of `salloc`": (SLURM_SALLOC, "none", 1),
+    "`python` in the shell of `salloc` that is a step": (SLURM_SHELL_STEP, "srun (Slurm)", 1),
+    "a Jupyter kernel in any of these": (SLURM_SALLOC | JUPYTER_KERNEL, "none", 1),
+    "TF_CONFIG for one worker": (tf_config({"worker": ["a:1"]}), "TF_CONFIG", 1),
+    "`mpirun -np 1`": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpirun (Open MPI)", 1),
+    "HOROVOD_RANK=0 and HOROVOD_SIZE=1 alone": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, "none", 1),
+}
+
+
+@pytest.mark.parametrize("situation", SEVERAL)
+def test_where_the_variables_of_two_launchers_are_there_one_wins(situation: str) -> None:
+    environ, launcher, size = SEVERAL[situation]
+    launch = detect_launch(environ)
+    assert (launch.launcher, launch.size) == (launcher, size)
+
+
+def test_a_jupyter_kernel_is_what_its_shell_is() -> None:
+    for shell in (SLURM_SALLOC, SLURM_BATCH_SCRIPT, SLURM_SHELL_STEP):
+        assert detect_launch(shell | JUPYTER_KERNEL) == detect_launch(shell)
+
+
+def test_the_documentation_lists_these_situations() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "launchers.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (one|all) \|", text, re.MULTILINE)
+    assert {(situation, launcher, count) for situation, launcher, count in rows} == {
+        (situation, "none" if launcher == "none" else launcher, "one" if size == 1 else "all")
+        for situation, (_, launcher, size) in SEVERAL.items()}
 
 
 def test_tf_config_workers_are_ranks_in_order() -> None:
@@ -255,11 +317,11 @@ sys.stdout.write(f"FOUND {detect_launch()}\\n")
 """
 
 
-def found_under(command: list[str]) -> list[str]:
+def found_under(command: list[str], around: dict[str, str] | None = None) -> list[str]:
     """Starts two processes by a real launcher, and returns what each found, sorted."""
     foreign = ("OMPI_", "PMI", "HOROVOD_", "HVKERAS_", "SLURM_", "TF_CONFIG")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environ["PATH"] = f"{BIN}{os.pathsep}{environ['PATH']}"
+    environ |= {"PATH": f"{BIN}{os.pathsep}{environ['PATH']}", **(around or {})}
     done = subprocess.run([*command, sys.executable, "-I", "-c", DETECT], capture_output=True, text=True, timeout=120,
                           env=environ)
     assert done.returncode == 0, done.stderr
@@ -277,3 +339,12 @@ def test_the_real_launchers_are_recognised(command: list[str], launcher: str, ki
     for rank, text in enumerate(found):
         assert f"launcher='{launcher}', rank={rank}, size=2, rendezvous=Rendezvous(kind='{kind}'" in text
         assert f"local_rank={rank}, local_size=2" in text
+
+
+def test_the_real_mpirun_inside_a_step_of_slurms_is_recognised() -> None:
+    here = ["--mca", "plm", "isolated", "--mca", "ras", "^slurm"]  # else it would ask Slurm for processes
+    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *here, "-np", "2"]
+    found = found_under([str(BIN / "mpirun"), *flags], SLURM_STEP)
+    assert len(found) == 2
+    for rank, text in enumerate(found):
+        assert f"launcher='mpirun (Open MPI)', rank={rank}, size=2" in text
