@@ -17,16 +17,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import wrapt
 
-if not (Path(__file__).parent / "backends").is_dir():
+if find_spec("hvkeras.backends") is None:  # a folder beside this one in the sources
     raise ImportError(
         "hvkeras must be installed to be imported, and Python has found its source folder first. Received:"
         f" path={str(Path(__file__).parent)!r}. HINT: run from another folder than the repository's, or pytest with"
-        " --import-mode=importlib.")
+        " --import-mode=importlib; or install the folder itself: pip install -e .")
 
 __version__ = "0.1.0"
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-_OWN = str(Path(__file__).parent) + os.sep
 _STANDARD = str(Path(os.__file__).parent) + os.sep
-_INSTALLED = f"{os.sep}site-packages{os.sep}"
-_PACKAGES = tuple(f"{_INSTALLED}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))  # Debian's is the latter
+_PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")  # the second may lie beside the first
+
+
+@functools.cache
+def folders_of(package: str) -> tuple[str, ...]:
+    """Where a package's files are, each folder with a separator at its end; () where it is not installed.
+
+    Args:
+        package: Its name, of a module that need not be imported.
+    """
+    spec = importlib.util.find_spec(package)
+    return tuple(str(folder) + os.sep for folder in (spec and spec.submodule_search_locations) or ())
 
 
 @functools.cache
@@ -22,8 +33,8 @@ def is_library(path: str) -> bool:
     Args:
         path: The file, as a frame names it.
     """
-    standard = path.startswith(_STANDARD) and _INSTALLED not in path
-    return standard or path.startswith(("<frozen", _OWN)) or any(name in path for name in _PACKAGES)
+    standard = path.startswith(_STANDARD) and not any(name in path for name in _INSTALLED)
+    return standard or path.startswith("<frozen") or any(path.startswith(folders_of(name)) for name in _PACKAGES)
 
 
 def short(path: str) -> str:
@@ -32,7 +43,7 @@ def short(path: str) -> str:
     Args:
         path: The file, as a frame names it.
     """
-    for folder in ("site-packages" + os.sep, str(Path.cwd()) + os.sep):
+    for folder in (*_INSTALLED, str(Path.cwd()) + os.sep):
         path = path.rpartition(folder)[2]
     return path
 

@@ -10,10 +10,9 @@ from types import FrameType
 
 from hvkeras import progress
 from hvkeras.output import say
-from hvkeras.user_code import innermost, is_library, place
+from hvkeras.user_code import folders_of, innermost, is_library, place
 
 MOST = 12  # lines of a stack
-_TENSORFLOW = f"{os.sep}site-packages{os.sep}tensorflow{os.sep}"
 MOST_THREADS = 3  # of those that make data
 # Where TensorFlow calls Python for data, and Keras fills its queues.
 _MAKES_DATA = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
@@ -59,7 +58,7 @@ def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> s
 def outside_tensorflow() -> str:
     """Where the main thread is, if it is in no call of TensorFlow's, and so waits for no collective of its; else ""."""
     frames = progress.frames_of(threading.main_thread().ident or 0)
-    inside = not frames or _TENSORFLOW in frames[0].f_code.co_filename
+    inside = not frames or frames[0].f_code.co_filename.startswith(folders_of("tensorflow"))
     return "" if inside else _line(frames[0]).strip()
 
 

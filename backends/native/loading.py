@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from hvkeras.backends.interface import Availability
+from hvkeras.backends.native.libraries import path_of
 from hvkeras.backends.native.network import built_for
 from hvkeras.errors import MachineError, explain
 
 Array = np.ndarray[Any, Any]
 
-PATH = Path(__file__).parent / "libhvkeras_native.so"
+PATH = path_of("libhvkeras_native.so")
 INSTALL = "install hvkeras again where g++ (or clang++) and cmake are found: pip install --force-reinstall --no-deps"
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hvkeras.backends.native.libraries import path_of
 from hvkeras.errors import MachineError, explain
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
     from hvkeras.launch_environments import Launch
 
-PATH = Path(__file__).parent / "libhvkeras_native_mpi.so"
+PATH = path_of("libhvkeras_native_mpi.so")
 _BUILD = re.compile(rb"hvkeras is built for ([^\0]+)\0")
 LOST = "MPI cannot "  # how the library begins what MPI says of a connection
 _OTHERS = "the backends horovod and tfdist work between hosts as well"

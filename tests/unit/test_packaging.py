@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import site
 import subprocess
 import sys
 import tarfile
@@ -14,6 +17,9 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+
+from hvkeras.backends import native
+from hvkeras.backends.native.libraries import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore")
@@ -29,18 +35,25 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=lambda _, found: {"__pycache__", "backends"} & set(found))
     (folder / "hvkeras" / "backends").symlink_to("../backends")
-    for name in (".venv/lib", "build", "hvkeras/__pycache__", "tests/unit"):
+    for name in (".venv/lib", "build", "hvkeras/__pycache__", "tests/unit", "hvkeras-report/ranks", "runs/today"):
         (folder / name).mkdir(parents=True)
         (folder / name / "rubbish.py").touch()
+    (folder / "trace.json").touch()
     return folder
+
+
+def _link_build_tools(folder: Path) -> None:
+    """Makes a folder for the PATH in which CMake is found and no compiler."""
+    for tool in ("cmake", "ninja"):
+        found = shutil.which(tool, path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
+        (folder / tool).symlink_to(str(found))
 
 
 @pytest.fixture(scope="module")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     """The wheel, built with no compiler in the PATH."""
     out = tmp_path_factory.mktemp("wheel")
-    for tool in ("cmake", "ninja"):
-        (out / tool).symlink_to(str(shutil.which(tool, path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")))
+    _link_build_tools(out)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir",
                str(out), str(checkout)]
     done = subprocess.run(command, env={"PATH": str(out)}, capture_output=True, text=True, timeout=120)
@@ -89,17 +102,96 @@ def test_the_source_distribution_leaves_the_link_and_the_rest_out(checkout: Path
     with tarfile.open(path) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     assert {"backends/interface.py", "hvkeras/settings.py", "pyproject.toml", "LICENSE"} <= names
-    assert not [name for name in names if name.startswith(("hvkeras/backends", ".venv", "build"))]
-    assert not [name for name in names if "__pycache__" in name]
+    assert {name.split("/")[0] for name in names} == {*FILES, *FOLDERS, "tests", "PKG-INFO"}
+    assert not [name for name in names if name.startswith("hvkeras/backends") or "__pycache__" in name]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_the_source_distribution_names_all_that_belongs_to_it() -> None:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    named = set(re.findall(r'"!/(.+?)"', (ROOT / "pyproject.toml").read_text()))
+    assert {line.split("/")[0] for line in done.stdout.splitlines()} == {*named, ".ci"}
+    folders = ["hvkeras-report/report.html", "report/results.json", "trace.rank.0.json", "timeline.json"]
+    done = subprocess.run(["git", "check-ignore", *folders], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == folders
+
+
+@contextlib.contextmanager
+def _without_link(checkout: Path) -> Iterator[None]:
+    """A context in which the checkout is as it was cloned."""
+    (checkout / "hvkeras" / "backends").unlink()
+    try:
+        yield
+    finally:
+        (checkout / "hvkeras" / "backends").symlink_to("../backends")
 
 
 def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
-    (checkout / "hvkeras" / "backends").unlink()
-    try:
+    with _without_link(checkout):
         done = subprocess.run([sys.executable, "-c", "import hvkeras"], cwd=checkout, capture_output=True, text=True,
                               timeout=60)
-    finally:
-        (checkout / "hvkeras" / "backends").symlink_to("../backends")
     assert done.returncode == 1
     assert "hvkeras must be installed to be imported" in done.stderr.splitlines()[-1]
     assert "HINT: run from another folder" in done.stderr.splitlines()[-1]
+
+
+# Says whether the native engine is there, and which of some files count as the user's code.
+PROGRAM = """from importlib.util import find_spec
+from hvkeras.backends.native.loading import availability
+from hvkeras.user_code import is_library
+print(availability().ok, availability().reason)
+names = ("hvkeras.launcher.cli", "hvkeras.backends.native.loading", "tensorflow", "rich")
+print("own code:", [not is_library(find_spec(name).origin) for name in names])
+"""
+
+
+def _installed_in_place(checkout: Path, folder: Path, path: str) -> Path:
+    """The Python of a new environment that has all packages of this one, and hvkeras by `pip install -e`."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    others = folder / "others"
+    others.mkdir()
+    for place in map(Path, site.getsitepackages()):
+        for package in place.iterdir():
+            if not package.name.startswith("hvkeras") and package.suffix != ".pth":
+                (others / package.name).symlink_to(package)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(f"{others}\n")
+    python = folder / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", checkout]
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+@pytest.mark.parametrize(("link", "compiler"), [
+    pytest.param(False, False, id="as cloned"), pytest.param(True, False, id="with the link", marks=pytest.mark.slow),
+    pytest.param(False, True, id="with a compiler", marks=pytest.mark.slow)])
+def test_an_editable_installation_works(link: bool, compiler: bool, checkout: Path, tmp_path: Path) -> None:
+    _link_build_tools(tmp_path)
+    path = f"{tmp_path}{os.pathsep}{os.defpath}" if compiler else str(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text("import sys, hvkeras as hvd, tensorflow as tf\nhvd.init()\n"
+                      "print(hvd.__file__, hvd.allreduce(tf.constant(2.0), op=hvd.Sum).numpy())\n")
+    with contextlib.nullcontext() if link else _without_link(checkout):
+        python = _installed_in_place(checkout, tmp_path / "environment", path)
+        for folder in (tmp_path, checkout):
+            done = subprocess.run([python, "-c", PROGRAM], cwd=folder, capture_output=True, text=True, timeout=60)
+            assert done.stdout.startswith("True" if compiler else "False its C++ library was not built"), done.stderr
+            assert done.stdout.splitlines()[-1] == "own code: [False, False, False, True]"
+        if compiler:
+            command = [python.with_name("hvkeras"), "run", "-np", "2", "--backend", "native", python, script]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+            assert sorted(done.stdout.splitlines()) == [f"[{rank}] {checkout / 'hvkeras' / '__init__.py'} 4.0"
+                                                        for rank in (0, 1)], done.stderr
+
+
+def test_a_library_is_found_in_any_folder_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in ("sources", "built", "older")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setattr(native, "__path__", [str(folder) for folder in folders])
+    assert path_of("library.so") == folders[0] / "library.so"
+    for age, folder in enumerate(folders[1:]):
+        (folder / "library.so").touch()
+        os.utime(folder / "library.so", (1000 - age, 1000 - age))
+    assert path_of("library.so") == folders[1] / "library.so"
