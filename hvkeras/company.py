@@ -129,8 +129,8 @@ _company = _Company()
 def _collectives(plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
     """A function that makes a plan's calls, and what it takes.
 
-    It is a graph where the others have one: its calls are in flight together, as theirs are, and `tfdist` tells
-    collectives of graphs from eager ones.
+    It is a graph where the first who entered the plan had one: its calls are then in flight together. Who enters it
+    later may do so in eager mode.
     """
     job = context.current()
     steps: list[tuple[str, list[Any], int, bool]] = []

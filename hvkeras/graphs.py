@@ -115,6 +115,14 @@ def function_graph() -> Any:
     return graph
 
 
+def in_loop() -> bool:
+    """Whether the graph under construction is a loop's body, or a function that is called there."""
+    graph = None if tf.executing_eagerly() else ops.get_default_graph()
+    while graph is not None and not isinstance(graph, control_flow_util_v2.WhileBodyFuncGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
 def traced_stack() -> list[tuple[str, int, str]] | None:
     """The stack of this thread while a graph is under construction, the innermost frame first: file, line, function.
 

@@ -135,7 +135,7 @@ class HorovodBackend(Backend):
                                      process_set=self._process_set(ranks))
 
         gathered = self._named(key, gather, self._widen(tensor, _MOVABLE))
-        gathered.set_shape([None, *tensor.shape[1:]])
+        gathered.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return tf.cast(gathered, tensor.dtype)
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
@@ -158,7 +158,7 @@ class HorovodBackend(Backend):
             return received
 
         received, rows = self._named(key, exchange, self._widen(tensor, _MOVABLE), tf.cast(splits, tf.int32))
-        received.set_shape([None, *tensor.shape[1:]])
+        received.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return tf.cast(received, tensor.dtype), tf.cast(rows, tf.int64)
 
     def reducescatter(

@@ -132,7 +132,11 @@ class NativeBackend(Backend):
             **self._identity(key, ranks)))
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
-        return self._operations(tensor).hvkeras_allgather(input=tensor, **self._identity(key, ranks))
+        import tensorflow as tf
+
+        gathered = self._operations(tensor).hvkeras_allgather(input=tensor, **self._identity(key, ranks))
+        gathered.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+        return gathered
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
         return self._operations(tensor).hvkeras_broadcast(input=tensor, root=list(ranks).index(root_rank),

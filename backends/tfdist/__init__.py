@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
@@ -109,11 +109,10 @@ class TfdistBackend(Backend):
         pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.zeros([spare], tensors[0].dtype)]
         bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
         wide = self._widen(bucket, _REDUCIBLE, dtype)
-        reduced = tf.raw_ops.CollectiveReduceV2(
-            input=wide, group_size=len(ranks), group_key=_number("group", *ranks),
-            instance_key=_instance(key, tf.size(wide), bucket.shape.is_fully_defined()),
+        reduced = _outside_loops(lambda: tf.raw_ops.CollectiveReduceV2(
+            input=wide, group_size=len(ranks), group_key=_number("group", *ranks), instance_key=_instance(key, wide),
             ordering_token=self._token(key), merge_op=_MERGE[reduction], final_op="Id",
-            communication_hint=self._hint, max_subdivs_per_device=_RINGS)
+            communication_hint=self._hint, max_subdivs_per_device=_RINGS))
         reduced = tf.cast(reduced, tensors[0].dtype)
         parts = tf.split(reduced, [*sizes, *[1] * spare]) if len(tensors) + spare > 1 else [reduced]
         results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]
@@ -138,7 +137,7 @@ class TfdistBackend(Backend):
         parts = [blocks[order[index], : table[order[index], 1], :-1] for index in range(len(ranks))]
         whole = tf.concat(parts, 0)
         result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
-        result.set_shape([None, *tensor.shape[1:]])
+        result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
@@ -147,12 +146,13 @@ class TfdistBackend(Backend):
         wide = self._widen(tensor, (*_MOVABLE, "bool"), tensor.dtype.name)
         flat = tf.concat([tf.reshape(wide, [-1]), tf.zeros([1], wide.dtype)], 0)
         common = {"group_size": len(ranks), "group_key": _number("group", *ranks),
-                  "instance_key": _instance(f"{key} from {root_rank}", tf.size(flat), flat.shape.is_fully_defined()),
+                  "instance_key": _instance(f"{key} from {root_rank}", flat),
                   "communication_hint": self._hint}
         if self._rank == root_rank:
-            sent = tf.raw_ops.CollectiveBcastSendV2(input=flat, **common)
+            sent = _outside_loops(lambda: tf.raw_ops.CollectiveBcastSendV2(input=flat, **common))
         else:
-            sent = tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(flat), T=flat.dtype, **common)
+            sent = _outside_loops(
+                lambda: tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(flat), T=flat.dtype, **common))
         result = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
         result.set_shape(tensor.shape)
         return result
@@ -174,13 +174,13 @@ class TfdistBackend(Backend):
         # One column more than asked for, so that nothing is ever empty.
         blocks = tf.stack([tf.pad(block, [[0, most - tf.shape(block)[0]], [0, 1]])
                            for block in tf.split(row, tf.ensure_shape(splits, [size]))])
-        received = tf.raw_ops.CollectiveAllToAllV2(
+        received = _outside_loops(lambda: tf.raw_ops.CollectiveAllToAllV2(
             input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
-            instance_key=_instance(f"{key} data", tf.size(blocks), known=False), ordering_token=self._token(key),
-            communication_hint=self._hint)
+            instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
+            communication_hint=self._hint))
         whole = tf.concat([received[order[place], : counts[place, mine], :-1] for place in range(size)], 0)
         result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
-        result.set_shape([None, *tensor.shape[1:]])
+        result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result, rows[:, mine]
 
     def reducescatter(
@@ -208,10 +208,9 @@ class TfdistBackend(Backend):
     def _gather_equal(self, tensor: Tensor, key: str, count: int, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
-        return tf.raw_ops.CollectiveGatherV2(
-            input=tensor, group_size=count, group_key=_number("group", *ranks),
-            instance_key=_instance(key, tf.size(tensor), tensor.shape.is_fully_defined()),
-            ordering_token=self._token(key), communication_hint=self._hint)
+        return _outside_loops(lambda: tf.raw_ops.CollectiveGatherV2(
+            input=tensor, group_size=count, group_key=_number("group", *ranks), instance_key=_instance(key, tensor),
+            ordering_token=self._token(key), communication_hint=self._hint))
 
     def _token(self, key: str) -> list[Any]:
         """A resource of the collective's own, for a graph under construction.
@@ -241,18 +240,40 @@ class TfdistBackend(Backend):
         return tf.cast(tensor, _WIDER[dtype])
 
 
+def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
+    """Makes a collective, in a function of its own if it is within a loop of the graph under construction.
+
+    TensorFlow counts loop and iteration to what identifies a collective, so that one rank's would not meet another's
+    which is in no loop, or in another iteration. A function that is not inlined begins anew.
+    """
+    import tensorflow as tf
+
+    from hvkeras import graphs
+
+    if not graphs.in_loop():
+        return collective()
+    return tf.function(collective, autograph=False, experimental_attributes={"_noinline": True})()
+
+
 def _number(*parts: object) -> int:
     """Hashes to a positive int32, as TensorFlow's keys must be."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
-def _instance(key: str, size: Any, known: bool) -> Any:
-    """The instance key of a collective: of its name alone where its size is known when tracing, else of both."""
+def _instance(key: str, tensor: Any) -> Any:
+    """The instance key of a collective: of its name and the tensor's size, whether that is known when tracing or not.
+
+    So one rank may be in eager mode, another in a graph, and a third in a graph for tensors of any size.
+    """
     import tensorflow as tf
 
-    number = _number("instance", key)
-    if known and not tf.executing_eagerly():
-        return number
-    spread = tf.cast(tf.cast(size, tf.int64) * 2654435761 % 2147483647, tf.int32)  # Knuth's multiplicative hash
-    return tf.bitwise.bitwise_xor(tf.constant(number, tf.int32), spread)
+    number, size = _number("instance", key), tensor.shape.num_elements()
+    if size is not None:
+        return number ^ _spread(size)
+    return tf.bitwise.bitwise_xor(tf.constant(number, tf.int32), tf.cast(_spread(tf.size(tensor, tf.int64)), tf.int32))
+
+
+def _spread(size: Any) -> Any:
+    """Knuth's multiplicative hash of a size, an int or an int64 tensor; nothing in it exceeds 63 bits."""
+    return size % 2147483647 * 2654435761 % 2147483647

@@ -46,6 +46,13 @@ def test_sums_have_the_same_bits_again_and_with_native_in_any_bucket(outcome: Ou
         assert found["together"] or found["backend"] != "native"
 
 
+def test_ranks_may_be_in_eager_mode_in_functions_or_in_loops(outcome: Outcome) -> None:
+    everyone = range(1, outcome.np + 1)
+    for rank, found in enumerate(outcome.results("where_each_likes")):
+        assert found == [[[sum(everyone)] * outcome.np, [one for one in everyone for _ in everyone], [1] * outcome.np,
+                          [sum(everyone)], list(everyone)]] * 3, rank
+
+
 def test_any_and_all(outcome: Outcome) -> None:
     alone = outcome.np == 1
     assert outcome.results("booleans") == [{"any": [True, True, False], "all": [alone, True, False]}] * outcome.np

@@ -14,13 +14,17 @@ from launch.hvkeras_run import python, run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "joined.py"
 SIZE = 3
-RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "hvkeras_run"}
+RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "hvkeras_run", "tfdist-graphs": "tf_config"}
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if run == "tfdist" else pytest.mark.sample)
-                        for run in RUNS])
+@pytest.fixture(params=["native", pytest.param("tfdist", marks=pytest.mark.slow), "horovod"])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
-    return launch_once(RUNS[request.param], WORKER, np=SIZE, backend=request.param)
+    return of(request.param, launch_once)
+
+
+def of(run: str, launch_once: Callable[..., Outcome]) -> Outcome:
+    backend, *checks = run.split("-")
+    return launch_once(RUNS[run], WORKER, tuple(checks), np=SIZE, backend=backend)
 
 
 def of_all_kinds(first: int) -> list[Any]:
@@ -43,8 +47,9 @@ def test_the_last_rank_is_told(outcome: Outcome) -> None:
     assert outcome.results("at_once") == [[0, True]] * SIZE
 
 
-def test_steps_of_a_loop_go_on(outcome: Outcome) -> None:
-    for rank, (found, last) in enumerate(outcome.results("graphs")):
+@pytest.mark.parametrize("run", ["native", "horovod", "tfdist-graphs"])
+def test_steps_go_on_eagerly_in_functions_and_in_their_loops(run: str, launch_once: Callable[..., Outcome]) -> None:
+    for rank, (found, last) in enumerate(of(run, launch_once).results("graphs")):
         for step, (dense, values, indices) in enumerate(found):
             there = [one for one in range(SIZE) if step < 2 + one]
             slope = 2.0 * sum(one + 1 for one in there)

@@ -392,6 +392,28 @@ def names_in_any_order() -> list[Any]:
 
 
 @check
+def where_each_likes() -> list[Any]:
+    """One rank is in eager mode, another in a function, a third in a function's loop, and in turn."""
+    def all_kinds(mine: Any, name: str) -> Any:
+        return [hvd.allreduce(mine, op=hvd.Sum, name=name), hvd.allgather(mine, name=name),
+                hvd.broadcast(mine, root_rank=0, name=name), hvd.reducescatter(mine, op=hvd.Sum, name=name),
+                hvd.alltoall(mine, name=name)]
+
+    mine = tf.repeat(tf.constant(hvd.rank() + 1), hvd.size())
+
+    def once() -> Any:
+        return all_kinds(mine, "anywhere")
+
+    def in_a_loop() -> Any:
+        return tf.while_loop(lambda turn, *_: turn < 2, lambda turn, *_: (turn + 1, *once()), [0, *[mine] * 5],
+                             shape_invariants=[tf.TensorShape([]), *[tf.TensorShape([None])] * 5])[1:]
+
+    function, loop = (tf.function(each, autograph=False) for each in (once, in_a_loop))
+    ways = [lambda: (once(), once())[1], lambda: (function(), function())[1], loop]
+    return [[part.numpy().tolist() for part in ways[(hvd.rank() + turn) % 3]()] for turn in range(3)]
+
+
+@check
 def objects() -> dict[str, Any]:
     """Python objects of different sizes."""
     mine = {"rank": hvd.rank(), "data": "x" * hvd.rank()}

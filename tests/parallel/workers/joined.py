@@ -1,7 +1,11 @@
-"""`join()`: ranks have unlike amounts of work; each check returns what the test compares."""
+"""`join()`: ranks have unlike amounts of work; each check returns what the test compares.
+
+Arguments: the checks to run; all without any.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -46,18 +50,23 @@ def at_once() -> Any:
 
 @check
 def graphs() -> Any:
-    """Steps of a custom loop, dense and sparse, in one function."""
+    """Steps of a custom loop, dense and sparse: an eager one, one in a function, others in a loop of a function."""
     variable, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2]))
 
-    @tf.function
     def step() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(variable**2) * (hvd.rank() + 1) + tf.reduce_sum(tf.gather(table, [hvd.rank()]) ** 2)
         dense, sparse = hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [variable, table])
         return dense, sparse.values, sparse.indices
 
-    found = [[part.numpy().tolist() for part in step()] for _ in range(2 + hvd.rank())]
-    return [found, hvd.join()]
+    function = tf.function(step)
+
+    loop = tf.function(lambda: tf.while_loop(
+        lambda turn, *_: turn < 1, lambda turn, *_: (turn + 1, *step()),
+        [0, tf.zeros([2]), tf.zeros([0, 2]), tf.zeros([0], tf.int32)],
+        shape_invariants=[tf.TensorShape(shape) for shape in ([], [2], [None, 2], [None])])[1:])
+    found = [step(), function(), *(loop() for _ in range(hvd.rank()))]
+    return [[[part.numpy().tolist() for part in parts] for parts in found], hvd.join()]
 
 
 @check
@@ -81,4 +90,4 @@ def constants_in_a_function() -> Any:
 
 
 if __name__ == "__main__":
-    run_checks(hvd.init, hvd.shutdown)
+    run_checks(hvd.init, hvd.shutdown, sys.argv[1:])
