@@ -103,7 +103,9 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     _Calls.stack.append(("evaluate", None))
     try:
-        with recording.evaluating(), progress.running(progress.TEST, model):
+        # What one rank evaluates alone, amid a fit that all share, is no part of that fit's metrics.
+        apart = metrics.untouched(model) if _Calls.alone and _run_of(model) is not None else contextlib.nullcontext()
+        with apart, recording.evaluating(), progress.running(progress.TEST, model):
             return original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
@@ -116,7 +118,10 @@ def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwar
 
 def _around_reset(original: Callable[..., Any], model: Any) -> None:
     original(model)
-    metrics.forget_merged()
+    metrics.forget_merged(model)
+    run = _run_of(model)
+    if run is not None and not _Calls.alone:
+        run.frozen = None
 
 
 def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
@@ -147,7 +152,7 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
         run.frozen = None
     what = _SHARED_CALLS.get(what, what)
     mine = bool(logs)  # else this rank had no data
-    own = (frozen or metrics.states_of(model)) if mine else None
+    own = (frozen or metrics.own_states(model)) if mine else None
     there = metrics.merge(model, process_set, what, own)
     result = make() if mine else None
     from_step = mine and result is logs  # not from metrics

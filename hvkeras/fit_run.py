@@ -93,9 +93,10 @@ class FitRun:
 
     def before_step(self, step: int) -> None:
         """Before each call of the train function; `step` counts within the epoch."""
+        metrics.forget_merged(self.model)  # of an evaluation amid the epoch, whose samples count in its logs as well
         if self._decision is not None and self._decision.joined and self._own_batches is not None:
-            if step == self._own_batches:
-                self.frozen = metrics.states_of(self.model)
+            if step >= self._own_batches and self.frozen is None:
+                self.frozen = metrics.own_states(self.model)
             joining.weigh(step < self._own_batches)
         if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)

@@ -7,7 +7,9 @@ epoch or an evaluation into logs, each metric gets the merged state of all ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +51,8 @@ class State:
         return (self.kind, *(np.shape(value) for value in self.values))
 
 
-# What the last merge left in the metrics: variable, merged value, this rank's own value.
-_merged: list[tuple[Any, Any, Any]] = []
+# What the last merge left in each model's metrics: variable, merged value, this rank's own value.
+_merged: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 def check(model: Any) -> None:
@@ -63,8 +65,9 @@ def check(model: Any) -> None:
         merging_of(metric)
 
 
-def states_of(model: Any) -> list[list[State]]:
-    """This rank's state of all metrics."""
+def own_states(model: Any) -> list[list[State]]:
+    """This rank's own state of all metrics, which they get back if the last merge is still in them."""
+    forget_merged(model)
     return [[State(type(metric).__name__, metric.name, [np.asarray(variable) for variable in metric.variables])
              for metric in group] for group in compat.metric_groups(model)]
 
@@ -89,14 +92,14 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]]
                 for states in allgather_object(own, name=f"the metrics of {what}", process_set=process_set)]
     there = [(rank, states) for rank, states in zip(process_set.ranks, everyone, strict=True) if states is not None]
     _require_same(there, what)
-    _merged.clear()
+    kept = _merged[model] = []
     metrics = _flat(compat.metric_groups(model)) if own is not None else []
     for place, metric in enumerate(metrics):
         merged = merge_states(metric, [states[place].values for _, states in there])
         for variable, value in zip(metric.variables, merged, strict=True):
             mine = np.asarray(variable)
             variable.assign(np.asarray(value).astype(mine.dtype))
-            _merged.append((variable, np.asarray(variable), mine))
+            kept.append((variable, np.asarray(variable), mine))
     return [states is not None for states in everyone]
 
 
@@ -126,12 +129,26 @@ def average(everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: float(value) if value.ndim == 0 else value for name, value in means.items()}
 
 
-def forget_merged() -> None:
+def forget_merged(model: Any) -> None:
     """Gives metrics that were not reset since the last merge their own state back, so that it counts once."""
-    for variable, merged, mine in _merged:
+    for variable, merged, mine in _merged.pop(model, ()):
         if np.any(np.not_equal(merged, mine)) and np.array_equal(np.asarray(variable), merged, equal_nan=True):
             variable.assign(mine)
-    _merged.clear()
+
+
+@contextlib.contextmanager
+def untouched(model: Any) -> Iterator[None]:
+    """A context after which the model's metrics are as they were before it."""
+    merged = _merged.pop(model, None)
+    before = [(variable, np.asarray(variable)) for metric in _flat(compat.metric_groups(model))
+              for variable in metric.variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+        if merged is not None:
+            _merged[model] = merged
 
 
 def merge_states(metric: Any, states: Sequence[Arrays]) -> Arrays:

@@ -64,6 +64,12 @@ def test_a_metric_that_is_not_reset_counts_each_label_once(outcome: Outcome) -> 
     assert results == [[8.0 * len(results) * epoch for epoch in (1, 2, 3)]] * len(results)
 
 
+def test_an_evaluation_amid_an_epoch_counts_once(outcome: Outcome) -> None:
+    for found in outcome.results("evaluation_amid_an_epoch"):
+        assert largest_difference(found["found"], found["truth"]) < TOLERANCE
+        assert found["alone"] == found["without"], "what one rank evaluates alone is no part of what all train"
+
+
 def test_logs_that_are_no_metrics_are_averaged(outcome: Outcome) -> None:
     results = outcome.results("logs_of_an_own_step")
     assert results == [[(len(results) - 1) / 2]] * len(results)

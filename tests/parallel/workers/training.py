@@ -187,6 +187,51 @@ def metrics_that_are_not_reset() -> list[float]:
     return list(mine.fit(*share((8,), hvd.rank()), batch_size=4, epochs=3, verbose=0).history["accumulating"])
 
 
+class Evaluating(keras.callbacks.Callback):  # type: ignore[misc]
+    """Evaluates amid the epoch, at the ends of certain batches, and notes what it found."""
+
+    def __init__(self, batches: tuple[int, ...], data: Any, batch_size: int) -> None:
+        super().__init__()
+        self.batches, self.data, self.batch_size, self.found = batches, data, batch_size, []  # type: ignore[var-annotated]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Keras 3 counts the batch that it is the end of, tf_keras the next one where it runs several at once.
+        if batch in self.batches:
+            self.found.append(values(self.model.evaluate(*self.data, batch_size=self.batch_size, verbose=0,
+                                                         return_dict=True)))
+
+
+class EvaluatingAlone(Evaluating):
+    """The same on rank 0 alone."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if hvd.rank() == 0:
+            with hvd.alone():
+                super().on_train_batch_end(batch, logs)
+
+
+@check
+def evaluation_amid_an_epoch() -> dict[str, Any]:
+    """The logs of two epochs in which callbacks evaluate: of all ranks, of one process, and with rank 0 alone."""
+    def trained(data: Any, batch_size: int, *callbacks: Any, optimizer: Any = None) -> Any:
+        mine = compiled(optimizer, metrics=["accuracy", Accumulating()], run_eagerly=True)
+        return values(mine.fit(*data, batch_size=batch_size, epochs=2, shuffle=False, verbose=0,
+                               callbacks=list(callbacks)).history)
+
+    def one_process() -> Any:
+        both = [Evaluating(at, union((6,), 3, 2, 1), 3 * hvd.size()) for at in ((1,), (3,))]
+        return [[trained(union((16,), 4, 4), 4 * hvd.size(), each, optimizer=keras.optimizers.SGD(0.1)), each.found]
+                for each in both]
+
+    mine = share((16,), hvd.rank())
+    found = []
+    for at in ((1,), (3,)):
+        each = Evaluating(at, share((6,), hvd.rank(), 1), 3)
+        found.append([trained(mine, 4, each), each.found])
+    return {"found": found, "truth": by_one_process(one_process),
+            "without": trained(mine, 4), "alone": trained(mine, 4, EvaluatingAlone((1, 3), share((6,), 0, 1), 3))}
+
+
 class OwnLogs(keras.Model):  # type: ignore[misc]
     """A model whose logs do not come from metrics."""
 
