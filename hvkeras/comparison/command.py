@@ -98,6 +98,10 @@ def compare(arguments: Sequence[str]) -> int:
     """
     flags = flags_and_command(parser(), arguments)
     require_command(flags, PROG)
+    if flags.behind_command:
+        raise UsageError(explain(f"Flags of {PROG} stand before the command, and the command's own behind it",
+                                 f"write them before {flags.command[0]}, or -- before it if the command shall get them",
+                                 behind_the_command=" ".join(flags.behind_command)))
     projection.require_sense(flags)
     made = comparison_of(flags, Console(stderr=True, highlight=False), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))

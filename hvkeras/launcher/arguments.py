@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+import itertools
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from hvkeras import __version__
@@ -24,7 +27,10 @@ _NOT_TAKEN = {
 }
 
 DEFAULT = "hvkeras-report"  # the folder of a report where none is named
-_BARE_REPORT = "--report=\0"  # no name of a folder
+_REPORT = "--report"
+_TWO_WORDS = f"{_REPORT}=\0"  # before the folder, if any, that followed --report as a word of its own
+# Flags of ours that many a script has too: behind the command nobody wonders at them.
+_COMMON = {"--version", "--verbose", "--backend", "--log-level", "--config-file"}
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
 environment. Example: hvkeras run -np 2 python train.py --epochs 3"""
 
@@ -106,7 +112,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Starts all ranks again when one fails,"
                       " up to N times; hvd.elastic goes on from the last commit.")
     made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
-                      f" it is over: --report=FOLDER, or --report alone for {DEFAULT} (HVKERAS_REPORT).")
+                      f" it is over; --report alone is for {DEFAULT} (HVKERAS_REPORT).")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
                       " and stderr.")
     made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
@@ -147,6 +153,11 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
         found = flags_and_command(parser(prog), [*flags_of_file(found.config_file), *arguments])
     if not found.check_build:
         require_command(found, prog)
+    astray = [flag for flag in found.behind_command if flag not in _COMMON and (
+        flag.startswith("--") or (flag == "-np" and found.np is None))]
+    if astray and not found.check_build:
+        print(f"{prog}: the command gets {', '.join(astray)}, since flags of {prog} stand before the command; a --"
+              " before the command says that it is meant so", file=sys.stderr)
     return found
 
 
@@ -157,22 +168,59 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
         made: The parser, with the remaining arguments as `command`.
         arguments: The command line.
 
+    Returns:
+        The flags, the `command`, and `behind_command`: the flags of the parser's that the command gets, as they stand
+        behind it, unless a `--` before the command says that it is meant so.
+
     Raises:
         UsageError: A flag is unknown or cannot be read.
     """
-    # The word after a bare --report is the command, and a --report in the command is the command's own.
-    found, unknown = made.parse_known_args([_BARE_REPORT if each == "--report" else each for each in arguments])
-    found.command = ["--report" if each == _BARE_REPORT else each for each in found.command]
-    if f"--report={getattr(found, 'report', None)}" == _BARE_REPORT:
-        found.report = DEFAULT
+    found, unknown = made.parse_known_args(_with_report_folder(arguments))
+    found.command = list(_as_given(found.command))  # a --report in the command is the command's own
+    if f"{_REPORT}={getattr(found, 'report', None)}".startswith(_TWO_WORDS):
+        found.report = found.report[1:] or DEFAULT
+    known = [option for action in made._actions for option in action.option_strings]
     if unknown:
-        known = [option for action in made._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(explain(f"Flags before the command must be {made.prog}'s",
                                  f"did you mean {near[0]}" if near else f"see {made.prog} --help", flag=unknown[0]))
+    found.behind_command = []
     if found.command[:1] == ["--"]:
         del found.command[0]
+    else:
+        flags = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", found.command))
+        found.behind_command = [flag for flag in dict.fromkeys(flags) if flag in known and flag not in ("-h", "--help")]
     return found
+
+
+def _with_report_folder(arguments: Sequence[str]) -> list[str]:
+    """The command line with each --report and the folder after it, if there is one, in one word.
+
+    Argparse would take the command for the folder of a --report that has none.
+    """
+    made, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        folder = rest.pop(0) if word == _REPORT and _begins_with_folder(rest) else ""
+        made.append(_TWO_WORDS + folder if word == _REPORT else word)
+    return made
+
+
+def _begins_with_folder(words: Sequence[str]) -> bool:
+    """Whether the words after --report begin with a folder: no command, and a command or flags are next."""
+    if not words or not words[0] or words[0].startswith("-") or shutil.which(words[0]):
+        return False
+    return len(words) == 1 or words[1].startswith("-") or shutil.which(words[1]) is not None
+
+
+def _as_given(words: Sequence[str]) -> Iterator[str]:
+    """Takes apart what `_with_report_folder` has put into one word."""
+    for word in words:
+        if word.startswith(_TWO_WORDS):
+            yield _REPORT
+            yield from filter(None, [word[len(_TWO_WORDS):]])
+        else:
+            yield word
 
 
 def require_command(found: argparse.Namespace, prog: str) -> None:

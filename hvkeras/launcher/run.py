@@ -244,8 +244,11 @@ class Launcher:
         elif event["type"] == "started":
             self._tell(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
-            problem = explain(f"The command must start on every host ({event['error']})",
-                              "check its spelling, the PATH and the current folder there", command=event["culprit"])
+            hint = "check its spelling, the PATH and the current folder there"
+            if event["culprit"].endswith(".py"):
+                hint = f"scripts are started by Python: hvkeras run ... python {event['culprit']}"
+            problem = explain(f"The command must start on every host ({event['error']})", hint,
+                              command=event["culprit"])
             self._fail(Cause("setup", rank, agent.host_name, None, f"could not be started: {problem}", "",
                              event["code"]))
             self._over(rank, event["code"])

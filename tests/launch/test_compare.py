@@ -48,6 +48,15 @@ def check_records(folder: Path, name: str, ranks: int) -> None:
     assert not (folder / "out" / name / "record" / WEIGHTS).exists()
 
 
+def test_flags_behind_the_command_are_an_error_unless_they_are_meant(tmp_path: Path) -> None:
+    done = compare([sys.executable, "train.py", "--epochs", "3", "--repeat=2", "-np", "4"], tmp_path)
+    assert done.returncode == 2
+    assert "Received: behind_the_command='--repeat -np'. HINT: write them before" in done.stderr
+    done = compare(["-np", "1", "--", sys.executable, "train.py", "--repeat=2", "-np", "4"], tmp_path)
+    assert done.returncode == 2 and "Two processes at least" in done.stderr  # the flags are as they should be
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
     done = compare(["--backends", "horovod,tfdist", "--project", "2,64", "--ranks-per-host", "2",
                     *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path, charts=True)

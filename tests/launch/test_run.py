@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvkeras
-from hvkeras.launcher.arguments import parser
+from hvkeras.launcher.arguments import parse, parser
 from launch.hvkeras_run import python, run
 
 
@@ -20,6 +20,44 @@ def test_every_rank_runs_the_command_with_its_own_arguments(tmp_path: Path) -> N
     expected = [f"[{rank}] {rank} ['--epochs', '3', '-np', '9']" for rank in range(3)]
     assert sorted(done.stdout.splitlines()) == expected
     assert done.stderr == ""
+
+
+def test_a_report_may_have_its_folder_as_a_word_of_its_own(tmp_path: Path) -> None:
+    command = python("print(os.path.basename(os.environ['HVKERAS_REPORT']), sys.argv[1:])")
+    done = run(["--report", "out", "-np", "1", *command, "--report", "out", "-np", "9"], tmp_path)
+    assert done.stdout == "[0] out ['--report', 'out', '-np', '9']\n"
+    first, second = done.stderr.splitlines()
+    assert first.startswith("hvkeras run: the command gets --report, since flags of hvkeras run stand before")
+    assert second == f"hvkeras: the report on this run is {tmp_path / 'out' / 'report.html'}"
+
+
+@pytest.mark.parametrize(("words", "folder", "command"), [
+    (["--report", "out", "python", "a.py"], "out", ["python", "a.py"]),
+    (["--report", "./out/python", "--backend", "native", "python", "a.py"], "./out/python", ["python", "a.py"]),
+    (["--report=python", "python", "a.py"], "python", ["python", "a.py"]),
+    (["--report", "python", "a.py", "--report", "python"], "hvkeras-report", ["python", "a.py", "--report", "python"]),
+    (["--report", "python", "-u", "a.py"], "hvkeras-report", ["python", "-u", "a.py"]),
+    (["--report", "--backend", "native", "python", "a.py"], "hvkeras-report", ["python", "a.py"]),
+    (["--report", "--", "out", "python"], "hvkeras-report", ["out", "python"]),
+    (["--report", "pyhton", "a.py"], "hvkeras-report", ["pyhton", "a.py"]),
+    (["python", "a.py", "--report", "", "out"], None, ["python", "a.py", "--report", "", "out"]),
+    (["python", "a.py", "--report", "out"], None, ["python", "a.py", "--report", "out"]),
+])
+def test_the_word_after_report_is_a_folder_or_the_command(words: list[str], folder: str | None, command: list[str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    found = parse(["-np", "2", *words])
+    assert (found.report, found.command) == (folder, command)
+
+
+def test_what_hvkeras_run_gets_by_mistake_is_told(tmp_path: Path) -> None:
+    done = run([*python("print(rank)"), "-np", "2"], tmp_path)
+    assert done.returncode == 2
+    assert "the command gets -np, since flags of hvkeras run stand before the command" in done.stderr
+    (tmp_path / "train.py").write_text("print(1)")
+    done = run(["-np", "1", "./train.py"], tmp_path)
+    assert done.returncode == 126
+    assert "HINT: scripts are started by Python: hvkeras run ... python ./train.py" in done.stderr
 
 
 def test_ranks_are_told_their_place_and_a_secret_that_is_on_no_command_line(tmp_path: Path) -> None:
