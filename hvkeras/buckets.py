@@ -23,7 +23,6 @@ from hvkeras.operations import (
     Scaling,
     Sent,
     Sum,
-    members,
     number_in_graph,
     on_device,
     operation_of,
@@ -47,7 +46,7 @@ class Exchange:
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
         gradient_predivide_factor: Average divides by this before the sum, and by size / this after it.
         groups: 0 for buckets by size, else a number of groups, or lists of variables.
-        process_set: The ranks that take part.
+        process_set: The ranks that take part; the gradients of others stay as they are.
         scale_local_gradients: Whether gradients of local variables are divided by size.
         device_dense: The device for dense gradients.
         device_sparse: The device for `tf.IndexedSlices`.
@@ -128,16 +127,17 @@ def reduce_gradients(
             be seen by all ranks.
 
     Returns:
-        The reduced gradients, in order; None stays None, and sparse gradients stay sparse.
+        The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside of the
+        process set gets its gradients back as they are.
 
     Raises:
         NotInitializedError: The job is not running.
-        UsageError: This rank is not in the process set.
+        UsageError: The process set is not registered.
         UnsupportedError: The step is compiled by XLA, and the backend cannot.
     """
-    ranks = members(exchange.process_set, "gradients")
+    ranks = exchange.process_set.members()
     recording.step(gradients, variables, local)
-    if len(ranks) == 1:
+    if len(ranks) == 1 or not exchange.process_set.included():
         return list(gradients)
     graphs.require_kernels(context.current().backend)
     if joining.active:

@@ -85,7 +85,7 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
 
     All ranks meet on a small control channel first, so that a missing or misconfigured rank is
     named before any engine can hang. Rank 0 prints one line: backend, engine, size and launcher.
-    Calling it again does nothing.
+    Calling it again registers the process sets that are new, and does nothing else.
 
     Example:
         import hvkeras as hvd
@@ -114,6 +114,7 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
         if backend not in (None, "auto", _job.backend.name):
             raise UsageError(explain("init() must be called with one backend", "call hvd.shutdown() in between",
                                      running=_job.backend.name, backend=backend))
+        _add_process_sets(process_sets)
         return
     settings = Settings()
     quiet_engines(settings.log_level)
@@ -179,10 +180,17 @@ def _start_companions(job: Job, process_sets: Any) -> None:
         from hvkeras.timeline import start_timeline
 
         start_timeline(job.settings.timeline)
-    if process_sets and not isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
-        from hvkeras.process_sets import add_process_set
+    _add_process_sets(process_sets)
 
-        for process_set in process_sets:
+
+def _add_process_sets(process_sets: Any) -> None:
+    """Registers the process sets that are not registered yet."""
+    if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
+        return
+    from hvkeras.process_sets import add_process_set, registered_process_sets
+
+    for process_set in process_sets:
+        if not any(process_set is known for known in registered_process_sets().values()):
             add_process_set(process_set)
 
 

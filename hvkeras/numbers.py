@@ -143,6 +143,11 @@ def ddl_built() -> bool:
     return False
 
 
+def sycl_built() -> bool:
+    """Returns whether SYCL can be used: no backend of hvkeras builds it in."""
+    return False
+
+
 def _installed(question: str) -> bool:
     from hvkeras.backends.horovod import installed
 

@@ -49,7 +49,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         average_aggregated_gradients: Whether that sum is divided by the number of passes.
         num_groups: The older name of an integer `groups`.
         groups: None for buckets by size; a number of groups; or lists of variables to be fused.
-        process_set: The ranks to reduce over.
+        process_set: The ranks to reduce over. Others may train on; their gradients stay as they are.
         scale_local_gradients: Whether gradients of local variables (see `register_local_var`) are
             divided by the number of ranks.
 

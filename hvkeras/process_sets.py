@@ -129,6 +129,11 @@ def process_set_of(number: int) -> ProcessSet:
     return _sets[number]
 
 
+def registered_process_sets() -> dict[int, ProcessSet]:
+    """The process sets of the running job by their numbers, the global one among them."""
+    return {0: global_process_set, **{number: each for number, each in _sets.items() if number is not None}}
+
+
 def forget_process_sets() -> None:
     """Forgets every set but the global one, as their job ends."""
     for stale in _sets.values():

@@ -35,7 +35,8 @@ def distribute_of_tensorflow_1(optimizer: Any, exchange: Exchange, passes: int =
     if passes != 1:
         raise UnsupportedError(explain("Optimizers of TensorFlow 1 reduce at every pass", "use a Keras optimizer",
                                        backward_passes_per_step=passes))
-    made = compat.subclass_like(type(optimizer), _Distributed, {"_hvkeras_exchange": exchange})
+    made = compat.subclass_like(type(optimizer), _Distributed, {"_hvkeras_exchange": exchange,
+                                                               "_hvkeras_plain": type(optimizer)})
     compat.adopt_class(optimizer, made)
     return optimizer
 
@@ -44,6 +45,14 @@ class _Distributed:
     """What distributed optimizers of TensorFlow 1 do more; mixed into a subclass of the optimizer's class."""
 
     _hvkeras_exchange: ClassVar[Exchange]
+    _hvkeras_plain: ClassVar[type]
+
+    @property
+    def _optimizer(self) -> Any:
+        """The optimizer as it was, which reduces nothing: Horovod's name for it. It shares all state with this one."""
+        plain: Any = object.__new__(self._hvkeras_plain)
+        plain.__dict__ = self.__dict__
+        return plain
 
     def register_local_var(self, var: Any) -> None:
         """Keeps a variable's gradient on this rank; it may then differ between ranks.

@@ -122,7 +122,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
             they are divided by size / this.
         num_groups: The older name of an integer `groups`.
         groups: None for buckets by size; a number of groups; or lists of variables to be fused.
-        process_set: The ranks to reduce over.
+        process_set: The ranks to reduce over. Others may train on; their gradients stay as they are.
         scale_local_gradients: Whether gradients of local sources (see `register_local_source`) are
             divided by the number of ranks.
 

@@ -8,10 +8,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from packaging import version
+
+from hvkeras.errors import UsageError, explain
 from hvkeras.numbers import ccl_built, ddl_built, gloo_built, gpu_available, mpi_built, nccl_built
 
 __all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_available", "gloo_built", "gpu_available",
-           "is_iterable", "mpi_built", "nccl_built", "num_rank_is_power_2", "split_list"]
+           "is_iterable", "is_version_greater_equal_than", "mpi_built", "nccl_built", "num_rank_is_power_2",
+           "split_list"]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameter
@@ -93,3 +97,22 @@ def is_iterable(x: object) -> bool:
         x: The thing.
     """
     return isinstance(x, Iterable)
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Returns whether a version is a given one or a later one.
+
+    Example:
+        >>> is_version_greater_equal_than("2.10.0", "2.9.1")
+        True
+
+    Args:
+        ver: The version, such as `tf.__version__`.
+        target: The version to compare with, as major.minor.patch.
+
+    Raises:
+        UsageError: `target` is not written like that.
+    """
+    if target.count(".") != 2:
+        raise UsageError(explain("target must be a version of three numbers", "write it like 2.10.0", target=target))
+    return version.parse(ver) >= version.parse(target)

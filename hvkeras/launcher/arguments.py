@@ -51,6 +51,14 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(explain(f"The command line must be readable ({message})", f"see {self.prog} --help"))
 
 
+def seconds_or_never(text: str) -> float:
+    """Reads a duration, of which 0 means never."""
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"a number of seconds is 0 (never) or more, not {text}")
+    return value
+
+
 def seconds(text: str) -> float:
     """Reads a duration."""
     value = float(text)
@@ -94,8 +102,9 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " in all Python processes that it starts.")
     made.add_argument("--tf-config", action="store_true", help="Gives each rank a TF_CONFIG in which it is a worker,"
                       " for scripts that use tf.distribute by themselves.")
-    made.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...", help="Network interfaces that"
-                      " the job uses between hosts (HVKERAS_NETWORK_INTERFACES).")
+    made.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",
+                      help="Network interfaces that the job uses between hosts; may be given several times"
+                      " (HVKERAS_NETWORK_INTERFACES).")
     made.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"
                       " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
     made.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
@@ -105,10 +114,10 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("--no-stall-check", action="store_true", help="Neither warns of ranks that wait in a collective"
                       " nor ends the job for it.")
     made.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
-    made.add_argument("--stall-check-warning-time-seconds", type=seconds, metavar="SECONDS", help="When a warning names"
-                      " whom a rank waits for (HVKERAS_STALL_WARNING).")
-    made.add_argument("--stall-check-shutdown-time-seconds", type=seconds, metavar="SECONDS", help="When the job ends"
-                      " because a rank waits (HVKERAS_STALL_SHUTDOWN).")
+    made.add_argument("--stall-check-warning-time-seconds", type=seconds_or_never, metavar="SECONDS",
+                      help="When a warning names whom a rank waits for (HVKERAS_STALL_WARNING).")
+    made.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
+                      help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
     made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Starts all ranks again when one fails,"
                       " up to N times; hvd.elastic goes on from the last commit.")
     made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
@@ -130,7 +139,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     add_tuning_flags(made)
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     for flag in _NOT_TAKEN:
-        made.add_argument(flag, action=_NotTaken, nargs=0, help=argparse.SUPPRESS)
+        made.add_argument(flag, action=_NotTaken, nargs="?", help=argparse.SUPPRESS)
     return made
 
 

@@ -176,7 +176,7 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
     chosen = {
         "HVKERAS_BACKEND": flags.backend,
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
-        "HVKERAS_NETWORK_INTERFACES": flags.network_interfaces,
+        "HVKERAS_NETWORK_INTERFACES": ",".join(flags.network_interfaces or ()) or None,
         "HVKERAS_TIMELINE": flags.timeline_filename,
         "HVKERAS_REPORT": _report_folder(flags.report),
         "HVKERAS_TRACE_STEPS": flags.trace_steps,

@@ -40,6 +40,7 @@ from hvkeras.numbers import (
     rank,
     rocm_built,
     size,
+    sycl_built,
 )
 from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
 from hvkeras.optimizer import DistributedOptimizer as _KerasOptimizer
@@ -52,20 +53,23 @@ from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod
 from hvkeras.tensorflow.mpi_ops import _grouped_allreduce as _grouped_allreduce
 from hvkeras.tensorflow.mpi_ops import _grouped_reducescatter as _grouped_reducescatter
 from hvkeras.tensorflow.mpi_ops import _reducescatter as _reducescatter
+from hvkeras.tensorflow.util import _executing_eagerly as _executing_eagerly
 from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
     "DistributedOptimizer", "Max", "Min", "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum",
-    "SyncBatchNormalization", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall",
-    "barrier", "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
+    "SyncBatchNormalization", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier",
+    "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
     "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
     "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_rank_op",
     "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "process_set_included_op", "rank", "rank_op", "reducescatter", "remove_process_set", "rocm_built", "shutdown",
-    "size", "size_op", "start_timeline", "stop_timeline",
+    "size", "size_op", "start_timeline", "stop_timeline", "sycl_built",
 ]
+
+_LegacyOptimizer = tf.compat.v1.train.Optimizer  # as in Horovod, where scripts find it
 
 
 def __getattr__(name: str) -> Any:

@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from hvkeras.functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from hvkeras.tensorflow import util
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]
+
+_executing_eagerly = util._executing_eagerly  # as in Horovod, where scripts find it

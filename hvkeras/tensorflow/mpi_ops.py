@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allgather, grouped_allreduce
+from hvkeras.common.basics import HorovodBasics
 from hvkeras.common.util import num_rank_is_power_2
 from hvkeras.company import join
 from hvkeras.context import init, is_initialized, shutdown
@@ -29,10 +30,12 @@ from hvkeras.numbers import (
     rank,
     rocm_built,
     size,
+    sycl_built,
 )
 from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
 from hvkeras.process_sets import ProcessSet, global_process_set
 from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.tensorflow import util
 from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [
@@ -41,11 +44,14 @@ __all__ = [
     "gloo_built", "gloo_enabled", "grouped_allgather", "init", "is_homogeneous", "is_initialized", "join", "local_rank",
     "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
     "num_rank_is_power_2", "process_set_included_op", "rank", "rank_op", "rocm_built", "shutdown", "size", "size_op",
-    "start_timeline", "stop_timeline",
+    "start_timeline", "stop_timeline", "sycl_built",
 ]
 
 
-# The names below are private to Horovod, but scripts and libraries use them; their default is a sum.
+# The names below are private to Horovod, but scripts and libraries use them; the default of the functions is a sum.
+_basics, _executing_eagerly = HorovodBasics(__file__), util._executing_eagerly
+
+
 def _allreduce(tensor: Any, name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
                postscale_factor: float = 1.0, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
                process_set: ProcessSet = global_process_set) -> Any:

@@ -58,6 +58,19 @@ def test_numbers_are_asked_when_the_graph_runs(outcome: Outcome) -> None:
         assert "use hvd.global_process_set" in refusals[1]
 
 
+def test_ranks_outside_of_a_process_set_train_on_by_themselves(outcome: Outcome) -> None:
+    for rank, (included, ranks, steps, session) in enumerate(outcome.results("steps_of_a_process_set")):
+        mean = sum(member + 1 for member in ranks) / len(ranks) if included else rank + 1
+        assert steps == [-mean] * 3
+        assert session == -mean  # the two ranks on tfdist have sets of one, which communicate nothing
+
+
+def test_a_second_init_registers_new_process_sets(outcome: Outcome) -> None:
+    for same, size, also, refusal in outcome.results("second_init"):
+        assert (same, size, also) == (True, 1, 1)
+        assert "The same ranks can be registered only once" in refusal
+
+
 def test_groups_are_gathered(outcome: Outcome) -> None:
     size = outcome.np
     rows = [rank for rank in range(size) for _ in range(rank + 1)]

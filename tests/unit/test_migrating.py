@@ -16,7 +16,7 @@ MODULES = ("hvkeras.tensorflow", "hvkeras.tensorflow.keras", "hvkeras.keras", "h
            "hvkeras.tensorflow.keras.elastic", "hvkeras.tensorflow.keras.callbacks", "hvkeras.common.process_sets",
            "hvkeras.common.util", "hvkeras.common.exceptions", "hvkeras.common.elastic", "hvkeras.tensorflow.functions",
            "hvkeras.tensorflow.mpi_ops", "hvkeras.tensorflow.sync_batch_norm", "hvkeras.tensorflow.compression",
-           "hvkeras.runner")
+           "hvkeras.common.basics", "hvkeras.runner")
 TWINS = {name: importlib.import_module(name) for name in MODULES}
 OF_SESSIONS = ("BroadcastGlobalVariablesHook", "broadcast_global_variables")
 

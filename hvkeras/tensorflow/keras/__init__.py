@@ -25,6 +25,7 @@ from hvkeras.numbers import (
     rank,
     rocm_built,
     size,
+    sycl_built,
 )
 from hvkeras.operations import Adasum, Average, Sum
 from hvkeras.optimizer import DistributedOptimizer
@@ -36,9 +37,9 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
     "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size",
     "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
-    "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size",
-    "start_timeline", "stop_timeline",
+    "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank",
+    "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "sycl_built",
 ]
 
 

@@ -6,6 +6,8 @@ import sys
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.util import is_version_greater_equal_than
+from horovod.tensorflow import functions, mpi_ops, util
 
 sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
 hvd.init(process_sets=sets)
@@ -14,6 +16,16 @@ mine, foreign = sets[rank], sets[1 - rank]
 base = tf.constant(np.arange(6.0).reshape(3, 2) + 10 * rank)
 rows = tf.constant(np.arange(2.0 * (rank + 1)).reshape(rank + 1, 2) + 10 * rank)
 slices = tf.IndexedSlices(rows, tf.range(rank + 1), tf.constant([4, 2]))
+variable = tf.Variable(2.0)
+
+
+def outside():
+    """The gradient of a tape whose ranks are others."""
+    with tf.GradientTape() as tape:
+        loss = (rank + 1.0) * variable**2
+    return hvd.DistributedGradientTape(tape, process_set=foreign).gradient(loss, variable)
+
+
 COLLECTIVES = {
     "average": (hvd.allreduce, base),
     "sum": (lambda value: hvd.allreduce(value, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0), base),
@@ -54,6 +66,8 @@ OTHERS = {
     "even": lambda: hvd.alltoall(tf.range(4) + 10 * rank),
     "empty": lambda: hvd.allgather(tf.ones([2 * rank, 3])),
     "object": lambda: tf.constant(hvd.allgather_object({"rank": rank})[1]["rank"]),
+    "outside": outside,
+    "outside in a graph": tf.function(outside, autograph=False),
     "ranks": lambda: tf.stack([hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()]),
 }
 ERRORS = {
@@ -77,6 +91,7 @@ ERRORS = {
     "sparse adasum": lambda: hvd.allreduce(slices, op=hvd.Adasum),
     "sparse min": lambda: hvd.allreduce(slices, op=hvd.Min),
     "average and op": lambda: hvd.allreduce(base, average=True, op=hvd.Sum),
+    "odd version": lambda: is_version_greater_equal_than("2.4.0", "2"),
     "set twice": lambda: hvd.add_process_set([0]),
 }
 
@@ -113,6 +128,17 @@ for name, function in OTHERS.items():
         found[name] = type(error).__name__
 found["sets"] = [mine.rank(), mine.size(), mine.included(), foreign.included(), hvd.ProcessSet([0]).size(),
                  hvd.ProcessSet([1]).included(), mine.ranks, hvd.global_process_set.size()]
+basics = mpi_ops._basics
+as_it_was = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))._optimizer
+found["basics"] = [basics.rank(), basics.size(), basics.is_initialized(), basics.Adasum, basics.cross_size(),
+                   sorted(basics._get_process_set_ids_and_ranks().items()),
+                   basics._process_set_size(mine.process_set_id), basics._process_set_rank(mine.process_set_id)]
+in_graph = tf.function(lambda: tf.constant([place._executing_eagerly() for place in (hvd, functions, mpi_ops, util)]))
+found["eagerly"] = [hvd._executing_eagerly(), shown(in_graph())]
+found["versions"] = [is_version_greater_equal_than(version, "2.4.0") for version in
+                     ("2.10.0", "2.4.0", "2.4.0-rc1", "2.4")]
+found["as it was"] = [type(as_it_was).__name__, isinstance(as_it_was, hvd._LegacyOptimizer), [
+    shown(slope) for slope, _ in as_it_was.compute_gradients(lambda: (rank + 1.0) * variable, [variable])]]
 raised = {}
 for name, function in ERRORS.items():
     try:

@@ -13,7 +13,9 @@ import tensorflow as tf
 
 import hvkeras as hvd
 import hvkeras.tensorflow as hvd_tf
+import hvkeras.tensorflow.mpi_ops
 from harness.checks import check, run_checks
+from hvkeras.process_sets import process_set_of
 
 keras: Any = tf.keras
 LENGTHS = (1, 5, 64)
@@ -126,6 +128,49 @@ def numbers_as_operations() -> Any:
         hvd.size_op(99)
     except hvd.UsageError as error:
         return [in_graph, eager, pair.included(), str(error), all_ranks]
+    return None
+
+
+@check
+def steps_of_a_process_set() -> Any:
+    """What each rank makes of its own slope where the optimizer or tape is of the set of the check above."""
+    first, slope = process_set_of(hvd.size() // 4 + 1), hvd.rank() + 1.0
+    weight = tf.Variable(0.0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=first)
+    optimizer.apply_gradients([(tf.constant(slope), weight)])
+    model = keras.Sequential([keras.layers.Input((1,)),
+                              keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), process_set=first), loss="mse")
+    model.fit(np.ones((2, 1)), np.full((2, 1), -slope), batch_size=2, verbose=0)
+
+    @tf.function
+    def in_graph() -> Any:
+        with tf.GradientTape() as tape:
+            loss = weight * slope
+        return -hvd.DistributedGradientTape(tape, process_set=first).gradient(loss, weight)
+
+    with tf.Graph().as_default():
+        other = tf.compat.v1.get_variable("other", initializer=tf.constant(0.0))
+        of_session = hvd_tf.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), process_set=first)
+        train = of_session.minimize(other * slope)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(train)
+            trained = float(session.run(other))
+    steps = [float(weight), float(in_graph()), *model.get_weights()[0][0].tolist()]
+    return [first.included(), first.ranks, steps, trained]
+
+
+@check
+def second_init() -> Any:
+    first, new = process_set_of(hvd.size() // 4 + 1), hvd.ProcessSet([1])
+    before = first.process_set_id
+    hvd.init(process_sets=[first, new])
+    try:
+        hvd.init(process_sets=[hvd.ProcessSet([1])])
+    except hvd.UsageError as error:
+        also = hvd_tf.mpi_ops._basics._process_set_size(new.process_set_id)
+        return [before == first.process_set_id, new.size(), also, str(error)]
     return None
 
 
@@ -289,7 +334,7 @@ def batch_normalization_over_all_ranks() -> Any:
 
 @check
 def batch_normalization_elsewhere() -> Any:
-    layer = hvd.SyncBatchNormalization(momentum=0.5)
+    layer = hvd.SyncBatchNormalization(fused=False, momentum=0.5)
     model = with_normalization(layer, (5,))
     samples = np.ones((2, 5), "float32")
     before = model.get_weights()
