@@ -24,6 +24,8 @@ class HvkerasError(RuntimeError):
 
     # AutoGraph would otherwise raise another class, with the text buried in a trace of generated code.
     ag_pass_through = True
+    # Whether a job that ended of it may do better when it is started again.
+    may_pass = True
 
 
 class UsageError(HvkerasError, ValueError):
@@ -32,6 +34,12 @@ class UsageError(HvkerasError, ValueError):
 
 class NotInitializedError(UsageError):
     """A function that needs the job was called before `init()` or after `shutdown()`."""
+
+
+class CommitError(UsageError):
+    """What training would go on with is damaged, or others may have written it; another start would find the same."""
+
+    may_pass = False
 
 
 class DivergenceError(UsageError):

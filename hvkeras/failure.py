@@ -104,6 +104,11 @@ class FailureHooks:
         """Runs in the control channel's thread when the job ends early: makes this rank end, too."""
         threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
 
+    @property
+    def exits_with_failure(self) -> bool:
+        """Whether the script has asked for an exit code other than 0."""
+        return self._exit_code not in (None, 0)
+
     def exiting(self) -> None:
         """Runs at the interpreter's exit: a code other than 0 is a failure, else a goodbye.
 
@@ -183,7 +188,7 @@ class FailureHooks:
         if isinstance(error, KeyboardInterrupt):
             return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        kind = "timeout" if _timed_out(error) else "exception"
+        kind = "timeout" if _timed_out(error) else "exception" if getattr(error, "may_pass", True) else "setup"
         return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text[-60_000:])
 
     def _is_echo(self, error: BaseException) -> bool:

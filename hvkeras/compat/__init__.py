@@ -54,6 +54,7 @@ from hvkeras.compat.resuming import (
     begin_with_epoch,
     global_seed,
     hook_resuming,
+    hook_skipping,
     seed_variables,
 )
 from hvkeras.compat.summing import is_summed, sum_over_replicas, summed, sums_once
@@ -87,8 +88,8 @@ __all__ = [
     "batches_base", "begin_with_epoch", "build_optimizer", "callback_class", "count_batches",
     "default_keras", "endings_of_saved", "family_of", "fit_arguments", "foreign_backend", "forget_train_function",
     "global_seed", "hook", "hook_jit_compile", "hook_loss_scale", "hook_model_calls", "hook_resuming",
-    "hook_shuffle_of_batches", "hook_stop_training", "hook_train_calls", "hook_training", "inner_optimizer",
-    "is_keras_3", "is_of_keras", "is_schedule", "is_summed", "learning_rate", "learning_rate_source",
+    "hook_shuffle_of_batches", "hook_skipping", "hook_stop_training", "hook_train_calls", "hook_training",
+    "inner_optimizer", "is_keras_3", "is_of_keras", "is_schedule", "is_summed", "learning_rate", "learning_rate_source",
     "loaded_families", "loading_options", "local_parts", "metric_groups", "model_weights", "multiply", "native",
     "optimizer_variables", "overrides", "reduces_elsewhere", "repair_optimizer", "run_in_session", "seed_variables",
     "set_learning_rate", "settle_direction", "step_counter", "steps_by_itself", "steps_per_execution",

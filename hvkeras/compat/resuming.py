@@ -1,4 +1,4 @@
-"""Keras 3's `fit` that goes on in the middle of an epoch: its callbacks, its data and its random seeds."""
+"""`fit` that goes on in the middle of an epoch: its data, and Keras 3's callbacks and random seeds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.compat.families import default_keras, is_keras_3
 from hvkeras.compat.hooks import hook
 from hvkeras.compat.variables import native
 
@@ -58,6 +59,35 @@ def hook_resuming() -> None:
     iterator = trainer.TFEpochIterator
     method = "_enumerate_iterator" if hasattr(iterator, "_enumerate_iterator") else "enumerate_epoch"
     hook(iterator, method, _follow)
+
+
+def hook_skipping() -> None:
+    """Sets the hooks through which `at_next_pass` works, once, in the Keras that `tf.keras` is."""
+    if is_keras_3(default_keras()):
+        hook_resuming()
+        return
+    from tf_keras.src.engine import data_adapter
+
+    hook(data_adapter.DataHandler, "enumerate_epochs", _with_iterator)
+    hook(data_adapter.DataHandler, "steps", _follow_tf_keras)
+
+
+def _with_iterator(original: Callable[..., Any], self: Any) -> Iterator[Any]:
+    """Keeps the iterator of an epoch where `_follow_tf_keras` finds it."""
+    for epoch, iterator in original(self):
+        self._hvkeras_iterator = iterator
+        yield epoch, iterator
+
+
+def _follow_tf_keras(original: Callable[..., Any], self: Any) -> Iterator[Any]:
+    if _next_pass:
+        done = _next_pass.pop()(PassFacts(self._inferred_steps, None, bool(self._steps_per_epoch)))
+        if done is not None:
+            done.before()
+            _take(self._hvkeras_iterator, done.steps)
+            self._initial_step = done.steps
+            done.after()
+    yield from original(self)
 
 
 def at_next_pass(look: Callable[[PassFacts], Done | None]) -> None:

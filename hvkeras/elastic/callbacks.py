@@ -16,7 +16,9 @@ _Callback: Any = compat.default_keras().callbacks.Callback
 class CommitStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
     """Commits a state every few batches, and at the end of each epoch.
 
-    Put it after the callbacks that update the state. A commit copies the whole model.
+    Put it after the callbacks that update the state. A commit copies the whole model. To go on from one amid an epoch,
+    the state must know how far the epoch was: see `UpdateBatchStateCallback`. Without that `fit` begins the epoch anew,
+    and trains on what came before the commit once more.
 
     Example:
         model.fit(dataset, callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=100)])
@@ -38,7 +40,8 @@ class CommitStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no ty
     def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Commits, every so many batches."""
         self._batches += 1
-        if self.batches_per_commit and self._batches % self.batches_per_commit == 0:
+        last = batch + 1 == _steps(self)  # what belongs to the epoch's end comes before its commit
+        if self.batches_per_commit and self._batches % self.batches_per_commit == 0 and not last:
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -51,13 +54,14 @@ class CommitStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no ty
 
 
 class UpdateBatchStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
-    """Keeps `state.batch` at the batch of the epoch that was trained last; 0 between epochs.
+    """Keeps `state.batch` at how many batches of the epoch were trained, 0 between epochs, and has `fit` go on there.
 
-    `fit` begins every epoch at its first batch, also one that was interrupted: to leave out what was trained, read
-    `state.batch` before, and pass fewer `steps_per_epoch` or a dataset that skips.
+    Where `state.batch` is not 0 when `fit` begins, its first epoch leaves out as many batches: those that were trained
+    before the commit. So the data must come in the same order again; pass `shuffle=False`, or a seed.
 
     Example:
-        model.fit(dataset.skip(state.batch), callbacks=[hvd.elastic.UpdateBatchStateCallback(state)])
+        model.fit(dataset, callbacks=[hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(
+            state, batches_per_commit=100)])
 
     Args:
         state: A state with an attribute `batch`.
@@ -66,10 +70,31 @@ class UpdateBatchStateCallback(_Callback):  # type: ignore[misc]  # Keras ships 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
+        self._begun = self._before = 0
+
+    def set_model(self, model: Any) -> None:
+        """Keeps the model, before training begins."""
+        super().set_model(model)
+        compat.hook_skipping()
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Looks where the state is."""
+        self._before = int(self.state.batch)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Has the first epoch go on there."""
+        done, self._before = self._before, 0
+        if done:
+            compat.at_next_pass(lambda _: compat.Done(0, done, _nothing, _nothing))
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Counts; the number that Keras gives a batch's end differs between versions."""
+        self._begun = batch
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Notes the batch."""
-        self.state.batch = batch
+        """Notes how many batches were trained."""
+        done, steps = self._begun + compat.steps_per_execution(self.model), _steps(self)
+        self.state.batch = done if steps is None else min(done, steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begins at 0 again."""
@@ -103,3 +128,13 @@ class UpdateEpochStateCallback(_Callback):  # type: ignore[misc]  # Keras ships 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Counts."""
         self.state.epoch = self._before + epoch - self._first + 1
+
+
+def _steps(callback: Any) -> int | None:
+    """The steps of an epoch, if Keras knows them."""
+    steps: int | None = (callback.params or {}).get("steps")
+    return steps
+
+
+def _nothing() -> None:
+    """What else is to be done when the batches before are behind."""

@@ -1,65 +1,124 @@
-"""Commits that outlive the process: one file for each state, written by rank 0."""
+"""Commits that outlive the process: the last two of each state, written by rank 0."""
 
 from __future__ import annotations
 
-import pickle
+import contextlib
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.commits_folder import commit_path
+from hvkeras.elastic.encoding import decode, encode
+from hvkeras.errors import CommitError, MachineError, UsageError, explain
+from hvkeras.private_files import create_private, read_private, why_not_private
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What was read.
+
+    Attributes:
+        saved: What the state had saved.
+        over: Whether the training function had come to its end, and returned nothing.
+        note: What is wrong with the commit after this one, in words; "" if this is the last.
+    """
+
+    saved: Any
+    over: bool
+    note: str = ""
 
 
 class CommitFile:
-    """The last commit of a state.
+    """The last two commits of a state.
 
-    The file is replaced as a whole, so that whoever is killed leaves the last commit or the one before it.
+    A file is replaced as a whole, so that whoever is killed leaves the last commit or the one before it. That one stays
+    beside it, for the case that the disk spoils the last.
 
     Args:
-        folder: Where it is; made when the first commit is written.
-        number: Which of a script's states it is of.
+        folder: Where they are, which nobody else may write to; made when it is not there.
+        number: Which of a script's states they are of.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
-        self._path = folder / f"commit-{number}.pickle"
+        self._path = commit_path(folder, number)
+        self._former = self._path.with_suffix(".former")
 
-    def write(self, saved: Any) -> None:
-        """Replaces the commit.
+    def write(self, saved: Any, over: bool = False) -> None:
+        """Replaces the commit; the one before becomes the former one.
 
         Args:
             saved: What the state has saved.
+            over: Whether the training function has come to its end, and returned nothing.
 
         Raises:
-            UsageError: It cannot be pickled.
+            UsageError: It cannot be pickled, or others may write to the folder.
             MachineError: The file cannot be written.
         """
-        try:
-            data = pickle.dumps(saved, protocol=5)
-        except Exception as error:  # whatever an object's own pickling raises
-            raise UsageError(explain(f"What a state commits must be picklable ({type(error).__name__}: {error})",
-                                     "keep numbers, arrays and plain objects in the state")) from error
+        self._require_private_folder()
         unfinished = self._path.with_suffix(".unfinished")
+        written = 0
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished.write_bytes(data)
+            with create_private(unfinished) as file:
+                for piece in encode({"saved": saved, "over": over}):
+                    file.write(piece)
+                    written += len(piece)
+            with contextlib.suppress(FileNotFoundError):
+                self._path.replace(self._former)
             unfinished.replace(self._path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise MachineError(explain(f"Commits must be writable ({error.strerror})", "set HVKERAS_ELASTIC_DIR to a"
-                                       " folder with room", path=str(self._path), size=len(data))) from error
+                                       " folder with room", path=str(self._path), written=written,
+                                       room_left=_room(self._path.parent))) from error
+        except Exception as error:  # whatever an object's own pickling raises
+            unfinished.unlink(missing_ok=True)
+            raise UsageError(explain(f"What a state commits must be picklable ({type(error).__name__}: {error})",
+                                     "keep numbers, arrays and plain objects in the state")) from error
 
-    def read(self) -> Any:
-        """Returns what was committed, or None.
+    def read(self) -> Commit | None:
+        """Returns the last commit that is whole; None if nothing was committed.
 
         Raises:
-            UsageError: The file is no commit.
+            CommitError: There are commits, and none is whole; or others may have written them.
         """
-        try:
-            return pickle.loads(self._path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # whatever reading or unpickling raises
-            raise UsageError(explain(f"A commit must be readable ({type(error).__name__}: {error})",
-                                     "remove it to begin anew", path=str(self._path))) from error
+        self._require_private_folder()
+        damaged: list[str] = []
+        for path in (self._path, self._former):
+            try:
+                found = decode(read_private(path))
+                if damaged:  # or the next commit would put it in the place of this one
+                    self._path.unlink()
+                return Commit(found["saved"], found["over"], "; ".join(damaged))
+            except FileNotFoundError:
+                continue
+            except PermissionError as error:
+                raise CommitError(explain(f"A commit must be readable, and writable for nobody else ({error})", "remove"
+                                          " it to begin anew", path=str(path))) from error
+            except Exception as error:  # noqa: BLE001 - whatever reading or unpickling raises
+                damaged.append(f"{path.name} is damaged ({type(error).__name__}: {error})")
+        if damaged:
+            raise CommitError(explain(f"A commit must be readable, but {' and '.join(damaged)}", "remove it to begin"
+                                      " anew", path=str(self._path)))
+        return None
 
-    def remove(self) -> None:
-        """Forgets the commit: training has come to its end."""
-        self._path.unlink(missing_ok=True)
+    def _require_private_folder(self) -> None:
+        folder = self._path.parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            reason = why_not_private(folder.stat())
+        except OSError as error:
+            raise MachineError(explain(f"The folder of commits must be there, or be made ({error.strerror})", "set"
+                                       " HVKERAS_ELASTIC_DIR to a folder of yours", folder=str(folder))) from error
+        if reason:
+            raise CommitError(explain(f"Only you may be able to write to the folder of commits, but {reason}",
+                                      f"chmod go-w {folder}, or set HVKERAS_ELASTIC_DIR to a folder of yours",
+                                      folder=str(folder)))
+
+
+def _room(folder: Path) -> int | None:
+    """The bytes that are free where a folder is."""
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return None

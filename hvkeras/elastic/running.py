@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvkeras import context
+from hvkeras.commits_folder import remove_commits
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.elastic.state import State
-from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
-from hvkeras.output import prints_at, say
-
-if TYPE_CHECKING:
-    from hvkeras.control.client import ControlClient
+from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerError, UsageError, explain
+from hvkeras.output import in_words, prints_at, say
 
 _numbers = itertools.count()  # of the calls, which are the same in every process that runs the script
 
@@ -27,6 +26,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Before each call, every rank gets rank 0's state: that of the last commit. A lost rank ends all processes;
     `hvkeras run --reset-limit N` starts them again, up to N times, and the script gets to this function anew. A
     `HorovodInternalError` that all ranks raise while none is lost has the function called again in the same processes.
+
+    The end of the function is a commit, too. If a rank is lost after it, the state is what the function had left, and a
+    function that returned None is not called again; one that returned something is, for the sake of that, so it should
+    find in the state that nothing is left to do.
 
     Example:
         state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
@@ -65,21 +68,19 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
         if not isinstance(state, State):
             raise UsageError(explain("The first argument of an elastic function must be a state",
                                      "pass hvd.elastic.TensorFlowKerasState(model)", received=state))
-        commits = _commits()
-        state.keep_commits_in(commits)
-        committed = None
-        if commits is not None:
-            committed = commits.read()
-            atexit.register(_forget, commits, context.current().control)
-        if committed is not None:
-            state.take(committed)
-            state.restore()
-        shared = False
+        commits, over = _begin(state)
+        if over:
+            return None
+        shared = True
         while True:
             if not shared:
                 state.sync()
             try:
-                return func(state, *args, **kwargs)
+                result = func(state, *args, **kwargs)
+                if commits is not None:  # the end is a commit, too
+                    state.save()
+                    commits.write(state.saved(), result is None)
+                return result
             except HorovodInternalError as error:
                 if _is_over():
                     raise
@@ -93,18 +94,54 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
     return go_on
 
 
-def _commits() -> CommitFile | None:
+def _begin(state: State) -> tuple[CommitFile | None, bool]:
+    """Gives all ranks the state to go on with; returns where rank 0 commits, and whether training is over."""
+    number, job = next(_numbers), context.current()
+    commits = _commits(number)
+    state.keep_commits_in(commits)
+    over = commits is not None and _take(state, commits)
+    state.sync()
+    removes = number == 0 and commits is not None and not job.settings.run_commits
+    over, removes = _as_rank_0_says([over, removes], f"elastic function {number}")
+    if removes:
+        atexit.register(_forget, job, Path(job.settings.elastic_dir).absolute())
+    return commits, over
+
+
+def _commits(number: int) -> CommitFile | None:
     """Where rank 0 keeps its commits for the case that the job is started again."""
     job = context.current()
-    number = next(_numbers)
     if job.topology.rank:
         return None
     if job.settings.elastic_dir:
-        return CommitFile(Path(job.settings.elastic_dir), number)
+        return CommitFile(Path(job.settings.elastic_dir).absolute(), number)
     if job.topology.size > 1 and number == 0:
         _tell("keeps commits in memory alone, which a lost rank ends with all others. HINT: start the script with"
               " hvkeras run --reset-limit 3")
     return None
+
+
+def _take(state: State, commits: CommitFile) -> bool:
+    """Gives a state what was committed; says whether the training function had come to its end then."""
+    commit = commits.read()
+    if commit is None:
+        return False
+    if commit.note:
+        _tell(f"goes on from the commit before the last one: {commit.note}")
+    if commit.saved is None:  # of a state that does not outlive its process
+        return False
+    state.take(commit.saved)
+    state.restore()
+    if commit.over:
+        _tell("does not call the function again, which had come to its end before the job was started again")
+    return commit.over
+
+
+def _as_rank_0_says(own: list[bool], key: str) -> list[bool]:
+    """What rank 0 says, which alone has commits."""
+    job = context.current()
+    told: list[bool] = own if job.control is None else job.control.gather(key, own, job.settings.start_timeout)[0]
+    return told
 
 
 def _tell(text: str) -> None:
@@ -119,10 +156,31 @@ def _is_over() -> bool:
     return control is not None and control.cause is not None
 
 
-def _forget(commits: CommitFile, control: ControlClient | None) -> None:
-    """Removes the commits of a job that has come to its end; one that failed may be started again."""
-    if control is None or control.cause is None:
-        commits.remove()
+def _forget(job: context.Job, folder: Path) -> None:
+    """Removes the commits once all ranks have come to their end in good order; a job that failed may be started again.
+
+    Under `hvkeras run` the launcher does so, if it can.
+    """
+    if job.control is None:
+        if not hasattr(sys, "last_type"):  # which Python sets when it prints a traceback
+            remove_commits(folder)
+        return
+    if job.control.cause is not None or job.control.detached or job.hooks is None or job.hooks.exits_with_failure:
+        return
+    warned = False
+
+    def on_missing(ranks: list[int], waited: float) -> None:
+        nonlocal warned
+        if waited > job.settings.stall_warning > 0 and not warned and job.topology.rank == 0:
+            warned = True
+            say(f"rank 0 removes the commits of hvd.elastic when all ranks have ended, and waits for {in_words(ranks)}")
+
+    try:
+        job.control.gather("the end of an elastic job", None, job.settings.stall_shutdown or float("inf"), on_missing)
+    except PeerError:
+        return
+    if job.topology.rank == 0:
+        remove_commits(folder)
 
 
 def _start_anew() -> None:

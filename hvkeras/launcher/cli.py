@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hvkeras import __version__, as_horovod
+from hvkeras.commits_folder import remove_commits
 from hvkeras.errors import HvkerasError, UsageError, explain
 from hvkeras.launcher.arguments import parse
 from hvkeras.launcher.horovod_flags import tuning_variables
@@ -22,6 +23,8 @@ from hvkeras.launcher.run import Job
 from hvkeras.launcher.run import run as run_job
 from hvkeras.output import prints_at
 from hvkeras.settings import Settings
+
+_FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits, and whether this command removes them
 
 USAGE = """usage: hvkeras COMMAND ...
 
@@ -121,7 +124,10 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         return check_build()
     hosts = place(flags.np, flags.hosts, flags.hostfile)
     with _commits_folder(flags.reset_limit, hosts) as commits:
-        return _run_with(flags, hosts, {**_environment(flags), **commits})
+        code = _run_with(flags, hosts, {**_environment(flags), **commits})
+        if not code and _REMOVES in commits:
+            remove_commits(Path(commits[_FOLDER]))
+        return code
 
 
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str]) -> int:
@@ -161,14 +167,17 @@ def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[di
     Raises:
         UsageError: Rank 0 is on another host, where nobody would remove the folder.
     """
-    if not reset_limit or os.environ.get("HVKERAS_ELASTIC_DIR"):
+    chosen = os.environ.get(_FOLDER)
+    if chosen:  # the same for all starts, whatever folder the script changes to
+        yield {_FOLDER: os.path.abspath(chosen), **({_REMOVES: "on"} if hosts[0].local else {})}
+    elif not reset_limit:
         yield {}
-        return
-    if not hosts[0].local:
+    elif not hosts[0].local:
         raise UsageError(explain("Jobs whose rank 0 is on another host need a folder there for commits",
                                  "set HVKERAS_ELASTIC_DIR", host=hosts[0].name, reset_limit=reset_limit))
-    with tempfile.TemporaryDirectory(prefix="hvkeras-commits-") as folder:
-        yield {"HVKERAS_ELASTIC_DIR": folder}
+    else:
+        with tempfile.TemporaryDirectory(prefix="hvkeras-commits-") as folder:
+            yield {_FOLDER: folder, _REMOVES: "on"}
 
 
 def _environment(flags: argparse.Namespace) -> dict[str, str]:

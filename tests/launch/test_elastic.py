@@ -24,13 +24,18 @@ def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, lega
     done = run(["-np", "2", "--reset-limit", "2", "--backend", backend, "--output-filename", str(tmp_path / "logs"),
                 *command], tmp_path, env, deadline=240)
     assert done.returncode == 0, done.stderr
+    ended = ["trained 4 epochs, 20 steps", "right: True"]
     for rank in range(2):
         assert (tmp_path / "logs" / f"rank.{rank}" / "stdout").read_text().splitlines() == [
-            "begins with epoch 0 at step 0", "built anew", "begins with epoch 1 at step 5",  # all ranks stumble
-            "begins with epoch 2 at step 10", "trained 4 epochs", "right: True"]  # all are started again
+            "begins with epoch 0 at step 0", "built anew", "begins with epoch 1 at step 6",  # all ranks stumble
+            f"begins with epoch 2 at step {10 if victim else 12}", *ended,  # all are started again
+            *ended]  # and once more, when training is over
     assert "trains again from the last commit after HorovodInternalError: all ranks stumble" in done.stderr
     assert f"rank {victim} on " in done.stderr
+    assert ("goes on from the commit before the last one: commit-0 is damaged" in done.stderr) == bool(victim)
+    assert "does not call the function again" in done.stderr
     assert done.stderr.count("starts all ranks again, reset 1 of at most 2") == 1
+    assert done.stderr.count("starts all ranks again, reset 2 of at most 2") == 1
     assert not list((tmp_path / "tmp").glob("hvkeras-*"))
 
 

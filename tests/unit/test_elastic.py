@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import tensorflow as tf
 import hvkeras as hvd
 from hvkeras import context
 from hvkeras.elastic import callbacks, running
-from hvkeras.elastic.commits import CommitFile
+from hvkeras.elastic.commits import Commit, CommitFile
+from hvkeras.elastic.encoding import decode, encode
 
 pytestmark = pytest.mark.oldest
 keras: Any = tf.keras
@@ -115,13 +118,19 @@ def test_another_process_goes_on_from_the_last_commit(job: Path, monkeypatch: py
     first = hvd.elastic.TensorFlowKerasState(model_of(1), epoch=0)
     with pytest.raises(ArithmeticError):
         fails(first)
-    assert [path.name for path in job.iterdir()] == ["commit-0.pickle"]
+    assert sorted((path.name, path.stat().st_mode & 0o777) for path in job.iterdir()) == [
+        ("commit-0", 0o600), ("commit-0.former", 0o600)]
+    assert job.stat().st_mode & 0o777 == 0o700
     _next_process(monkeypatch)
     second = hvd.elastic.TensorFlowKerasState(model_of(1), epoch=0)
     seen = hvd.elastic.run(lambda state: (state.epoch, state.model.weights[0].numpy()))(second)
     assert seen[0] == 2
     np.testing.assert_allclose(seen[1], first.model.weights[0].numpy() - 1, rtol=1e-6)  # adding 1 rounds
-    running._forget(CommitFile(job, 0), None)  # what happens when such a process comes to its end
+    monkeypatch.setattr(sys, "last_type", ArithmeticError, raising=False)  # as a traceback leaves it
+    running._forget(context.current(), job)  # what happens when such a process ends
+    assert len(list(job.iterdir())) == 2
+    monkeypatch.delattr(sys, "last_type")
+    running._forget(context.current(), job)
     assert list(job.iterdir()) == []
 
 
@@ -133,7 +142,90 @@ def test_another_elastic_function_has_commits_of_its_own(job: Path) -> None:
             state.commit()
 
         hvd.elastic.run(train)(state)
-    assert [CommitFile(job, number).read() for number in (0, 1, 2)] == [{"phase": 1}, {"phase": 2}, None]
+    assert [CommitFile(job, number).read() for number in (0, 1, 2)] == [
+        Commit({"phase": 1}, True), Commit({"phase": 2}, True), None]
+
+
+@pytest.mark.parametrize("returns", [None, "history"])
+def test_the_end_is_a_commit(returns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> Any:
+        calls.append(state.step)
+        for state.step in range(state.step, 3):  # noqa: B020 - as Horovod's examples count
+            state.commit()
+        state.step += 1
+        return returns
+
+    for _ in range(2):
+        state = objects(step=0)
+        assert train(state) == returns
+        assert state.step == (3 if returns is None or len(calls) == 1 else 4)
+        _next_process(monkeypatch)
+    assert calls == ([0] if returns is None else [0, 3])  # what it returns is wanted again
+
+
+def test_a_damaged_commit_falls_back_to_the_former(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = objects(step=0)
+    commits = CommitFile(job, 0)
+    state.keep_commits_in(commits)
+    for state.step in (1, 2, 3):
+        state.commit()
+    for spoilt in (b"", (job / "commit-0").read_bytes()[:-9], b"no commit"):
+        (job / "commit-0").write_bytes(spoilt)
+        (job / "commit-0").chmod(0o600)
+        found = commits.read()
+        assert found is not None and found.saved == {"step": 2}
+        assert found.note.startswith("commit-0 is damaged (ValueError: ")
+    (job / "commit-0").touch(0o600)
+    assert hvd.elastic.run(lambda state: state.step)(objects(step=0)) == 2
+    assert "goes on from the commit before the last one: commit-0 is damaged" in capsys.readouterr().err
+    (job / "commit-0").unlink()  # as after a kill between two renames; the damaged one has not replaced the former
+    assert commits.read() == Commit({"step": 2}, False)
+
+
+def test_what_commits_hold_executes_nothing() -> None:
+    import ml_dtypes  # which TensorFlow needs
+
+    arrays = [np.arange(6).reshape(2, 3).astype(dtype) for dtype in ("float32", ">i2", "bool", "complex64")]
+    arrays += [np.ones(3, ml_dtypes.bfloat16), np.zeros((0, 2)), np.array(3), np.array(["ä", "bc"]), np.array([], "U"),
+               np.array([[b"x", b""]], object), np.ones((3, 2), order="F")[::2]]
+    value = {"arrays": arrays, 1: (None, True, 2**80, float("inf"), 1 + 2j, b"\0x", {3}, frozenset([(4, "é")])),
+             (2, 3): [np.float16(1.5), np.int64(7), {"array": 0, "pickle": 1}]}
+    data = b"".join(encode(value))
+    assert b'"pickle": ' not in data.replace(b'["pickle", 1]', b"")
+    found = decode(data)
+    for array, own in zip(found.pop("arrays"), value.pop("arrays"), strict=True):  # type: ignore[call-overload]
+        np.testing.assert_array_equal(array, own)
+        assert (type(array), array.dtype, array.shape, array.flags.writeable) == (
+            np.ndarray, own.dtype, own.shape, True)
+    assert found == value
+    assert [type(each) for each in found[2, 3]] == [np.float16, np.int64, dict]
+    objects_of_users = decode(b"".join(encode([range(3), np.random.default_rng(0)])))
+    assert objects_of_users[0] == range(3)
+    assert objects_of_users[1].random() == np.random.default_rng(0).random()
+
+
+def test_others_may_not_write_commits(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CommitFile(job, 0).write({"step": 1})
+    job.chmod(0o770)
+    train, state = hvd.elastic.run(print), objects(step=1)
+    with pytest.raises(hvd.UsageError, match=r"but its mode is 0770\..*HINT: chmod go-w "):
+        train(state)
+    job.chmod(0o700)
+    (job / "commit-0").chmod(0o602)
+    _next_process(monkeypatch)
+    with pytest.raises(hvd.UsageError, match=r"writable for nobody else \(its mode is 0602\)"):
+        train(state)
+    (job / "commit-0").unlink()
+    (job / "commit-0").symlink_to(job / "elsewhere")
+    _next_process(monkeypatch)
+    with pytest.raises(hvd.UsageError, match=r"commit-0 is damaged"):
+        train(state)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(hvd.UsageError, match="it belongs to user"):
+        CommitFile(job, 0).read()
 
 
 def test_the_function_is_called_again_until_no_rank_stumbles() -> None:
@@ -172,10 +264,34 @@ def test_callbacks_count_over_several_fits() -> None:
                callbacks.CommitStateCallback(state, 2), Seen()]
     for options in ({"epochs": 2}, {"initial_epoch": 2, "epochs": 3}):
         model.fit(np.ones((12, 2)), np.ones((12, 1)), batch_size=4, verbose=0, callbacks=updates, **options)
-    # A commit after every second batch of a fit, and one after each epoch.
-    assert seen == [(0, 0, 0), (0, 1, 1), (0, 2, 1), (1, 0, 0), (1, 1, 0), (1, 2, 2), (2, 0, 0), (2, 1, 1), (2, 2, 1)]
+    # A commit after every second batch of a fit, unless it is an epoch's last, and one after each epoch.
+    assert seen == [(0, 1, 0), (0, 2, 2), (0, 3, 2), (1, 1, 1), (1, 2, 1), (1, 3, 1), (2, 1, 0), (2, 2, 2), (2, 3, 2)]
     assert (state.epoch, state.batch) == (3, 0)
     assert state.saved()[1] == {"epoch": 3, "batch": 0}
+
+
+@pytest.mark.parametrize("execution", [1, 2])
+def test_fit_goes_on_amid_an_epoch(execution: int) -> None:
+    x, y = np.arange(24, dtype="float32").reshape(12, 2) / 24, np.ones((12, 1), "float32")
+    weights: list[Any] = []
+    for done in (0, 2):
+        model = model_of(1)
+        model.compile(keras.optimizers.SGD(0.1), loss="mse", steps_per_execution=execution)
+        model.set_weights(weights or [np.ones((2, 1)), np.zeros(1)])
+        state = hvd.elastic.KerasState(model, batch=done)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        if not done:
+            model.fit(data.take(2), verbose=0, shuffle=False)
+            weights = model.get_weights()
+            model.fit(data.skip(2), verbose=0, shuffle=False)
+            model.fit(data, verbose=0, shuffle=False)
+            truth = model.get_weights()
+        else:
+            model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)])
+            assert state.batch == 0
+            assert int(model.optimizer.iterations.numpy()) == 4
+            for one, other in zip(model.get_weights(), truth, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_misuse(job: Path) -> None:
@@ -189,9 +305,9 @@ def test_misuse(job: Path) -> None:
         hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(hvd.UsageError, match="needs variables"):
         hvd.elastic.TensorFlowState([])
-    job.mkdir()
-    (job / "commit-0.pickle").write_bytes(b"no pickle")
-    with pytest.raises(hvd.UsageError, match=r"commit must be readable.*commit-0\.pickle"):
+    job.mkdir(mode=0o700)
+    (job / "commit-0").touch(mode=0o600)
+    with pytest.raises(hvd.UsageError, match=r"commit must be readable, but commit-0 is damaged.*commit-0'"):
         hvd.elastic.run(print)(objects(step=1))
     CommitFile(job, 1).write({"other": 1})
     with pytest.raises(hvd.UsageError, match=r"must have the state's attributes.*commit=\['other'\]"):
@@ -200,6 +316,10 @@ def test_misuse(job: Path) -> None:
     with pytest.raises(hvd.UsageError, match=r"must have the state's variables.*commit=\[\[3\]\]"):
         hvd.elastic.run(print)(hvd.elastic.TensorFlowState([tf.Variable([1.0])]))
     state = objects(step=1)
-    state.keep_commits_in(CommitFile(job / "commit-1.pickle", 0))
-    with pytest.raises(hvd.MachineError, match="Commits must be writable"):
+    state.keep_commits_in(CommitFile(job / "commit-1", 0))
+    with pytest.raises(hvd.MachineError, match="The folder of commits must be there, or be made"):
+        state.commit()
+    (job / "commit-9.unfinished").mkdir()
+    state.keep_commits_in(CommitFile(job, 9))
+    with pytest.raises(hvd.MachineError, match=r"Commits must be writable.*room_left="):
         state.commit()

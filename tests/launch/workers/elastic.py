@@ -1,6 +1,7 @@
-"""Trains elastically: all ranks stumble once in epoch 1, and one is killed once in epoch 2, of 4.
+"""Trains elastically: all ranks stumble once in epoch 1, one is killed once in epoch 2, of 4, and one fails at the end.
 
-Prints what each start began with, and at the end how far the weights are from those of one process.
+Prints what each start began with, and at the end whether the weights are those of one process. Rank 1 spoils the last
+commit when it is the one that is killed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ def model_and_data() -> tuple[Any, Any, Any]:
     return model, *(random.normal(size=(BATCHES, EACH * hvd.size(), width)).astype("float32") for width in (6, 1))
 
 
+def spoil(commit: Path) -> None:
+    data = bytearray(commit.read_bytes())
+    data[len(data) // 2] ^= 1
+    commit.write_bytes(data)
+
+
 class Stumble(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     def __init__(self, state: Any, marker: Path, victim: int) -> None:
         super().__init__()
@@ -39,8 +46,10 @@ class Stumble(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
             for weight in self.model.weights:
                 weight.assign(weight + 100.0)
             raise hvd.elastic.HorovodInternalError("all ranks stumble")
-        if self.elastic.epoch == 2 and batch == 3 and hvd.rank() == self.victim and not self.marker.exists():
+        if self.elastic.epoch == 2 and batch == 2 and hvd.rank() == self.victim and not self.marker.exists():
             self.marker.touch()
+            if self.victim:  # rank 0 commits no more: it waits for this rank in the next batch
+                spoil(Path(os.environ["HVKERAS_ELASTIC_DIR"]) / "commit-0")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -52,22 +61,27 @@ def main(marker: Path, victim: int) -> None:
     state.register_reset_callbacks([lambda: print("built anew", flush=True)])
     mine = slice(EACH * hvd.rank(), EACH * (hvd.rank() + 1))
     callbacks = [Stumble(state, marker, victim), hvd.elastic.UpdateBatchStateCallback(state),
-                 hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, None)]
+                 hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, 2)]
 
     @hvd.elastic.run
-    def train(state: Any, more: str) -> str:
+    def train(state: Any, verbose: int) -> None:
         print(f"begins with epoch {state.epoch} at step {int(model.optimizer.iterations.numpy())}", flush=True)
         data = tf.data.Dataset.from_tensor_slices((x[:, mine], y[:, mine]))
-        model.fit(data, epochs=4 - state.epoch, verbose=0, shuffle=False, callbacks=callbacks)
-        return f"{more} {state.epoch} epochs"
+        model.fit(data, epochs=4 - state.epoch, verbose=verbose, shuffle=False, callbacks=callbacks)
 
-    print(train(state, more="trained"), flush=True)
+    train(state, verbose=0)
+    print(f"trained {state.epoch} epochs, {int(model.optimizer.iterations.numpy())} steps", flush=True)
     found = model.get_weights()
     truth, x, y = model_and_data()
     truth.compile(keras.optimizers.Adam(0.01), loss="mse")
     truth.fit(tf.data.Dataset.from_tensor_slices((x, y)), epochs=4, verbose=0, shuffle=False)
     apart = max(float(np.max(np.abs(one - other))) for one, other in zip(found, truth.get_weights(), strict=True))
     print(f"right: {apart < 1e-5}", flush=True)
+    hvd.barrier()
+    end = marker.with_suffix(".end")
+    if hvd.rank() == 1 and not end.exists():
+        end.touch()
+        sys.exit(3)
 
 
 if __name__ == "__main__":
