@@ -62,11 +62,16 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
 
 
 def pauses(record: Record) -> tuple[float, float]:
-    """How long a rank's steps with a pause took together, and all of its steps; of those that are on record."""
+    """How long a rank's steps with a pause took together, and all of its steps; of those that are on record.
+
+    The first pause is left out, as the first steps are: validation is traced in it, and what saves begins.
+    """
     lengths = np.diff(record.stamps[:, 0])[min(WARM_UP, len(record.stamps) // 2):]
     if not len(lengths):
         return 0.0, 0.0
-    return float(lengths[lengths > PAUSE * np.median(lengths)].sum()), float(lengths.sum())
+    long = np.flatnonzero(lengths > PAUSE * np.median(lengths))
+    lengths[long[:1]] = 0.0
+    return float(lengths[long].sum()), float(lengths.sum())
 
 
 def shortest_runs(records: Sequence[Record]) -> dict[str, tuple[Array, int]]:

@@ -11,7 +11,8 @@ from hvkeras.time_split import TimeSplit
 
 # From when on a share of the typical step, or of all time, is worth a word; docs/report.md has the same table.
 THRESHOLDS: Mapping[str, float] = {
-    "steps": 20,  # that must have been timed on each rank for anything to be said
+    "steps": 20,  # that must have been timed on each rank for anything to be said,
+    "seconds": 5,  # and how long they must have taken together: what else a machine does comes and goes in seconds
     "slow rank": 0.10,  # of a step by which a rank is busy longer than the others
     "input": 0.10,  # of a step, waiting for the next batch
     "wait": 0.15,  # of a step, waiting for other ranks, where none is slow all the time
@@ -54,8 +55,9 @@ class Finding:
 
 
 def enough(splits: Mapping[int, TimeSplit]) -> bool:
-    """Whether enough steps were timed to say anything."""
-    return bool(splits) and all(split.steps >= THRESHOLDS["steps"] for split in splits.values())
+    """Whether steps enough were timed to say anything."""
+    return bool(splits) and all(split.steps >= THRESHOLDS["steps"] and split.steps * split.step >= THRESHOLDS["seconds"]
+                                for split in splits.values())
 
 
 def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
@@ -105,9 +107,10 @@ def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
     if not splits:
         return ""
     if not enough(splits):
-        fewest = min(split.steps for split in splits.values())
-        return (f"No advice, as only {fewest} typical step{'s' * (fewest != 1)} were timed; it takes"
-                f" {THRESHOLDS['steps']:g} on each rank.")
+        count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
+        return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
+                f" {seconds:.2g} s in all, were timed on a rank, and it takes {THRESHOLDS['steps']:g} steps and"
+                f" {THRESHOLDS['seconds']:g} s.")
     return ("Nothing but computing limits training. Larger steps of the machine are left: jit_compile=True where the"
             " backend is native, mixed precision on GPUs, or more ranks.")
 

@@ -17,7 +17,8 @@ from hvkeras.report.run_report import write_report
 from hvkeras.report.run_summary import Summary
 from hvkeras.time_split import TimeSplit
 
-ENOUGH = int(THRESHOLDS["steps"])
+FEW = int(THRESHOLDS["steps"]) - 1
+ENOUGH = int(THRESHOLDS["seconds"] / 0.1)  # steps of 0.1 s or more
 
 
 def split(**parts: Any) -> TimeSplit:
@@ -45,8 +46,9 @@ def whats(*splits: TimeSplit) -> list[str]:
     ([split(wait=0.1, input=0.1), split(input=0.2)], ["input", "slow rank"]),
     ([split(wait=0.2), split(compute=0.3)], ["slow rank"]),
     ([split(wait=0.01), split(compute=0.11)], []),
-    ([split(input=0.05, steps=ENOUGH - 1), split(input=0.05)], []),  # nothing is said from too few steps
-    ([split(wait=0.2), split(compute=0.3, steps=ENOUGH - 1)], []),
+    ([split(input=0.05, compute=1.0, steps=FEW), split(input=0.05)], []),  # nothing is said from too few steps
+    ([split(wait=0.2), split(compute=0.3, steps=FEW)], []),
+    ([split(wait=0.2), split(compute=0.01, input=0.01)], []),  # nor from a second of them
 ], ids=str)
 def test_findings(splits: list[TimeSplit], expected: list[str]) -> None:
     assert sorted(whats(*splits)) == sorted(expected)
@@ -121,7 +123,9 @@ def test_few_steps_give_no_advice(tmp_path: Path) -> None:
     few.stamps, few.size = few.stamps[:20], 1
     few.write(tmp_path / "records")
     found, _ = report(tmp_path)
-    assert found["advice"] == [] and "No advice, as only 14 typical steps" in found["sentences"][-1]
+    assert found["advice"] == [] and found["sentences"][-1] == (
+        "The run is too short to judge what limits it: 14 typical steps, 1.4 s in all, were timed on a rank, and it"
+        " takes 20 steps and 5 s.")
 
 
 def test_nothing_makes_no_report(tmp_path: Path) -> None:

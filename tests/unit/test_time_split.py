@@ -75,10 +75,12 @@ def test_pauses_and_the_warm_up_do_not_count() -> None:
     rank = record(0, size=1)
     rank.stamps[20:, [0, 3]] += 3 * PAUSE
     rank.stamps[:2, 0] -= 4.0
+    assert pauses(rank) == pytest.approx((0.0, STEPS - 1 - 5 - 1)), "the first pause is warm-up as well"
+    rank.stamps[30:, [0, 3]] += 2 * PAUSE
     split = time_splits([rank])[0]
     assert split.step == pytest.approx(1.0)
-    assert split.steps == STEPS - 1 - 5 - 1
-    assert pauses(rank) == pytest.approx((1 + 3 * PAUSE, STEPS - 1 - 5 + 3 * PAUSE))
+    assert split.steps == STEPS - 1 - 5 - 2
+    assert pauses(rank) == pytest.approx((1 + 2 * PAUSE, STEPS - 1 - 5 - 1 + 2 * PAUSE))
 
 
 def test_a_step_of_two_kinds_is_a_round_of_both() -> None:
