@@ -6,6 +6,7 @@ All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.pl
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ def allreduce(
     """Combines a tensor of all ranks elementwise; every rank gets the result.
 
     Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
-    the incoming gradient. `tf.IndexedSlices` stay sparse: values and indices are gathered.
+    the incoming gradient. `tf.IndexedSlices` stay sparse: values and indices are gathered. There, as in Horovod,
+    averages of integers are not truncated, but have floating-point values: float32 for 8 and 16 bits, else float64.
 
     Example:
         >>> loss = hvd.allreduce(loss)                     # the mean over all ranks
@@ -64,7 +66,7 @@ def allreduce(
         ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
 
     Returns:
-        The result, of the given shape and dtype.
+        The result, of the given shape and dtype (but see averages of `tf.IndexedSlices`).
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -353,4 +355,7 @@ def _allreduce_slices(slices: Any, scaled: Scaling, name: str | None, process_se
     sent = scaled.sent(slices.values, len(ranks))
     gathered = allgather_raw(sent.tensor, ranks, derived(name, "values"))
     indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))
+    if scaled.op == Average and gathered.dtype.is_integer:
+        gathered = tf.truediv(gathered, len(ranks))  # as Horovod does, while it truncates averages of dense integers
+        scaled = dataclasses.replace(scaled, op=Sum)
     return tf.IndexedSlices(scaled.received(gathered, sent, len(ranks)), indices, slices.dense_shape)

@@ -83,6 +83,14 @@ def test_slices_stay_sparse(outcome: Outcome) -> None:
     assert outcome.results("sparse") == [[True, [size + 1.0] + [1.0] * (size - 1)]] * size
 
 
+def test_averages_of_integers_are_truncated_unless_they_are_sparse(outcome: Outcome) -> None:
+    size = outcome.np
+    mean, parts = 3 + (size - 1) / 2, [(3 + rank) / size for rank in range(size)]
+    expected = [[False, "int32", [int(mean)]], [True, "float64", pytest.approx(parts)], [False, "float32", [mean]],
+                [True, "float32", pytest.approx(parts)], [True, "float16", pytest.approx(parts, rel=1e-3)]]
+    assert outcome.results("mixed_group") == [expected] * size
+
+
 @pytest.mark.parametrize("outcome", WITH_GRADIENTS, indirect=True)
 @pytest.mark.parametrize("name", ["sum", "average", "group", "allgather", "broadcast", "alltoall", "reducescatter",
                                   "scattered sum"])

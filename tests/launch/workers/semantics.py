@@ -121,6 +121,14 @@ for dtype in ("uint8", "int8", "int32", "int64", "float16", "float32"):
         f"product of {dtype}": lambda few=few: hvd.allreduce(few, op=hvd.Product),
         f"scatter of {dtype}": lambda few=few: hvd.reducescatter(few, op=hvd.Sum),
     }
+for dtype in ("uint8", "int16", "int64", "float16"):
+    few = tf.IndexedSlices(tf.cast(rows, dtype), slices.indices, slices.dense_shape)
+    OTHERS |= {
+        f"average of slices of {dtype}": lambda few=few: hvd.allreduce(few).values,
+        f"sum of slices of {dtype}": lambda few=few: hvd.allreduce(few, op=hvd.Sum).values,
+        f"group of slices of {dtype}": lambda few=few: hvd.grouped_allreduce([few, few])[1].values,
+        f"average by a set of slices of {dtype}": lambda few=few: hvd.allreduce(few, process_set=mine).values,
+    }
 for name, function in OTHERS.items():
     try:
         found[name] = shown(function())

@@ -233,6 +233,17 @@ def sparse() -> Any:
 
 
 @check
+def mixed_group() -> list[Any]:
+    """Averages of 3 + the rank, in a group: dense integers, slices of integers, dense and sparse floats."""
+    dtypes = (tf.int32, tf.int32, tf.float32, tf.uint8, tf.float16)
+    group: list[Any] = [tf.fill([1, 1], tf.cast(3 + hvd.rank(), dtype)) for dtype in dtypes]
+    for place in (1, 3, 4):
+        group[place] = tf.IndexedSlices(group[place], tf.constant([hvd.rank()]), tf.constant([hvd.size(), 1]))
+    return [[type(each).__name__ == "IndexedSlices", each.dtype.name, tf.reshape(getattr(each, "values", each), [-1])]
+            for each in hvd.grouped_allreduce(group)]
+
+
+@check
 def gathers() -> list[str]:
     """Gathers of different lengths (also none) in every dtype; returns what differs from NumPy."""
     def rows(rank: int, size: int) -> Any:
