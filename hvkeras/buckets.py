@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs, recording, stamps, timeline
+from hvkeras import compat, context, graphs, recording, sparse_rows, stamps, timeline
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
@@ -199,8 +199,11 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                   *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
+    of_sparse = [gradients[place].indices for place in sparse]
+    told = ([Call("allgather", sparse_rows.distinct(of_sparse), f"{plan.key}.distinct", ranks)]
+            if sparse and tf.executing_eagerly() else [])
     # Adasum's collectives have plans of their own.
-    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
+    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *told, *itertools.chain(*gathers)]):
         with stamps.in_step():
             engine = timeline.watched(job.backend, plan)
         with on_device(exchange.device_dense):
@@ -210,9 +213,12 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
-            for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
+            sums = (told[0].run(engine).numpy().all(axis=0).tolist() if told
+                    else [sparse_rows.distinct_by_construction(indices) for indices in of_sparse])
+            for place, (of_values, of_indices), sum_rows in zip(sparse, gathers, sums, strict=True):
                 values = scaling.received(of_values.run(engine), sent[place], len(ranks))
-                results[place] = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
+                slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
+                results[place] = sparse_rows.summed(slices) if sum_rows else slices
     if tf.executing_eagerly():  # graphs of training end the job instead, without an operation for each gradient
         raise_if_refused(plan)
     return results

@@ -30,6 +30,8 @@ CASES: dict[str, Any] = {
 }
 if KERAS_3:
     CASES["adam_accumulating"] = lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+SPARSE = "sparse_adam_clip"  # of which gradients are tf.IndexedSlices
+CASES[SPARSE] = lambda: keras.optimizers.Adam(0.01, clipnorm=0.05)
 PLAIN = ("Adadelta", "Adafactor", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lion", "Muon", "Nadam", "RMSprop",
          "ScheduleFreeAdamW")
 LEGACY = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop", "SGD")
@@ -41,25 +43,36 @@ if not KERAS_3:
         CASES[f"legacy_{_name}"] = functools.partial(getattr(keras.optimizers.legacy, _name), learning_rate=0.02)
 
 
-def data() -> tuple[Any, Any]:
-    """The whole batches, the same on every rank."""
+def data(sparse: bool) -> tuple[Any, Any]:
+    """The whole batches, the same on every rank; words and columns come back within a rank's part and in others'."""
     random = np.random.default_rng(1)
     rows = STEPS * BATCH
-    return random.normal(size=(rows, 6)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
+    x, y = random.normal(size=(rows, 6)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
+    return ((x * (random.random(x.shape) < 0.1), random.integers(0, 9, (rows, 4))) if sparse else x), y
 
 
-def model() -> Any:
+def model(sparse: bool) -> Any:
     """A model with the same weights on every rank."""
     keras.utils.set_random_seed(7)
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)])
+    hidden, last = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)
+    if not sparse:
+        return keras.Sequential([keras.Input((6,)), hidden, last])
+    columns, words = keras.Input((6,), sparse=True), keras.Input((4,), dtype="int32")
+    looked_up = keras.layers.Flatten()(keras.layers.Embedding(12, 2)(words))
+    return keras.Model([columns, words], last(keras.layers.Concatenate()([hidden(columns), looked_up])))
 
 
-def trained(optimizer: Any, rank: int, size: int, eager: bool) -> list[Any]:
+def trained(case: str, wrap: Any, rank: int, size: int, eager: bool) -> list[Any]:
     """The weights after training on rows `rank`, `rank + size`, ... of each batch."""
-    net = model()
-    net.compile(optimizer, "mse", run_eagerly=eager)
-    x, y = data()
-    net.fit(x[rank::size], y[rank::size], batch_size=BATCH // size, shuffle=False, verbose=0)
+    net = model(case == SPARSE)
+    net.compile(wrap(CASES[case]()), "mse", run_eagerly=eager)
+    x, y = tf.nest.map_structure(lambda array: array[rank::size], data(case == SPARSE))
+    if case == SPARSE:
+        columns, words = x
+        batches = tf.data.Dataset.from_tensor_slices(((tf.sparse.from_dense(columns), words), y)).batch(BATCH // size)
+        net.fit(batches, verbose=0)
+    else:
+        net.fit(x, y, batch_size=BATCH // size, shuffle=False, verbose=0)
     return list(net.get_weights())
 
 
@@ -74,15 +87,15 @@ def differences() -> dict[str, Any]:
     """For each case: how far from the truth, how far from the start, and a number equal on ranks with equal weights."""
     eager = "--eager" in sys.argv
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or list(CASES)
-    start = model().get_weights()
     found = {}
     for name in names:
         if name not in CASES:
             continue
+        start = model(name == SPARSE).get_weights()
         with hvd.alone():
-            alone = trained(CASES[name](), 0, 1, True) if hvd.rank() == 0 else None
+            alone = trained(name, lambda plain: plain, 0, 1, True) if hvd.rank() == 0 else None
         truth = hvd.broadcast_object(alone, 0)
-        weights = trained(hvd.DistributedOptimizer(CASES[name]()), hvd.rank(), hvd.size(), eager)
+        weights = trained(name, hvd.DistributedOptimizer, hvd.rank(), hvd.size(), eager)
         found[name] = [apart(weights, truth), apart(truth, start), float(np.sum([np.sum(one) for one in weights]))]
     return found
 
