@@ -14,6 +14,7 @@ from hvkeras.control.client import ControlClient
 from hvkeras.errors import MachineError, NotInitializedError, UnsupportedError, UsageError, explain
 from hvkeras.failure import FailureHooks
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
+from hvkeras.launch_environments.starter import open_starter
 from hvkeras.mpi import finalize_mpi
 from hvkeras.network import host_identity
 from hvkeras.output import prints_at, quiet_engines, say
@@ -312,6 +313,8 @@ def _meeting(launch: Launch, settings: Settings) -> tuple[Meeting, FailureHooks]
 
     meeting = meet(launch, settings, on_end)
     meeting.client.watch_over(settings.stall_warning, settings.stall_shutdown)
+    if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
+        meeting.client.watch_starter(starter)
     hooks = FailureHooks(meeting.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"))
     _Process.meeting, _Process.hooks, _Process.launch = meeting, hooks, launch

@@ -8,6 +8,7 @@ other ranks as soon as one exits), and nobody outlives the grace period.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -158,7 +159,8 @@ class FailureHooks:
 
     def _end_process(self, cause: Cause) -> None:
         with self._speaking:
-            sys.stdout.flush()
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
+                sys.stdout.flush()
             self._close_record(cause)
             self._last_line(cause)
             self._client.ended(self._grace + 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,9 +16,10 @@ _TENSORFLOW_LEVELS = {"TRACE": "0", "DEBUG": "0", "INFO": "0", "WARNING": "2", "
 
 
 def say(text: str) -> None:
-    """Prints one line of hvkeras's own to standard error, at once and whole."""
-    sys.stderr.write(f"hvkeras: {text}\n")
-    sys.stderr.flush()
+    """Prints one line of hvkeras's own to standard error, at once and whole, as long as anybody reads it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a pipe whose reader is gone, closed, or none
+        sys.stderr.write(f"hvkeras: {text}\n")
+        sys.stderr.flush()
 
 
 def prints_at(settings: Settings, level: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -68,6 +69,7 @@ class ControlClient:
         self.detached = False  # the server has ended in good order, with its rank
         self.server_is_rank = True  # False under `hvkeras run`, whose launcher serves
         self.server_host = ""
+        self._starter: int | None = None
         self._socket = connection
         self._liveness = liveness_timeout
         self._on_end = on_end
@@ -157,6 +159,14 @@ class ControlClient:
         """Has heartbeats say when this rank has not moved for any of so many seconds; 0 of them is none."""
         self.watch = Watch(*limits)
         self.watch.on_move = self._tell_move
+
+    def watch_starter(self, descriptor: int) -> None:
+        """Ends the job when the process that started this rank is gone.
+
+        Args:
+            descriptor: Becomes readable then.
+        """
+        self._starter = descriptor
 
     def join(self, entries: EntryCounts) -> None:
         """Takes part (again): from now on heartbeats carry the counts of entered plans."""
@@ -329,6 +339,11 @@ class ControlClient:
                     self.watch.forgive(now)
             last = now
             self._send_beat()
+            if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
+                os.close(self._starter)
+                self._starter = None
+                self.fail(Cause("lost", None, self.introduction.host, None, f"the launcher on {self.introduction.host}"
+                                " ended without a word (killed, crashed, or out of memory)"))
             if now - self._heard > self._liveness and not self.detached:
                 self._server_lost(f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)",
                                   "silent")

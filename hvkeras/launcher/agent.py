@@ -12,7 +12,9 @@ output go events (read by `hvkeras.launcher.host_agents`):
     {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
     {"type": "exit", "rank": 0, "code": -9}
 
-When standard input ends, because the job is over or the launcher is gone, every process below this one ends.
+When standard input ends, because the job is over or the launcher is gone, every process below this one ends. The agent
+itself is the child of a guard, which does nothing but wait: if the agent is killed, or stays stopped, the guard ends
+what is left; if the guard is killed, the agent does.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from typing import Any
 
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
 KILL_GRACE = 5.0  # seconds for SIGKILL to work; a process that hangs in the kernel is not waited for
+LOOK = 0.5  # seconds between two looks of the guard at the agent
+PATIENCE = 15.0  # seconds for which the agent may be stopped, unless the command line says otherwise
 CHUNK = 65536
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl's numbers, from <linux/prctl.h>
 _SET_CHILD_SUBREAPER = 36
@@ -64,12 +68,14 @@ class Agent:
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._launcher_is_there = True
+        self._guard_is_there = True
         self._partial = b""
         self._held: list[socket.socket] = []
 
     def run(self) -> None:
         """Says hello, starts the ranks that it is then told to, and serves them until standard input ends."""
         _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGTERM, self._lose_guard)
         woken, waker = os.pipe()
         for descriptor in (0, woken, waker):
             os.set_blocking(descriptor, False)
@@ -81,6 +87,10 @@ class Agent:
         while self._launcher_is_there:
             self._turn(None)
         self._end_all()
+
+    def _lose_guard(self, *_: Any) -> None:
+        """Ends the ranks without a word: how they end now says nothing about the job."""
+        self._launcher_is_there = self._guard_is_there = False
 
     def _start(self, job: dict[str, Any], wanted: dict[str, Any]) -> None:
         environment = {**os.environ, **job["environment"], **wanted["environment"]}
@@ -191,16 +201,15 @@ class Agent:
 
     def _end_all(self) -> None:
         """Ends what is left: the ranks with a grace, and then every process that descends from this one."""
+        if not self._guard_is_there:
+            _let_go(1)
         for rank in self._ranks:
             if not rank.over:
                 _signal_group(rank.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_GRACE
         while time.monotonic() < deadline and not all(rank.over for rank in self._ranks):
             self._turn(0.05)
-        while time.monotonic() < deadline + KILL_GRACE and (left := _descendants(os.getpid())):
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while time.monotonic() < deadline + KILL_GRACE and _kill_descendants():
             self._turn(0.01)
         for rank in self._ranks:
             for descriptor in list(rank.streams):
@@ -213,6 +222,59 @@ class Agent:
             sys.stdout.flush()
         except OSError:
             self._launcher_is_there = False
+
+
+def guarded(patience: float) -> None:
+    """Goes on in a child process, and stays behind as its guard, which ends with it.
+
+    Args:
+        patience: Seconds for which the agent may be stopped.
+    """
+    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # for sigtimedwait
+    guard, agent = os.getpid(), os.fork()
+    if agent == 0:
+        _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != guard:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        return
+    for descriptor in (0, 1):
+        _let_go(descriptor)
+    how = _watch(agent, patience)
+    if how:
+        sys.stderr.write(f"the agent of hvkeras run there, pid {agent}, {how}\n")
+        sys.stderr.flush()
+    deadline = time.monotonic() + KILL_GRACE
+    while time.monotonic() < deadline and _kill_descendants():
+        time.sleep(0.01)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(bool(how))
+
+
+def _watch(agent: int, patience: float) -> str:
+    """Waits for the agent; says how it ended, if not by itself."""
+    stopped = 0.0
+    while True:
+        pid, status = os.waitpid(agent, os.WNOHANG)
+        if pid:
+            number = -os.waitstatus_to_exitcode(status)
+            killed = f"was killed by {signal.Signals(number).name}" if number > 0 else ""
+            return f"was stopped for {patience:g} s, and ended" if stopped >= patience else killed
+        if signal.sigtimedwait({signal.SIGCHLD}, LOOK) is None:
+            stopped = stopped + LOOK if process_state(agent) == "T" else 0.0
+            if stopped >= patience:
+                os.kill(agent, signal.SIGKILL)
+                os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
+
+
+def _let_go(descriptor: int) -> None:
+    """Puts nothing in the place of a pipe, whose other end then sees that nobody here holds it."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
 
 
 def _own_address(interfaces: list[str]) -> str:
@@ -238,6 +300,22 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
+def _kill_descendants() -> bool:
+    """Kills every living process below this one; says whether there were any."""
+    left = _descendants(os.getpid())
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
+
+
+def process_state(pid: int) -> str:
+    """The letter of a process's state: T for a stopped one."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return ""
+
+
 def _descendants(ancestor: int) -> list[int]:
     """Lists the living processes below one, in whatever session or group they are."""
     parents: dict[int, int] = {}
@@ -258,4 +336,5 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    guarded(float(sys.argv[1]) if len(sys.argv) > 1 else PATIENCE)
     Agent().run()

@@ -20,12 +20,14 @@ import cloudpickle
 
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.launcher.agent import terminal
+from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import CLEAR, TAIL
 from hvkeras.output import in_notebook
 
 CALL = "call.pickle"
 BOOT = "boot.py"
+LAUNCHER = "launcher.py"
 # Runs a module where it would be found in the process that called: with its path, without the current folder.
 BOOT_SOURCE = """\
 import runpy, sys
@@ -121,7 +123,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
         folder = Path(name).absolute()
         command = command_of(func, args, kwargs, folder, executable)
-        _run_to_its_end([sys.executable, str(folder / BOOT), "hvkeras", "run", *options, *command])
+        launcher = folder / LAUNCHER
+        launcher.write_text(ends_with_parent() + (folder / BOOT).read_text())
+        _run_to_its_end([sys.executable, str(launcher), "hvkeras", "run", *options, *command])
         return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(size)]
 
 

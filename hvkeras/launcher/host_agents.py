@@ -6,7 +6,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import MachineError, explain
+from hvkeras.launcher.agent import process_state
 from hvkeras.launcher.placement import HostRanks
 
 # Runs the agent from the text on standard input: the other host needs no hvkeras for it, and versions cannot differ.
@@ -38,9 +41,9 @@ class Ssh:
     identity_file: str | None = None
     timeout: float = 60.0
 
-    def command(self, host: str) -> list[str]:
+    def command(self, host: str, patience: float) -> list[str]:
         """The ssh command line that starts an agent; nothing secret is on it."""
-        return self.line(host, "exec " + shlex.join(_agent_command()))
+        return self.line(host, "exec " + shlex.join(_agent_command(patience)))
 
     def line(self, host: str, command: str) -> list[str]:
         """The ssh command line that runs a shell's command there."""
@@ -51,8 +54,8 @@ class Ssh:
         return ["ssh", *options, host, command]
 
 
-def _agent_command() -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", BOOT]
+def _agent_command(patience: float) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", BOOT, f"{patience:g}"]
 
 
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
@@ -67,14 +70,18 @@ class HostAgent:
         host: The host and its ranks.
         ssh: How to reach other hosts.
         on_event: Called with each event that names a rank.
+        patience: Seconds for which the agent may be stopped.
     """
 
-    def __init__(self, host: HostRanks, ssh: Ssh, on_event: Callable[[HostAgent, Event], None]) -> None:
+    def __init__(self, host: HostRanks, ssh: Ssh, on_event: Callable[[HostAgent, Event], None],
+                 patience: float) -> None:
         self.host = host
         self.host_name = host.name
         self.pids: dict[int, int] = {}
         self._ssh = ssh
         self._on_event = on_event
+        self._patience = patience
+        self._stopped = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._complaints: asyncio.Task[str] | None = None
 
@@ -84,7 +91,8 @@ class HostAgent:
         Raises:
             MachineError: There is no ssh, or the host cannot be reached in time.
         """
-        command = _agent_command() if self.host.local else self._ssh.command(self.host.name)
+        command = (_agent_command(self._patience) if self.host.local
+                   else self._ssh.command(self.host.name, self._patience))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -173,10 +181,31 @@ class HostAgent:
             await asyncio.wait_for(self._process.wait(), timeout)
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)  # its guard is in its group
             await self._process.wait()
         if self._complaints is not None:
+            if self.host.local:  # an agent whose guard is gone holds it as long as it has something to end
+                await asyncio.wait({self._complaints}, timeout=timeout)
             self._complaints.cancel()
+
+    def is_stopped(self, seconds: float) -> bool:
+        """Whether the agent's guard, or what connects to it, has been stopped for too long; each time, only once.
+
+        Args:
+            seconds: How long the last look is ago.
+        """
+        if self._process is None or self._process.returncode is not None:
+            return False
+        before = self._stopped
+        self._stopped = before + seconds if process_state(self._process.pid) == "T" else 0.0
+        return before < self._patience <= self._stopped
+
+    def wake(self) -> None:
+        """Lets a stopped agent go on, to end what is left on its host."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+        self.release()
 
     async def complaint(self) -> str:
         """What the agent, or ssh, printed to standard error, in one line."""

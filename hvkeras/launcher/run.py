@@ -82,7 +82,8 @@ class Launcher:
         self._job = job
         self._printer = printer
         self._settings = Settings(job.environment)
-        self._agents = [HostAgent(host, job.ssh, self._on_event) for host in job.hosts]
+        patience = self._settings.liveness_timeout
+        self._agents = [HostAgent(host, job.ssh, self._on_event, patience) for host in job.hosts]
         self._codes: dict[int, int] = {}
         self._signalled: set[int] = set()
         self._interrupted = 0
@@ -266,9 +267,15 @@ class Launcher:
             self._all_over.set()
 
     async def _watch(self) -> None:
-        """Ends a job whose ranks wait for one that has ended, in good order, without joining them."""
+        """Ends a job whose agent is stopped, or whose ranks wait for one that has ended without joining them."""
         while True:
             await asyncio.sleep(TICK)
+            for agent in self._agents:
+                if agent.is_stopped(TICK):
+                    self._fail(Cause("lost", agent.host.ranks[0], agent.host_name, agent.pids.get(agent.host.ranks[0]),
+                                     "was lost with its host (the agent of hvkeras run there was stopped for"
+                                     f" {self._settings.liveness_timeout:g} s)"))
+                    agent.wake()
             if self._server is None or self._cause is not None:
                 continue
             waiting, absent = self._server.connected, self._codes.keys() - self._server.met

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.verdict import root_cause
 from hvkeras.output import in_notebook
 
@@ -22,11 +23,11 @@ TICK = 0.1  # seconds between two looks at a job
 END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts; it needs about 30 at most
 
 # `hvkeras run` of this installation; not by `-m`, which would look into the current folder first.
-_HVKERAS_RUN = """import sys
+_HVKERAS_RUN = """{ends_with_parent}
+import sys
 sys.path[:] = filter(None, sys.path)
 from hvkeras.launcher.cli import main
 sys.exit(main(["run", *sys.argv[1:]]))"""
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -138,7 +139,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
 
 def hvkeras_run(arguments: Sequence[str]) -> list[str]:
     """The command line that starts `hvkeras run` of this installation."""
-    return [sys.executable, "-c", _HVKERAS_RUN, *arguments]
+    return [sys.executable, "-c", _HVKERAS_RUN.format(ends_with_parent=ends_with_parent()), *arguments]
 
 
 def took_too_long(timeout: float) -> str:

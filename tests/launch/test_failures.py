@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness import ENGINES, some_cold, start_job
@@ -135,3 +136,15 @@ def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, nu
     assert re.search(rf"rank 0 on \S+ \(pid \d+\) {words}", last_line(outcome.stderr(0)))
     assert re.search(rf"rank 1 on \S+ ends because rank 0 on \S+ \(pid \d+\) {words}", last_line(outcome.stderr(1)))
     assert outcome.exit_codes[0] == (143 if number == signal.SIGTERM else 130)
+
+
+@pytest.mark.slow  # ranks of their own, and several seconds of importing
+def test_ranks_of_an_mpirun_that_is_killed_end(tmp_path):
+    with start_job("mpirun", WORKER, ("wait",), np=2, folder=tmp_path, backend="native", expect_failure=True,
+                   env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, deadline=90.0, cold=True) as job:
+        job.wait_for(1, "step 5")
+        ranks = [psutil.Process(job.pid(rank)) for rank in (0, 1)]
+        job._processes[0].kill()
+        _, left = psutil.wait_procs(ranks, timeout=30)
+        assert left == []  # what they said is lost with mpirun, which wrote it down
+        job.wait()

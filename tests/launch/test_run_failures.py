@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
 import pytest
 
 import hvkeras.launcher.run
-from harness.launchers import clean_environment
+from harness.launchers import BIN, clean_environment
+from harness.processes import MARK, end_marked
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer
 from hvkeras.launcher.placement import place
@@ -130,13 +134,65 @@ def test_a_launcher_that_is_ended_leaves_no_orphan(number: int, code: int, words
     started = Started(["-np", "2", *python(FAMILY + FOR_EVER)], tmp_path)
     started.wait_for("ready", 2)
     deadline = time.monotonic() + 10.0
-    while started.living() < 1 + 1 + 2 * 3:  # a process that begins has no environment yet, and so no mark
+    while started.living() < 1 + 2 + 2 * 3:  # a process that begins has no environment yet, and so no mark
         assert time.monotonic() < deadline
     started.process.send_signal(number)
     done = started.finish()
     assert done.returncode == code
     assert started.orphans == []
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(("whom", "number", "words"), [
+    ("agent", signal.SIGKILL, r"the agent of hvkeras run there, pid \d+, was killed by SIGKILL"),
+    ("agent", signal.SIGSTOP, r"the agent of hvkeras run there, pid \d+, was stopped for 1 s, and ended"),
+    pytest.param("guard", signal.SIGKILL, "it ended", marks=pytest.mark.slow),
+    pytest.param("both", signal.SIGSTOP, "the agent of hvkeras run there was stopped for 1 s", marks=pytest.mark.slow),
+], ids=["agent killed", "agent stopped", "guard killed", "both stopped"])
+def test_an_agent_that_is_killed_or_stopped_takes_its_ranks_along(whom: str, number: int, words: str,
+                                                                  tmp_path: Path) -> None:
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FAMILY}"
+    started = Started(["-np", "1", "--output-filename", "logs", *python(f"{code}print(os.getppid())\n{FOR_EVER}")],
+                      tmp_path, {"HVKERAS_LIVENESS_TIMEOUT": "1"})
+    started.wait_for("ready")
+    log = tmp_path / "logs" / "rank.0" / "stdout"
+    while log.read_text().count("\n") < 2:
+        time.sleep(0.02)
+    agent = psutil.Process(int(log.read_text().split()[1]))
+    if whom == "both":
+        os.killpg(os.getpgid(agent.pid), number)
+    else:
+        os.kill(agent.pid if whom == "agent" else agent.ppid(), number)
+    done = started.finish()
+    assert started.orphans == []
+    assert done.returncode == 1
+    assert re.search(rf"rank 0 on .* was lost with its host \(.*{words}.*\)", done.stderr.splitlines()[-1]), done.stderr
+
+
+HERE = """
+import pathlib, time
+def stay():
+    pathlib.Path("here").touch()
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["hvd.run", "hvkeras compare"])
+def test_a_job_ends_with_the_process_that_started_it_for_itself(how: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"{HERE}\nimport sys, hvkeras as hvd\n"
+                                       "hvd.run(stay) if 'call' in sys.argv else stay()\n")
+    command = [sys.executable, "train.py"]
+    mark = uuid.uuid4().hex
+    whole = [*command, "call"] if how == "hvd.run" else [str(BIN / "hvkeras"), "compare", "-np", "2", *command]
+    parent = subprocess.Popen(whole, cwd=tmp_path, env=clean_environment(tmp_path) | {MARK: mark},
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "here").exists():
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    assert end_marked(mark, grace=20.0) == []
 
 
 def test_a_second_ctrl_c_ends_ranks_that_ignore_sigterm(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""The process that started this rank: mpirun, or its like on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from hvkeras.launch_environments import hydra, open_mpi, slurm
+
+# One of each launcher's variables. Those of `hvkeras run` and horovodrun look after their ranks themselves.
+_OWN = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, slurm.STEP)
+
+
+def open_starter(environ: Mapping[str, str] | None = None) -> int | None:
+    """Opens the nearest process above this one that has not got the variables of a rank, which it sets for others.
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Returns:
+        A descriptor that becomes readable when the launcher ends; None if there is none to watch.
+    """
+    environ = os.environ if environ is None else environ
+    own = next((name for name in _OWN if environ.get(name)), None)
+    pid = os.getppid() if own is not None else 1
+    with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):  # pidfd_open came with Linux 5.3
+        while pid > 1:
+            descriptor = os.pidfd_open(pid)
+            if not _has(pid, f"{own}="):
+                return descriptor
+            os.close(descriptor)
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+    return None
+
+
+def _has(pid: int, variable: str) -> bool:
+    """Whether a process began with a variable; none of another user's did."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(entry.startswith(variable.encode()) for entry in file.read().split(b"\0"))
+    except PermissionError:
+        return False
