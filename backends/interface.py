@@ -66,11 +66,14 @@ class Backend(abc.ABC):
         name: The name that users give to `init(backend=...)`.
         scales: The dtypes' names of which reductions multiply by `before` and `after` themselves; of all others
             these are 1.0, and it is done above the interface.
+        rounds_once: The names of the half precisions that reductions compute in float32, with `before` and `after`, and
+            round once; others are made float32 above the interface, so that sums have its range.
         outlives_errors_in_graphs: Whether collectives still work after a graph has ended in an error.
     """
 
     name: ClassVar[str]
     scales: ClassVar[frozenset[str]] = frozenset()
+    rounds_once: ClassVar[frozenset[str]] = frozenset()
     outlives_errors_in_graphs: ClassVar[bool] = True
 
     @classmethod

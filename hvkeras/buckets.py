@@ -188,7 +188,7 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                                        sparse=[names[place] for place in sparse]))
     scaling = exchange.scaling
     sent = {place: scaling.sent(getattr(gradient, "values", gradient), len(ranks),
-                                () if place in sparse or exchange.op == Adasum else job.backend.scales)
+                                None if place in sparse or exchange.op == Adasum else job.backend)
             for place, gradient in enumerate(gradients) if gradient is not None}
     if not sent:
         return results
@@ -234,9 +234,9 @@ def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[
             dtypes.append("no gradient")
             shapes.append(None)
             continue
-        shape = None if one.tensor.shape.rank is None else tuple(one.tensor.shape.as_list())
+        shape = None if one.spec.shape.rank is None else tuple(one.spec.shape.as_list())
         is_sparse = place in sparse
-        dtypes.append(f"sparse {one.tensor.dtype.name}" if is_sparse else one.tensor.dtype.name)
+        dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
         # How many rows a sparse gradient has may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
     operation = f"gradients {exchange.scaling.text}"

@@ -24,11 +24,11 @@ from hvkeras.operations import (
     Average,
     Scaling,
     Sum,
-    engine_scales,
     gradient_divisor,
     members,
     on_device,
     operation_of,
+    reducing_engine,
     require_root,
 )
 from hvkeras.planned import allgather_raw, allreduce_raw, broadcast_raw, derived
@@ -47,6 +47,7 @@ def allreduce(
     Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
     the incoming gradient. `tf.IndexedSlices` stay sparse: values and indices are gathered. There, as in Horovod,
     averages of integers are not truncated, but have floating-point values: float32 for 8 and 16 bits, else float64.
+    float16 and bfloat16 are combined and scaled in float32, and rounded once, on every engine.
 
     Example:
         >>> loss = hvd.allreduce(loss)                     # the mean over all ranks
@@ -329,10 +330,10 @@ def _combine(inputs: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], nam
         sent = [scaled.sent(tensor, len(ranks)) for tensor in inputs]
         received = adasum_raw([each.tensor for each in sent], ranks, name)
     else:
-        engine = engine_scales(ranks)
+        engine = reducing_engine(ranks)
         sent = [scaled.sent(tensor, len(ranks), engine) for tensor in inputs]
         received = allreduce_raw([each.tensor for each in sent], REDUCTIONS[scaled.op], ranks, name, operation,
-                                 scaled.text, [each.factors for each in sent])
+                                 scaled.text, [each.factors for each in sent], [each.spec for each in sent])
     return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]
 
 

@@ -75,7 +75,11 @@ class _CastCompressor(Compressor):
 
 
 class FP16Compressor(_CastCompressor):
-    """Casts to float16: 10 bits of mantissa, but nothing beyond 65,504."""
+    """Casts to float16: 10 bits of mantissa, but nothing beyond 65,504.
+
+    `tfdist` and `horovod` sum what travels as it is, so on these the sum over the ranks must not exceed that either,
+    though an average would not: `gradient_predivide_factor=hvd.size()` divides first, or `bf16` has float32's range.
+    """
 
     dtype = tf.float16
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from hvkeras import as_horovod, context, graphs
 from hvkeras.agreement import Plan
-from hvkeras.backends.interface import Reduction
+from hvkeras.backends.interface import Backend, Reduction
+from hvkeras.backends.local import LocalBackend
 from hvkeras.compression import Compression
 from hvkeras.errors import UsageError, explain
 from hvkeras.process_sets import ProcessSet
@@ -22,6 +23,9 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCTIONS = {Average: Reduction.SUM, Sum: Reduction.SUM, Min: Reduction.MIN, Max: Reduction.MAX,
               Product: Reduction.PRODUCT}
+_HALVES = ("float16", "bfloat16")
+_ONE_RANK = LocalBackend()
+
 
 def operation_of(op: Any) -> int:
     """Checks a reduction constant.
@@ -54,9 +58,9 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
     return ranks
 
 
-def engine_scales(ranks: Sequence[int]) -> Collection[str]:
-    """The dtypes of which the engine scales reductions among `ranks`; none where nothing is reduced."""
-    return context.current().backend.scales if len(ranks) > 1 else ()
+def reducing_engine(ranks: Sequence[int]) -> Backend:
+    """The engine that reduces among `ranks`; one rank alone needs none, and no engine scales there."""
+    return context.current().backend if len(ranks) > 1 else _ONE_RANK
 
 
 def gradient_divisor(ranks: Sequence[int]) -> int:
@@ -103,11 +107,18 @@ class Sent:
         tensor: What travels.
         restore: What undoes its compression.
         factors: What the engine multiplies by, before and after it combines; None where that is done outside.
+        given: The dtype of half precision that the result is rounded to, where float32 travels in its place.
     """
 
     tensor: Any
     restore: Any
     factors: tuple[float, float] | None
+    given: Any = None
+
+    @property
+    def spec(self) -> Any:
+        """Shape and dtype, as the ranks must agree on them."""
+        return tf.TensorSpec(self.tensor.shape, self.given or self.tensor.dtype)
 
 
 @dataclass(frozen=True)
@@ -126,23 +137,35 @@ class Scaling:
     prescale: float = 1.0
     postscale: float = 1.0
 
-    def sent(self, tensor: Any, size: int, engine: Collection[str] = ()) -> Sent:
-        """What travels of a tensor among `size` ranks; the engine scales the dtypes that it says it does."""
-        if tensor.dtype.name in engine and self.compression in (Compression.none, Compression.fp16, Compression.bf16):
-            travelling, restore = self.compression.compress(tensor)
+    def sent(self, tensor: Any, size: int, engine: Backend | None = None) -> Sent:
+        """What travels of a tensor among `size` ranks; an engine that reduces scales the dtypes that it says."""
+        ours = self.compression in (Compression.none, Compression.fp16, Compression.bf16)
+        given = None
+        if engine is not None and ours and self._leaves_range(tensor.dtype, engine):
+            given, tensor, compression = tensor.dtype, tf.cast(tensor, tf.float32), Compression.none
+        else:
+            compression = self.compression
+        if engine is not None and ours and tensor.dtype.name in engine.scales:
+            travelling, restore = compression.compress(tensor)
             after = self.postscale / size if self.op == Average else self.postscale
-            return Sent(travelling, restore, (self.prescale, after))
-        travelling, restore = self.compression.compress(scale(tensor, self.prescale))
-        return Sent(travelling, restore, None)
+            return Sent(travelling, restore, (self.prescale, after), given)
+        travelling, restore = compression.compress(scale(tensor, self.prescale))
+        return Sent(travelling, restore, None, given)
+
+    def _leaves_range(self, dtype: Any, engine: Backend) -> bool:
+        """Whether a reduction may leave a half precision's range on its way, or be rounded at each rank."""
+        exact = self.op in (Min, Max) and self.prescale == self.postscale == 1.0
+        return dtype.name in _HALVES and dtype.name not in engine.rounds_once and not exact
 
     def received(self, tensor: Any, sent: Sent, size: int) -> Any:
         """The result from what came back."""
-        tensor = self.compression.decompress(tensor, sent.restore)
-        if sent.factors is not None:
-            return tensor
-        if self.op == Average:
-            tensor = tf.truncatediv(tensor, size) if tensor.dtype.is_integer else scale(tensor, 1.0 / size)
-        return scale(tensor, self.postscale)
+        if sent.given is None:
+            tensor = self.compression.decompress(tensor, sent.restore)
+        if sent.factors is None:
+            if self.op == Average:
+                tensor = tf.truncatediv(tensor, size) if tensor.dtype.is_integer else scale(tensor, 1.0 / size)
+            tensor = scale(tensor, self.postscale)
+        return tensor if sent.given is None else tf.cast(tensor, sent.given)
 
     @property
     def text(self) -> str:

@@ -30,17 +30,19 @@ def run(job: context.Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
 
 
 def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
-                  operation: str, how: str = "", factors: Sequence[tuple[float, float] | None] = ()) -> list[Any]:
+                  operation: str, how: str = "", factors: Sequence[tuple[float, float] | None] = (),
+                  specs: Sequence[Any] = ()) -> list[Any]:
     """Combines tensors, one collective for each dtype.
 
-    `how` says what else but the reduction is done; `factors` are those of each tensor that the engine scales.
+    `how` says what else but the reduction is done; `factors` are those of each tensor that the engine scales, and
+    `specs` what the ranks must agree on, where that are not the tensors themselves.
     """
     job = context.current()
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
     graphs.require_kernels(job.backend)
-    plan = plan_of(f"{operation} {how or reduction.value}", tensors, ranks, name, label_of(operation, name))
+    plan = plan_of(f"{operation} {how or reduction.value}", specs or tensors, ranks, name, label_of(operation, name))
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
     groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
@@ -97,13 +99,14 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
 
 
 def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: str,
-                      factors: tuple[float, float] | None = None) -> Any:
-    """Sums a tensor and returns this rank's rows."""
+                      factors: tuple[float, float] | None = None, spec: Any = None) -> Any:
+    """Sums a tensor and returns this rank's rows; `spec` is what the ranks must agree on, if not the tensor itself."""
     job = context.current()
     if len(ranks) == 1:
         return tf.identity(tensor)
     graphs.require_kernels(job.backend)
-    plan = plan_of(f"reducescatter {how}", [tensor], ranks, name, label_of("reducescatter", name))
+    told = tensor if spec is None else spec
+    plan = plan_of(f"reducescatter {how}", [told], ranks, name, label_of("reducescatter", name))
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
     [scattered] = run(job, plan, [call])
     if not tf.executing_eagerly():

@@ -16,11 +16,11 @@ from hvkeras.operations import (
     Average,
     Scaling,
     Sum,
-    engine_scales,
     gradient_divisor,
     members,
     on_device,
     operation_of,
+    reducing_engine,
 )
 from hvkeras.planned import alltoall_raw, derived, reducescatter_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
@@ -113,8 +113,8 @@ def reducescatter(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def scatter(whole: Any) -> tuple[Any, Callable[[Any], Any]]:
-        sent = scaled.sent(whole, len(ranks), engine_scales(ranks))
-        part = reducescatter_raw(sent.tensor, ranks, name, scaled.text, sent.factors)
+        sent = scaled.sent(whole, len(ranks), reducing_engine(ranks))
+        part = reducescatter_raw(sent.tensor, ranks, name, scaled.text, sent.factors, sent.spec)
 
         def gradient(upstream: Any) -> Any:
             back = scaled.sent(upstream, len(ranks))

@@ -27,7 +27,7 @@ class HorovodBackend(Backend):
     """The installed `horovod.tensorflow`, used below its Keras parts, which do not work on Keras 3."""
 
     name = "horovod"
-    scales = frozenset({"float16", "bfloat16", "float32"})  # its factors have no more precision
+    scales = frozenset({"float32"})  # its factors have no more precision
 
     def __init__(self) -> None:
         self._horovod: Any = None

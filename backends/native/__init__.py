@@ -35,6 +35,7 @@ class NativeBackend(Backend):
 
     name = "native"
     scales = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
+    rounds_once = frozenset({"float16", "bfloat16"})
 
     def __init__(self) -> None:
         self._library: Library | None = None

@@ -83,6 +83,14 @@ def test_slices_stay_sparse(outcome: Outcome) -> None:
     assert outcome.results("sparse") == [[True, [size + 1.0] + [1.0] * (size - 1)]] * size
 
 
+def test_half_precisions_have_one_answer_on_every_engine(outcome: Outcome) -> None:
+    for found in outcome.results("halves"):
+        assert len(found) == 18
+        for case, result in found.items():
+            dtype = case.split()[-1]
+            assert result == [dtype, [60000.0 if dtype == "float16" else 59904.0, 1.0]], case
+
+
 def test_averages_of_integers_are_truncated_unless_they_are_sparse(outcome: Outcome) -> None:
     size = outcome.np
     mean, parts = 3 + (size - 1) / 2, [(3 + rank) / size for rank in range(size)]

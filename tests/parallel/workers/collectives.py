@@ -233,6 +233,30 @@ def sparse() -> Any:
 
 
 @check
+def halves() -> dict[str, list[Any]]:
+    """What stays within the range of float16 in the end, though not on the way; each case for 60000 and 1."""
+    found: dict[str, list[Any]] = {}
+    for dtype in ("float16", "bfloat16"):
+        pair = tf.constant([60000.0, 1.0], dtype)
+        variable = tf.Variable(pair)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_sum(variable * pair)
+        results = {
+            "average": hvd.allreduce(pair),
+            "group": hvd.grouped_allreduce([pair, tf.constant([1.0])])[0],
+            "graph": tf.function(hvd.allreduce, autograph=False)(pair),
+            "sum": hvd.allreduce(pair, op=hvd.Sum, prescale_factor=4.0, postscale_factor=0.25 / hvd.size()),
+            "maximum": hvd.allreduce(pair, op=hvd.Max, prescale_factor=2.0, postscale_factor=0.5),
+            "scattered": tf.stack([hvd.reducescatter(tf.fill([hvd.size()], each))[0] for each in pair]),
+            "gradient": hvd.DistributedGradientTape(tape).gradient(loss, variable),
+            "predivided": hvd.DistributedGradientTape(tape, gradient_predivide_factor=0.5).gradient(loss, variable),
+            "no compression": hvd.allreduce(pair, compression=hvd.Compression.fp16),
+        }
+        found |= {f"{name} of {dtype}": [each.dtype.name, tf.cast(each, tf.float32)] for name, each in results.items()}
+    return found
+
+
+@check
 def mixed_group() -> list[Any]:
     """Averages of 3 + the rank, in a group: dense integers, slices of integers, dense and sparse floats."""
     dtypes = (tf.int32, tf.int32, tf.float32, tf.uint8, tf.float16)
