@@ -19,15 +19,13 @@ from hvkeras.optimizer import distributed_part
 from hvkeras.output import prints_at, say
 from hvkeras.process_sets import ProcessSet, global_process_set
 
-# How messages name a call that one rank may make alone by mistake.
-_SHARED_CALLS = {"evaluate": "evaluate, which all ranks must call (for one rank alone: with hvd.alone())"}
-
 
 class _Calls:
     """Which calls are running."""
 
     alone = 0
-    # The running calls of fit (None for one that is not shared) and of evaluate, the innermost last.
+    # The running calls of fit (None for one that is not shared), of evaluate, and of fit's own validation, the
+    # innermost last.
     stack: list[tuple[str, FitRun | None]] = []  # noqa: RUF012 - one per process on purpose
 
 
@@ -101,7 +99,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    _Calls.stack.append(("evaluate", None))
+    # Keras says of its own validation within fit that it keeps the dataset.
+    _Calls.stack.append(("validation" if "_use_cached_eval_dataset" in kwargs else "evaluate", None))
     try:
         # What one rank evaluates alone, amid a fit that all share, is no part of that fit's metrics.
         apart = metrics.untouched(model) if _Calls.alone and _run_of(model) is not None else contextlib.nullcontext()
@@ -135,7 +134,7 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     if process_set is None:
         result = original(model, logs)
     else:
-        result = _shared_logs(lambda: original(model, logs), logs, model, process_set, what, run)
+        result = _shared_logs(lambda: original(model, logs), logs, model, process_set, kind, run)
         if outer is not None and isinstance(result, dict):
             outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
     if what == "evaluate" and not _Calls.alone and isinstance(result, dict):
@@ -150,7 +149,6 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
     frozen = run.frozen if run is not None else None
     if run is not None:
         run.frozen = None
-    what = _SHARED_CALLS.get(what, what)
     mine = bool(logs)  # else this rank had no data
     own = (frozen or metrics.own_states(model)) if mine else None
     there = metrics.merge(model, process_set, what, own)

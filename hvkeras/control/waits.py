@@ -16,6 +16,14 @@ from typing import Any
 Describe = dict[str, Any]
 PATIENCE = 3  # times as long, a mismatch waits for ranks that are not there yet
 
+# What one rank may call alone by mistake, by how the name of its first collective begins, and what to write instead.
+_ALONE = "what one rank does by itself goes into `with hvd.alone():`"
+_FOR_ALL = {
+    "the metrics of evaluate": f"all ranks must call evaluate; {_ALONE}",
+    "the start of fit": f"all ranks must call fit; {_ALONE}",
+    "predict (": "all ranks must call hvd.predict; one rank by itself calls model.predict",
+}
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -104,6 +112,11 @@ class Waits:
         label, site = self._plans[wait.key]["label"], self._site(wait)
         return f"{label} ({site})" if site else str(label)
 
+    def _hint(self, wait: Wait) -> str:
+        """What to write instead, where a rank waits in a call that it may have made alone by mistake."""
+        label = str(self._plans[wait.key]["label"])
+        return next((f" ({hint})" for begin, hint in _FOR_ALL.items() if f'"{begin}' in label), "")
+
     def _site(self, wait: Wait) -> str:
         return self._sites.get(wait.waiter, {}).get(wait.key, "")
 
@@ -140,7 +153,7 @@ class Waits:
     def _lefts(self, now: float) -> list[Finding]:
         return [
             Finding("left", wait.missing, f"left the job in good order while rank {wait.waiter} still waits for it in"
-                    f" {self._named(wait)}")
+                    f" {self._named(wait)}{self._hint(wait)}")
             for wait, since in self._since.items()
             if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
         ][:1]
@@ -158,18 +171,20 @@ class Waits:
                 place = places.get(wait.missing, "")
                 text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets how long it may)" + (f"; last seen: {place}" if place else ""))
-                return [Finding("stalled", wait.missing, text)]
+                return [Finding("stalled", wait.missing, text + self._hint(wait))]
             if warn_after and now - self._warned.get(wait, since) >= warn_after:
                 self._warned[wait] = now
                 end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
-                findings.append(Finding("warning", wait.missing, f"rank {wait.waiter} has waited {waited:.0f} s in"
-                                        f" {label} for rank {wait.missing}, which has not entered it{end}"))
+                text = (f"rank {wait.waiter} has waited {waited:.0f} s in {label} for rank {wait.missing}, which has"
+                        f" not entered it{end}")
+                findings.append(Finding("warning", wait.missing, text + self._hint(wait)))
         return findings
 
     def _difference(self, one: Wait, other: Wait) -> str:
         """Words the first difference of two plans, and where the ranks entered them."""
         sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in (one, other) if self._site(wait)]
-        return self._first_difference(one, other) + ("; " + ", ".join(sites) if sites else "")
+        text = self._first_difference(one, other) + ("; " + ", ".join(sites) if sites else "")
+        return text + (self._hint(one) or self._hint(other))
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
         """Words the first difference of two plans: of kind, then of tensors, then of options, then of names."""

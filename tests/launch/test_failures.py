@@ -107,6 +107,20 @@ def test_ranks_that_stand_still_together_say_where_and_end_the_job(launcher, bac
     assert outcome.exit_code == 1
 
 
+@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_rank_that_waits_in_a_call_for_all_is_told_how_one_makes_it_alone(legacy, launch):
+    outcome = launch("tf_config", WORKER.with_name("late_for_all.py"), np=2, backend="native", deadline=120,
+                     env={"HVKERAS_STALL_WARNING": "0.5", "TF_USE_LEGACY_KERAS": legacy})
+    calls = re.findall(r'rank 0 has waited \d+ s in [a-z]+ "([a-z ]+) \(length\)" \(\S*late_for_all.py:\d+ in (\w+)\)'
+                       r" for rank 1, which has not entered it; the job ends after \d+ s \((.*)\)\n", outcome.stderr(0))
+    alone = "; what one rank does by itself goes into `with hvd.alone():`"
+    assert list(dict.fromkeys(calls)) == [
+        ("the metrics of evaluate", "main", f"all ranks must call evaluate{alone}"),
+        ("the start of fit", "main", f"all ranks must call fit{alone}"),
+        ("the metrics of evaluate", "on_epoch_end", f"all ranks must call evaluate{alone}"),
+        ("predict", "main", "all ranks must call hvd.predict; one rank by itself calls model.predict")]
+
+
 @pytest.mark.parametrize("backend", ENGINES)
 def test_a_mismatch_is_an_error_on_every_rank_that_names_the_tensor(tmp_path, backend):
     outcome = misbehaving("tf_config", "differ", tmp_path, backend=backend)
