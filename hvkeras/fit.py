@@ -171,7 +171,7 @@ def _around_data(data: Any) -> None:
 def _stops(model: Any, own: bool) -> bool:
     """What `model.stop_training` is: what all ranks agreed on, in a `fit` that they share."""
     run = _run_of(model)
-    return own if run is None else run.stops
+    return own if run is None else run.stops_now(own)
 
 
 def exact_logs(model: Any) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hvkeras.joining import joining
 from hvkeras.optimizer import distributed_part
 from hvkeras.output import prints_at, say
 from hvkeras.process_sets import ProcessSet, global_process_set
-from hvkeras.steps import Decision, Facts, Together, decide
+from hvkeras.steps import Decision, Facts, Together, decide, patience
 
 
 class FitRun:
@@ -41,7 +42,8 @@ class FitRun:
         self._together: Together | None = None
         self._own_batches: int | None = None
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
-        self._steps = self._checked = 0
+        self._steps = self._checked = self._step = 0
+        self._fit = ""  # what the ranks call this fit
         settings = context.current().settings
         self._every = settings.guard_steps
         self._guard = Guard(model, process_set, self._local(), self._broadcasts()) if settings.guard else None
@@ -64,8 +66,9 @@ class FitRun:
         given = self._arguments
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
-                      len(self._own_timers()))
+                      len(self._own_timers()), FitRun._count)
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
+        self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
         decision = self._decision = decide(self.process_set.ranks, everyone, job.settings.uneven)
@@ -93,6 +96,10 @@ class FitRun:
 
     def before_step(self, step: int) -> None:
         """Before each call of the train function; `step` counts within the epoch."""
+        self._step = step
+        control = context.current().control
+        if self._fit and control is not None:
+            control.stop_of(self._fit).begin()
         metrics.forget_merged(self.model)  # of an evaluation amid the epoch, whose samples count in its logs as well
         if self._decision is not None and self._decision.joined and self._own_batches is not None:
             if step >= self._own_batches and self.frozen is None:
@@ -100,6 +107,23 @@ class FitRun:
             joining.weigh(step < self._own_batches)
         if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)
+
+    def stops_now(self, wish: bool) -> bool:
+        """Whether all ranks stop after the step that this one has come to; Keras asks after each.
+
+        Args:
+            wish: Whether `stop_training` is set on this rank.
+        """
+        job = context.current()
+        if self.stops or not self._fit or job.control is None:
+            return self.stops
+        control, fit, ranks = job.control, self._fit, self.process_set.ranks
+        stop = control.stop_of(fit)
+        self.stops = stop.now(wish, lambda: control.ask_to_stop(fit, ranks), control.raise_if_ended,
+                              patience(job.settings.stall_shutdown))
+        if self.stops:
+            self._tell_who_stops(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
+        return self.stops
 
     def epoch_end(self, epoch: int, steps: int) -> None:
         """After each epoch, when all other callbacks had their say."""
@@ -114,6 +138,9 @@ class FitRun:
 
     def end(self) -> None:
         """After the last epoch, while Keras still holds the data, and after an error."""
+        if context.is_initialized() and (control := context.current().control) is not None:
+            control.forget_stop(self._fit)
+            self._fit = ""
         if self._together is not None:
             self._together.armed = False
         if self._decision is not None and self._decision.joined:
@@ -133,12 +160,14 @@ class FitRun:
         if stops and not self.stops:
             self.stops = True
             everyone = allgather_object(wish, name="who stops", process_set=self.process_set)
-            ranks = [rank for rank, stop in zip(self.process_set.ranks, everyone, strict=True) if stop]
-            job = context.current()
-            if job.topology.rank == self.process_set.ranks[0] and len(ranks) < len(everyone) and prints_at(
-                    job.settings, "WARNING"):
-                say(f"stop_training was set on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} alone: all"
-                    f" ranks stop after {steps} steps")
+            self._tell_who_stops([rank for rank, stop in zip(self.process_set.ranks, everyone, strict=True) if stop],
+                                 steps)
+
+    def _tell_who_stops(self, ranks: Sequence[int], steps: int) -> None:
+        job, all_ranks = context.current(), self.process_set.ranks
+        if job.topology.rank == all_ranks[0] and len(ranks) < len(all_ranks) and prints_at(job.settings, "WARNING"):
+            say(f"stop_training was set on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} alone: all"
+                f" ranks stop after {steps} steps")
 
     def _end_together(self, data: Any) -> None:
         if self.process_set.ranks != global_process_set.ranks:
@@ -199,7 +228,7 @@ def _watch(run: FitRun) -> Any:
             run.end()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.epoch_end(epoch, self._last + 1)
+            run.epoch_end(epoch, self._last + compat.steps_per_execution(run.model))
 
     return Watch()
 

@@ -34,6 +34,7 @@ class Facts:
         validates: Whether there is validation data.
         fingerprint: Stands for the content of arrays; None for other data.
         timers: How many callbacks want the times of all ranks.
+        number: Of this `fit` among those of the rank.
     """
 
     steps: int | None
@@ -44,6 +45,7 @@ class Facts:
     validates: bool = False
     fingerprint: Any = None
     timers: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,15 +188,15 @@ class Together:
         job = context.current()
         if job.control is None:
             return mine
-        patience = job.settings.stall_shutdown + NAMED_WITHIN if job.settings.stall_shutdown else float("inf")
+        longest = patience(job.settings.stall_shutdown)
         try:
-            have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), patience,
+            have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), longest,
                                       given_up=lambda: not self.armed)
         except PeerError:
             if job.control.cause is not None:
                 raise
             raise PeerError(explain(f"All ranks must come to batch {number + 1} of epoch {self._passes} within"
-                                    f" {patience:g} s", "look at what the others do, or raise HVKERAS_STALL_SHUTDOWN",
+                                    f" {longest:g} s", "look at what the others do, or raise HVKERAS_STALL_SHUTDOWN",
                                     rank=job.topology.rank)) from None
         if have and not all(have) and any(have) and not self._told:
             self._told = True
@@ -203,6 +205,11 @@ class Together:
                 say(f"ranks {done} have no batch after the first {number}, ranks {more} have: the epoch ends there on"
                     " all ranks, and what is left is not trained on")
         return all(have) if have else mine
+
+
+def patience(stall_shutdown: float) -> float:
+    """Seconds that a rank waits for the others' word in `fit`: the control server can name a late one before."""
+    return stall_shutdown + NAMED_WITHIN if stall_shutdown else float("inf")
 
 
 def _empty(spec: Any) -> Any:

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from hvkeras import whereabouts
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.clock import Clock
+from hvkeras.control.stops import Stop
 from hvkeras.control.watch import Watch, steps_of
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.network import host_identity
@@ -86,6 +87,7 @@ class ControlClient:
         self._called: set[str] = set()  # plans whose calls the server knows
         self.on_company: Callable[[wire.Message], None] | None = None  # see `hvkeras.company.hear`
         self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.mismatch.refuse`
+        self._stops: dict[str, Stop] = {}
         self._closed = threading.Event()
         self._heard = time.monotonic()
         self._seal = self._prove(secret)
@@ -181,6 +183,27 @@ class ControlClient:
     def _ask_time(self) -> None:
         self._send({"type": "clock", "asked": self.clock.now()})
 
+    def stop_of(self, fit: str) -> Stop:
+        """When a `fit` stops before its end; `ask_to_stop` asks for it.
+
+        Args:
+            fit: Which call of `fit`; the same on all ranks.
+        """
+        return self._stops.setdefault(fit, Stop())
+
+    def ask_to_stop(self, fit: str, ranks: Sequence[int]) -> None:
+        """Says that this rank wants to stop a `fit`.
+
+        Args:
+            fit: Which call.
+            ranks: All ranks that take part in it.
+        """
+        self._send({"type": "stop", "fit": fit, "ranks": list(ranks)})
+
+    def forget_stop(self, fit: str) -> None:
+        """Forgets a `fit` that is over."""
+        self._stops.pop(fit, None)
+
     def start_join(self) -> None:
         """Says that this rank has no more data, and asks to be told what the others do."""
         self._send_beat()
@@ -274,6 +297,10 @@ class ControlClient:
             self._tell_where(message.get("stall"))
         if message["type"] == "in company":
             self._in_company = message["any"]
+        if message["type"] == "stopping":
+            self._send({"type": "come to", "fit": message["fit"], "executions": self.stop_of(message["fit"]).answer()})
+        if message["type"] == "stop after":
+            self.stop_of(message["fit"]).decide(message["executions"], message["wishes"])
         if message["type"] == "refused":
             self._refuse(message["key"], message["text"], message["owed"])
         if message["type"] in ("company", "all joined") and self.on_company is not None:

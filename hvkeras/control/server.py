@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.company import Company
 from hvkeras.control.stalls import Stalls
+from hvkeras.control.stops import Request, Stops
 from hvkeras.control.waits import Waits
 from hvkeras.errors import MachineError, explain
 from hvkeras.network import host_identity
@@ -107,6 +108,7 @@ class ControlServer:
         self._gathers: dict[str, float] = {}
         self._company = Company()
         self._told_busy = False
+        self._stops = Stops()
         self._waits = Waits(self._deadlines.mismatch, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stalls = Stalls(self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
@@ -252,12 +254,21 @@ class ControlServer:
             member.outside, member.doing = message["outside"], message["doing"]
         elif kind == "ended":
             member.ended = True
-        elif kind in ("join", "leave"):
+        else:
+            self._hear_of_work(member, message)
+
+    def _hear_of_work(self, member: Member, message: wire.Message) -> None:
+        kind = message["type"]
+        if kind in ("join", "leave"):
             self._come_or_go(member, kind == "leave")
         elif kind == "joined":
             self._join(member)
         elif kind == "noted":
             self._refused(member, message)
+        elif kind == "stop":
+            self._tell(self._stops.ask(member.rank, message["fit"], message["ranks"]))
+        elif kind == "come to":
+            self._tell(self._stops.hear(member.rank, message["fit"], message["executions"]))
 
     def _refused(self, member: Member, message: wire.Message) -> None:
         text = self._company.confirm(member.rank, message["key"])
@@ -282,9 +293,7 @@ class ControlServer:
         self._keep_company()
 
     def _keep_company(self) -> None:
-        for rank, request in self._company.requests(self._waits):
-            if rank in self._members:
-                self._members[rank].send(request)
+        self._tell(self._company.requests(self._waits))
         if self._company.is_busy != self._told_busy:
             self._told_busy = self._company.is_busy
             self._broadcast({"type": "in company", "any": self._told_busy})
@@ -430,6 +439,11 @@ class ControlServer:
             for member in self._members.values():
                 if key in member.values:
                     member.send({"type": "missing", "key": key, "ranks": missing})
+
+    def _tell(self, requests: Iterable[Request]) -> None:
+        for rank, request in requests:
+            if rank in self._members:
+                self._members[rank].send(request)
 
     def _broadcast(self, message: wire.Message) -> None:
         for member in self._members.values():

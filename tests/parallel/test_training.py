@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,10 @@ def test_callbacks_decide_alike(outcome: Outcome) -> None:
     first = results[0]
     assert 2 < first["epochs"] < 40
     assert first["rate"] < 0.1
-    assert (first["stopped"], first["again"]) == (1, 2), "one rank's wish ends the epoch for all, and only that fit"
+    for epochs, executions in first["stops"]:
+        assert epochs == 2
+        assert executions in (2, 3), "all stop after the execution in which one rank wants to, or after the next"
+    assert first["again"] == 2, "one rank's wish ends only that fit"
 
 
 def test_uneven_data_ends_together(outcome: Outcome) -> None:
@@ -167,7 +171,8 @@ def test_joined_ranks_train_on_all_batches_as_one_process_does(outcome: Outcome)
 def test_the_user_is_told_once(outcome: Outcome) -> None:
     told = outcome.stderr(0)
     assert "the ranks have unlike numbers of batches an epoch (3 on rank 0, 2 on rank 1" in told
-    assert "stop_training was set on rank 1 alone: all ranks stop after 2 steps" in told or "after 4 steps" in told
+    for steps in ("1[45]", "(14|15|18|21)"):  # of one step in an execution, and of three
+        assert re.search(f"stop_training was set on rank 1 alone: all ranks stop after {steps} steps", told)
     assert "ranks that have no more batches go on without weight until all are done" in told
     assert "no batch after the first 3, ranks [0] have" in told
     for rank in range(1, len(outcome.results("stopping"))):

@@ -284,15 +284,27 @@ def stopping() -> dict[str, Any]:
     second.fit(x, y, batch_size=4, epochs=6, verbose=0, callbacks=[plateau])
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        """Has rank 1 stop in its second execution of the second epoch."""
+
+        executions = 0
+
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 1 and hvd.rank() == 1:
+            Stop.executions += 1
+            if Stop.executions == batches // steps + 2 and hvd.rank() == 1:
                 self.model.stop_training = True
 
-    third = compiled(seed=3)
-    stopped = third.fit(x, y, batch_size=4, epochs=5, verbose=0, callbacks=[Stop()]).history
+    stops = []
+    batches = 12
+    for steps in (1, EXECUTION):
+        Stop.executions = 0
+        third = compiled(seed=3, steps_per_execution=steps)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat().take(batches)
+        stopped = third.fit(data.apply(tf.data.experimental.assert_cardinality(batches)), epochs=5, verbose=0,
+                            shuffle=False, callbacks=[Stop()]).history
+        stops.append([len(stopped["loss"]), Stop.executions - batches // steps])
     again = third.fit(x, y, batch_size=4, epochs=2, verbose=0).history
     return {"epochs": len(first["loss"]), "val_loss": first["val_loss"],
-            "rate": float(np.asarray(second.optimizer.learning_rate)), "stopped": len(stopped["loss"]),
+            "rate": float(np.asarray(second.optimizer.learning_rate)), "stops": stops,
             "again": len(again["loss"]), "weights": [np.asarray(one).tolist() for one in patient.get_weights()]}
 
 

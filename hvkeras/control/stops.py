@@ -1,0 +1,129 @@
+"""How one rank's wish to stop training takes effect after the same execution on all ranks.
+
+An execution is one call of Keras's train function. A rank that wants to stop tells the server, which asks all ranks
+that train together to which execution they have come; their channels' threads answer. The most of them is what all
+stop after: nobody has gone on to a later one, and ranks that come to the end of an execution meanwhile wait for the
+word. Steps in which nobody wants to stop exchange nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hvkeras.errors import PeerError, explain
+
+Request = tuple[int, dict[str, Any]]
+LOOK = 0.1  # seconds between two looks at whether the job has ended
+
+
+class Stop:
+    """When one `fit` stops before its end, on this rank.
+
+    Attributes:
+        wishes: The ranks that wanted it, once all ranks know.
+    """
+
+    def __init__(self) -> None:
+        self.wishes: list[int] = []
+        self._changed = threading.Condition()
+        self._begun = 0  # executions
+        self._committed = 0  # executions that this rank will come to in any case
+        self._wanted = self._asked = False
+        self._after: int | None = None
+
+    def begin(self) -> None:
+        """Before each execution."""
+        with self._changed:
+            self._begun += 1
+            self._committed = max(self._committed, self._begun)
+
+    def answer(self) -> int:
+        """Says to which execution this rank has come, when the server asks; it goes to none after that by itself."""
+        with self._changed:
+            self._asked = True
+            return self._committed
+
+    def decide(self, after: int, wishes: Sequence[int]) -> None:
+        """Learns after which execution all ranks stop."""
+        with self._changed:
+            self._after, self.wishes = after, list(wishes)
+            self._changed.notify_all()
+
+    def now(self, wish: bool, ask: Callable[[], None], check: Callable[[], None], patience: float) -> bool:
+        """Whether this rank stops after the execution that has ended.
+
+        Args:
+            wish: Whether it wants to.
+            ask: Tells the server so.
+            check: Raises if the job has ended.
+            patience: Seconds to wait for the word of the server.
+
+        Raises:
+            PeerError: The job has ended, or the ranks have not answered in time.
+        """
+        if wish and not self._wanted:
+            self._wanted = True
+            ask()
+        deadline = time.monotonic() + patience
+        with self._changed:
+            while (self._asked or self._wanted) and self._after is None:
+                check()
+                if time.monotonic() > deadline:
+                    raise PeerError(explain("All ranks must agree when to stop training"
+                                            f" within {patience:g} s", "look at what the others do, or raise"
+                                            " HVKERAS_STALL_SHUTDOWN", executions=self._begun))
+                self._changed.wait(LOOK)
+            if self._after is not None and self._begun >= self._after:
+                return True
+            self._committed = max(self._committed, self._begun + 1)
+            return False
+
+
+class Stops:
+    """The server's side: asks ranks, and tells them the most that they answered."""
+
+    def __init__(self) -> None:
+        self._waited_for: dict[str, set[int]] = {}
+        self._ranks: dict[str, list[int]] = {}
+        self._wishes: dict[str, list[int]] = {}
+        self._most: dict[str, int] = {}
+
+    def ask(self, rank: int, fit: str, ranks: Sequence[int]) -> Iterator[Request]:
+        """A rank wants to stop; asks all who train with it, unless they were asked before.
+
+        Args:
+            rank: The rank.
+            fit: Which call of `fit`.
+            ranks: All ranks in it.
+
+        Yields:
+            A rank, and what to tell it.
+        """
+        self._wishes.setdefault(fit, []).append(rank)
+        if len(self._wishes[fit]) > 1:
+            return
+        self._waited_for[fit], self._ranks[fit], self._most[fit] = set(ranks), list(ranks), 0
+        for one in ranks:
+            yield one, {"type": "stopping", "fit": fit}
+
+    def hear(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
+        """A rank has answered; with the last answer all are told.
+
+        Args:
+            rank: The rank.
+            fit: Which call of `fit`.
+            executions: To which it has come.
+
+        Yields:
+            A rank, and what to tell it.
+        """
+        self._most[fit] = max(self._most[fit], executions)
+        self._waited_for[fit].discard(rank)
+        if not self._waited_for[fit]:
+            del self._waited_for[fit]
+            after = self._most.pop(fit)
+            for one in self._ranks.pop(fit):
+                yield one, {"type": "stop after", "fit": fit, "executions": after, "wishes": sorted(self._wishes[fit])}
