@@ -29,6 +29,7 @@ from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.launcher.arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.check_build import verdict
 from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.screen import Screen
 from hvkeras.projection import arguments as projection
 from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
@@ -103,14 +104,14 @@ def compare(arguments: Sequence[str]) -> int:
                                  f"write them before {flags.command[0]}, or -- before it if the command shall get them",
                                  behind_the_command=" ".join(flags.behind_command)))
     projection.require_sense(flags)
-    made = comparison_of(flags, Console(stderr=True, highlight=False), shlex.join(flags.command))
+    made = comparison_of(flags, Screen(), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {made.folder}")
     _print_last_words(made, Console(stderr=True, highlight=False, soft_wrap=True))
     return int(made.failed)
 
 
-def comparison_of(flags: argparse.Namespace, screen: Console, title: str) -> Comparison:
+def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comparison:
     """Makes the comparison that flags ask for, and writes the report.
 
     Args:

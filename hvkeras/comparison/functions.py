@@ -18,6 +18,7 @@ from hvkeras.comparison.sentences import sentences
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
 from hvkeras.launcher.placement import place
+from hvkeras.launcher.screen import screen
 from hvkeras.report.charts import missing
 from hvkeras.report.page import fragment
 
@@ -44,7 +45,8 @@ class ComparisonResult:
     def table(self) -> str:
         """The table that `hvkeras compare` prints, with what its columns are."""
         screen = io.StringIO()
-        print_table(self._comparison, Console(file=screen, highlight=False, soft_wrap=True, width=WIDEST))
+        print_table(self._comparison, Console(file=screen, highlight=False, soft_wrap=True, width=WIDEST,
+                                                force_jupyter=False))  # else rich shows it in the cell
         return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
 
     def __repr__(self) -> str:
@@ -104,6 +106,5 @@ def compare(
     remote = not all(host.local for host in place(max(sizes, default=1), hosts, None))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
         flags.command = command_of(func, args, kwargs, Path(folder).absolute())
-        screen = Console(stderr=True, highlight=False, force_jupyter=False)
-        made = comparison_of(flags, screen, f"{getattr(func, '__qualname__', repr(func))}()")
+        made = comparison_of(flags, screen(), f"{getattr(func, '__qualname__', repr(func))}()")
     return ComparisonResult(made)

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from hvkeras.comparison.result import ONE_PROCESS, Result, result, weight_difference
 from hvkeras.comparison.rows import Row
+from hvkeras.launcher.screen import Screen
 from hvkeras.launcher.trial import Trial
 from hvkeras.launcher.verdict import TAIL_LINES
 from hvkeras.record import WEIGHTS, Record
@@ -75,7 +74,7 @@ class Runs:
     """
 
     def __init__(self, trials: Sequence[Trial], problems: Mapping[Job, str], flags: argparse.Namespace,
-                 screen: Console) -> None:
+                 screen: Screen) -> None:
         self._trials, self._problems, self._flags, self._screen = trials, problems, flags, screen
         self._seconds: dict[Job, float] = {}
         self._failed: set[Job] = set()

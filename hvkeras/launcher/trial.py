@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-
 from hvkeras.launcher.parent import ends_with_parent
+from hvkeras.launcher.screen import Screen
 from hvkeras.launcher.verdict import root_cause
-from hvkeras.output import in_notebook
 
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and the other orders that a terminal takes
 TICK = 0.1  # seconds between two looks at a job
 END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts; it needs about 30 at most
 
@@ -71,7 +69,8 @@ class Trial:
             return ""
         with paths[0].open("rb") as file:
             file.seek(max(0, paths[0].stat().st_size - 4096))
-            states = re.split(r"[\r\n\b]+", file.read().decode(errors="replace"))
+            text = _COLOURS.sub("", file.read().decode(errors="replace"))
+        states = re.split(r"[\r\n\b]+", text)
         return next((state.strip() for state in reversed(states) if state.strip()), "")
 
     def _of_rank_0(self) -> list[Path]:
@@ -83,13 +82,13 @@ class Trial:
         for path in [*self.folder.glob("rank.*/std*"), self.folder / "stdout", self.folder / "stderr"]:
             path.unlink(missing_ok=True)
 
-    def run(self, timeout: float, heading: str, screen: Console, verbose: bool, expected: float | None = None) -> str:
+    def run(self, timeout: float, heading: str, screen: Screen, verbose: bool, expected: float | None = None) -> str:
         """Runs the job to its end.
 
         Args:
             timeout: Seconds that it may take.
             heading: What its line of progress begins with.
-            screen: Where progress is shown, if it is a terminal.
+            screen: Where progress is shown.
             verbose: Whether the ranks' output is shown instead.
             expected: Seconds that this job and all after it are expected to take, where that is known.
 
@@ -97,8 +96,7 @@ class Trial:
             Why it failed, or "".
         """
         self.clear()
-        line = _Cell if in_notebook() else _Progress
-        view = _Verbose(self, heading, screen) if verbose else line(self, heading, screen, expected)
+        view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen, expected)
         try:
             code = watch(hvkeras_run(self.arguments), self.environment, self.folder, timeout, view.update)
         finally:
@@ -162,34 +160,24 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Progress:
-    """A line that moves while the job runs, and stays when it is over; nothing where there is no terminal."""
+    """A line that moves while the job runs, and stays when it is over."""
 
-    def __init__(self, trial: Trial, heading: str, screen: Console, expected: float | None) -> None:
+    def __init__(self, trial: Trial, heading: str, screen: Screen, expected: float | None) -> None:
         self._trial, self._heading, self._screen, self._expected = trial, heading, screen, expected
-        self._status = screen.status(escape(heading)) if screen.is_terminal else None
         self._seconds = 0.0
-        if self._status is not None:
-            self._status.start()
+        screen.move(heading, "")
 
     def update(self, seconds: float) -> None:
         """Shows the time that has passed, and what rank 0 says."""
         self._seconds = seconds
-        if self._status is not None:
-            title, said = self._state(self._screen.width - 6)
-            self._status.update(f"{escape(title)}  [dim]{escape(said)}[/dim]")
-
-    def close(self) -> None:
-        """Leaves the time that the job took."""
-        if self._status is not None:
-            self._status.stop()
-            self._screen.print(self._title(), markup=False)
-
-    def _state(self, width: int) -> tuple[str, str]:
-        """How far the comparison is, and what rank 0 says."""
         title = self._title()
         if self._expected is not None:
             title += f", about {minutes(max(0.0, self._expected - self._seconds))} left"
-        return title, self._trial.last_line()[:max(0, width - len(title))]
+        self._screen.move(title, self._trial.last_line())
+
+    def close(self) -> None:
+        """Leaves the time that the job took."""
+        self._screen.stay(self._title())
 
     def _title(self) -> str:
         return f"{self._heading}  {minutes(self._seconds)}"
@@ -200,29 +188,13 @@ def minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-class _Cell(_Progress):
-    """The same in a notebook's cell, where a carriage return begins the line anew."""
-
-    WIDTH = 99
-
-    def update(self, seconds: float) -> None:
-        """Shows the state once a second."""
-        if int(seconds) != int(self._seconds):
-            self._seconds = seconds
-            print("\r" + "  ".join(self._state(self.WIDTH - 2)).ljust(self.WIDTH), end="", flush=True)
-
-    def close(self) -> None:
-        """Leaves the time that the job took."""
-        print("\r" + self._title().ljust(self.WIDTH), flush=True)
-
-
 class _Verbose:
     """The job's output as it comes."""
 
-    def __init__(self, trial: Trial, heading: str, screen: Console) -> None:
+    def __init__(self, trial: Trial, heading: str, screen: Screen) -> None:
         self._trial = trial
         self._shown = {"stdout": 0, "stderr": 0}
-        screen.print(heading, markup=False)
+        screen.say(heading)
 
     def update(self, _: float) -> None:
         """Prints what is new."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -136,40 +137,55 @@ def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> N
     assert not list((tmp_path / "out").rglob(WEIGHTS))
 
 
-def trained() -> Callable[[float], None]:
-    """A function that travels by value."""
+TRAIN = """
+import hvkeras as hvd
 
-    def train(rate: float) -> None:
-        import keras
-        import numpy
-
-        import hvkeras as hvd
-
-        hvd.init()
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
-        model.fit(numpy.ones((120, 4)), numpy.ones((120, 1)), batch_size=8, verbose=0)
-
-    return train
+def train(rate):
+    import keras
+    import numpy
+    import hvkeras as hvd
+    hvd.init()
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
+    model.fit(numpy.ones((120, 4)), numpy.ones((120, 1)), batch_size=8, verbose=0)
+"""
 
 
-class Cell(io.StringIO):
-    """Takes what is printed, as a notebook's cell does."""
+def outputs(folder: Path, *cells: str) -> list[tuple[list[dict[str, Any]], int]]:
+    """What cells leave in a notebook, and how often outputs changed, in a real kernel."""
+    pytest.importorskip("ipykernel")
+    (folder / "cells.json").write_text(json.dumps(cells))
+    environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
+    done = subprocess.run([sys.executable, WORKERS / "in_notebook.py", "cells.json"], cwd=folder, env=environment,
+                          capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    found: list[tuple[list[dict[str, Any]], int]] = json.loads(done.stdout)
+    return found
 
-    __module__ = "ipykernel.iostream"
+
+def test_a_notebook_keeps_one_output_of_a_comparison_that_moves(tmp_path: Path) -> None:
+    wait = "result = hvd.compare(time.sleep, (1.2,), backends='native,tfdist', baseline=False, out='out')"
+    _, [[progress], changes], [later, _], [[table, shown], _] = outputs(
+        tmp_path, "import time\nimport hvkeras as hvd", wait, "time.sleep(0.5)", "print(result.table())\nresult")
+    assert progress["kind"] == "display_data"
+    assert [re.sub(r"\d+:\d\d", "", line) for line in progress["data"]["text/plain"].splitlines()] == [
+        "[1/2] native  ", "[2/2] tfdist  "]
+    assert changes > 3, "it moves"
+    assert not later, "nothing moves when it is over"
+    assert table["data"].startswith("sleep(), on 2 processes") and "left no record" in table["data"]
+    assert shown["data"]["text/plain"] + "\n" == table["data"] and "sleep()" in shown["data"]["text/html"]
 
 
 @pytest.mark.slow
-def test_a_function_is_compared_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", cell := Cell())
-    made = hvd.compare(trained(), args=(0.01,), np=2, backends="native", baseline=False, out=tmp_path)
-    (row,) = made.rows
+def test_a_function_is_compared_in_a_notebook(tmp_path: Path) -> None:
+    _, [[progress, shown], changes] = outputs(
+        tmp_path, TRAIN, "hvd.compare(train, (0.01,), backends='native', baseline=False, out='out')")
+    assert progress["data"]["text/plain"].startswith("[1/1] native  0:") and changes > 1
+    assert shown["data"]["text/html"].count("<svg role=") == 3  # no scaling without a baseline
+    (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
     assert (row["backend"], row["failure"], row["steps_timed"], row["scaling_efficiency"]) == ("native", "", 9, None)
-    assert made.table().startswith("trained.<locals>.train(), on 2 processes")
-    assert made._repr_html_().count("<svg role=") == 3  # no scaling without a baseline
-    assert cell.getvalue().startswith("\r[1/1] native  0:01") and cell.getvalue().endswith("\n")
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "report.html", "results.json", "native", "step_times.png", "time_split.png", "loss.png"}
 
 

@@ -1,0 +1,92 @@
+"""Where the progress of a comparison is shown: a line of a terminal that moves, or one output of a notebook's cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from hvkeras.output import in_notebook
+
+
+class Screen:
+    """A terminal; without one only what is to be said comes out, and nothing that moves.
+
+    Args:
+        console: What it prints to; standard error by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False, force_jupyter=False)
+        self._status: Status | None = None
+
+    def move(self, title: str, said: str) -> None:
+        """Shows how far it is, in place of what the last call showed.
+
+        Args:
+            title: What runs, and for how long.
+            said: What it has printed last; it is cut where there is no room.
+        """
+        if not self.console.is_terminal:
+            return
+        room = max(0, self.console.width - 6 - len(title))
+        text = f"{escape(title)}  [dim]{escape(said[:room])}[/dim]"
+        if self._status is None:
+            self._status = self.console.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def stay(self, title: str) -> None:
+        """Leaves a last line in the place of those that moved."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+            self.say(title)
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        self.console.print(line, markup=False)
+
+
+class Cell(Screen):
+    """A notebook's cell: one output, which changes about once a second; the notebook keeps its last state alone."""
+
+    WIDTH = 99
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[str] = []  # that stay
+        self._shown = ""
+        self._display: Any = None
+
+    def move(self, title: str, said: str) -> None:
+        """Shows how far it is, once for each second that the title tells, and what is said then."""
+        if title != self._shown:
+            self._shown = title
+            self._show(f"{title}  {said}"[:self.WIDTH])
+
+    def stay(self, title: str) -> None:
+        """Leaves a last line in the place of those that moved."""
+        self._lines.append(title)
+        self._show()
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        print(line, flush=True)
+
+    def _show(self, *moving: str) -> None:
+        from IPython.display import display
+
+        content = {"text/plain": "\n".join([*self._lines, *moving])}
+        if self._display is None:
+            self._display = display(content, raw=True, display_id=True)
+        else:
+            self._display.update(content, raw=True)
+
+
+def screen() -> Screen:
+    """The screen of this process."""
+    return Cell() if in_notebook() else Screen()
