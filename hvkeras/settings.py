@@ -172,6 +172,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("run_local_size", int, None, "Ranks on this host, set by `hvkeras run`.", internal=True),
     Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
     Setting("run_commits", _switch, False, "Whether `hvkeras run` removes the commits of hvd.elastic.", internal=True),
+    Setting("horovod_numbers", str, "", "Who has set HOROVOD_RANK and the like, where that was not horovodrun.",
+            internal=True),
     Setting("record", str, "", "Folder that ranks write their record to, set by `hvkeras compare`.", internal=True),
 )
 

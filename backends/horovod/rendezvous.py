@@ -15,6 +15,7 @@ from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Start
 from hvkeras.common.util import env
 from hvkeras.errors import MachineError, explain
+from hvkeras.launch_environments.horovod_numbers import numbers_of_topology
 from hvkeras.network import LOOPBACK, interface_of
 from hvkeras.topology import topology_from_hosts
 
@@ -50,13 +51,7 @@ class GlooRendezvous:
         mine = [address, self._server.server_address[1] if self._server is not None else 0]
         host, port = start.control.gather("gloo rendezvous", mine, start.settings.start_timeout)[0]
         self.variables = {
-            "HOROVOD_RANK": str(topology.rank),
-            "HOROVOD_SIZE": str(topology.size),
-            "HOROVOD_LOCAL_RANK": str(topology.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(topology.local_size),
-            "HOROVOD_CROSS_RANK": str(topology.cross_rank),
-            "HOROVOD_CROSS_SIZE": str(topology.cross_size),
-            "HOROVOD_HOSTNAME": topology.host,
+            **numbers_of_topology(topology),
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from hvkeras import as_horovod
 from hvkeras.errors import UsageError, explain
+from hvkeras.launch_environments import detect_launch
+from hvkeras.launch_environments.horovod_numbers import numbers_of_launch
 
 USAGE = "usage: python -m hvkeras.as_horovod [-m MODULE | SCRIPT.py] ..."
 
@@ -26,6 +29,8 @@ def main(arguments: list[str]) -> None:
         print(USAGE)
         return
     os.environ.update(as_horovod.environment(os.environ))
+    with contextlib.suppress(UsageError):  # init() tells it
+        os.environ.update(numbers_of_launch(detect_launch()))
     as_horovod.install()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]

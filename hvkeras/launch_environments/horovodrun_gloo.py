@@ -16,15 +16,18 @@ LOCAL_PROCESS_COUNT = "HOROVOD_LOCAL_SIZE"
 STORE_HOST = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 STORE_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 ELASTIC = "HOROVOD_ELASTIC"
+SET_BY = "HVKERAS_HOROVOD_NUMBERS"
 _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, STORE_HOST, STORE_PORT)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a rank of `horovodrun --gloo` by every variable that is read here.
 
-    Some of them that tell of one rank alone are no launch: scripts of one process set them for themselves.
+    Some of them that tell of one rank alone are no launch: scripts of one process set them for themselves. Nor are
+    those that hvkeras has set for a rank of another launcher, and that what the rank starts has inherited.
     """
-    if environ.get(PROCESS_COUNT, "").strip() == "1" and not environ.get(STORE_HOST, "").strip():
+    has_store = any(environ.get(name, "").strip() for name in (STORE_HOST, STORE_PORT))
+    if not has_store and (environ.get(PROCESS_COUNT, "").strip() == "1" or environ.get(SET_BY)):
         return None
     if not is_launched_by(LAUNCHER, environ, _ALL, _ALL):
         return None

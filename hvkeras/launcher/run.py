@@ -15,6 +15,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer, Deadlines
 from hvkeras.errors import explain
 from hvkeras.launch_environments import hvkeras_run, tf_config
+from hvkeras.launch_environments.horovod_numbers import announced, named
 from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
@@ -213,11 +214,18 @@ class Launcher:
             "ranks": [{"rank": rank, "command": list(self._job.command),
                        "environment": {hvkeras_run.PROCESS_ID: str(rank),
                                        hvkeras_run.LOCAL_PROCESS_ID: str(local_rank),
+                                       **self._numbers(host, rank, local_rank),
                                        **(tf_config.worker_variables(self._workers, rank, environment)
                                           if self._workers else {})},
                        "terminal": self._job.terminal if rank == 0 else None}
                       for local_rank, rank in enumerate(host.ranks)],
         }
+
+    def _numbers(self, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
+        """A rank's numbers under Horovod's names."""
+        column = [each.name for each in self._job.hosts if len(each.ranks) > local_rank]
+        return announced(hvkeras_run.LAUNCHER, named(rank, self._job.size, local_rank, len(host.ranks),
+                                                     column.index(host.name), len(column), host.name))
 
     async def _listen(self, agent: HostAgent, order: dict[str, Any]) -> None:
         await agent.run(order)

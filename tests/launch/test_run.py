@@ -88,6 +88,17 @@ def test_flags_that_are_settings_reach_the_ranks(tmp_path: Path) -> None:
     assert done.stdout == "[0] tfdist 9.0 lo\n"
 
 
+def test_what_a_rank_starts_by_itself_is_no_rank_of_horovodrun(tmp_path: Path) -> None:
+    code = """
+import subprocess
+own = {name: value for name, value in os.environ.items() if not name.startswith("HVKERAS_RUN_")}
+child = "from hvkeras.launch_environments import detect_launch; print(detect_launch())"
+print(os.environ["HOROVOD_RANK"], subprocess.run([sys.executable, "-c", child], env=own, text=True, stdout=-1).stdout)
+"""
+    done = run(["-np", "1", *python(code)], tmp_path)
+    assert done.stdout.startswith("[0] 0 Launch(launcher='none', rank=0, size=1,"), done.stderr
+
+
 def test_what_the_user_set_stays(tmp_path: Path) -> None:
     done = run(["-np", "1", *python("print(os.environ['TF_CPP_MIN_LOG_LEVEL'])")], tmp_path,
                env={"TF_CPP_MIN_LOG_LEVEL": "1"})

@@ -48,9 +48,13 @@ def test_ranks_spread_over_hosts_in_order(tmp_path: Path, fake_ssh: Path) -> Non
 
 
 def test_the_environment_reaches_other_hosts_but_not_what_is_their_own(tmp_path: Path, fake_ssh: Path) -> None:
-    code = "print(*(os.environ.get(name) for name in ('MINE', 'SSH_AUTH_SOCK', 'ONLY_THERE')))"
-    done = run(two_hosts(*python(code)), tmp_path, env={"MINE": "a b'c", "SSH_AUTH_SOCK": "/here"}, path=fake_ssh)
-    assert sorted(done.stdout.splitlines()) == ["[0] a b'c /here None", "[1] a b'c None yes", "[2] a b'c None yes"]
+    names = ["MINE", "SSH_AUTH_SOCK", "ONLY_THERE", *(f"HOROVOD_{name}" for name in (
+        "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"))]
+    done = run(two_hosts(*python(f"print(*(os.environ.get(name) for name in {names}))")), tmp_path,
+               env={"MINE": "a b'c", "SSH_AUTH_SOCK": "/here"}, path=fake_ssh)
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] a b'c /here None 0 3 0 1 0 2 localhost", "[1] a b'c None yes 1 3 0 2 1 2 node2",
+        "[2] a b'c None yes 2 3 1 2 0 1 node2"]
 
 
 def test_ssh_gets_port_and_key_and_neither_secret_nor_environment(tmp_path: Path, fake_ssh: Path) -> None:

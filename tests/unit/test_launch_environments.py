@@ -13,6 +13,7 @@ import pytest
 
 from hvkeras.errors import UsageError
 from hvkeras.launch_environments import Launch, Rendezvous, describe_cluster, detect_launch
+from hvkeras.launch_environments.horovod_numbers import numbers_of_launch
 
 BIN = Path(sys.executable).parent
 
@@ -94,6 +95,22 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
         "srun on one node", "sbatch script"])
 def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) -> None:
     assert detect_launch(environ) == launch
+
+
+@pytest.mark.parametrize(("environ", "numbers"), [
+    ({}, ""), (HOROVODRUN_GLOO, ""), (OPEN_MPI, "1 2 1 2 0 1"), (tf_config(TWO_WORKERS, index=1), "1 2 0 1 1 2"),
+    (SLURM_STEP, "3 4 1"),
+])
+def test_numbers_have_horovods_names_and_are_no_launch(environ: dict[str, str], numbers: str) -> None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    launch = detect_launch(environ)
+    found = numbers_of_launch(launch)
+    expected = dict(zip((f"HOROVOD_{name}" for name in names), numbers.split(), strict=False))
+    assert {name: value for name, value in found.items() if name in expected} == expected
+    assert ("HOROVOD_HOSTNAME" in found) == bool(numbers)
+    assert detect_launch(found) == Launch("none")
+    assert detect_launch({**environ, **found}) == launch
+    assert detect_launch({**HOROVODRUN_GLOO, **found}).launcher == "horovodrun (Gloo)"
 
 
 def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
@@ -185,6 +202,8 @@ SEVERAL = {
     "TF_CONFIG for one worker": (tf_config({"worker": ["a:1"]}), "TF_CONFIG", 1),
     "`mpirun -np 1`": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpirun (Open MPI)", 1),
     "HOROVOD_RANK=0 and HOROVOD_SIZE=1 alone": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, "none", 1),
+    "a process that a rank starts, with its HOROVOD_RANK alone": (numbers_of_launch(detect_launch(OPEN_MPI)), "none",
+                                                                  1),
 }
 
 
