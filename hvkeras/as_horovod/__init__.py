@@ -2,6 +2,7 @@
 
 `hvkeras run --as-horovod` and `python -m hvkeras.as_horovod script.py` do so for the script and for all Python
 processes that it starts, by a `sitecustomize` of ours on PYTHONPATH. The backend `horovod` still finds Horovod itself.
+On Keras 3, scripts may go on in the ways of Keras 2 that it has dropped (`hvkeras.compat.keras_2`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
-from hvkeras.as_horovod.keras_2 import hint_for
+import wrapt
 
 SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
-Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+_KERAS_2 = "hvkeras.as_horovod.keras_2"
+# Modules of Keras 3 that get Keras 2's ways, once they are imported: those of `hvkeras.compat.keras_2.MODULES`, which
+# cannot be imported here, where TensorFlow may not be needed.
+_OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
+             "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer", "keras.src.legacy.backend")
 
 
 class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -34,7 +39,6 @@ class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.aside = False
         self.lock = threading.RLock()
         self.of_horovod: dict[str, ModuleType] = {}
-        self.hook: Hook = sys.excepthook
         self._specs: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
@@ -72,7 +76,8 @@ def install() -> None:
     if not is_installed():
         _twins.of_horovod.update(_taken_out())
         sys.meta_path.insert(0, _twins)
-        _twins.hook, sys.excepthook = sys.excepthook, _hinting(sys.excepthook)
+        for name in _OF_KERAS:
+            wrapt.register_post_import_hook(f"{_KERAS_2}:take_over", name)
 
 
 def is_installed() -> bool:
@@ -84,7 +89,8 @@ def uninstall() -> None:
     """Takes back what `install` did."""
     if is_installed():
         sys.meta_path.remove(_twins)
-        sys.excepthook = _twins.hook
+        if _KERAS_2 in sys.modules:
+            sys.modules[_KERAS_2].give_back()
         _taken_out()
         sys.modules.update(_twins.of_horovod)
         _twins.of_horovod.clear()
@@ -124,17 +130,6 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
     return {**environ, "PYTHONPATH": os.pathsep.join([str(SITE), *paths])}
-
-
-def _hinting(hook: Hook) -> Hook:
-    """Says, after what Python says of an exception, what to write instead of a way of Keras 2."""
-    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        hook(kind, error, trace)
-        hint = hint_for(error)
-        if hint:
-            print(hint, file=sys.stderr)
-
-    return shown
 
 
 def _is_horovod(name: str) -> bool:

@@ -1,31 +1,39 @@
-"""What to write instead of Keras 2's ways, which Keras 3 refuses in words of its own."""
+"""Has Keras 3 take Keras 2's ways, which scripts for Horovod go, and says so once."""
 
 from __future__ import annotations
 
-import sys
+import functools
+from typing import Any
 
-_LEGACY = "or set TF_USE_LEGACY_KERAS=1, with tf_keras installed"
-
-# What Keras 3 says, and what its users shall do.
-_HINTS = (
-    ("'experimental_run_tf_function'", "leave experimental_run_tf_function out of compile()"),
-    ("not recognized: {'lr'", "write learning_rate= instead of lr="),
-    ("has no attribute 'lr'", "write optimizer.learning_rate instead of optimizer.lr"),
-    ("has no attribute '_create_all_weights'", "write optimizer.build(variables)"),
-    ("'list' object is not callable", "if this is optimizer.variables(), write optimizer.variables"),
-)
+from hvkeras import as_horovod
+from hvkeras.compat import keras_2
+from hvkeras.errors import UsageError
+from hvkeras.launch_environments import detect_launch
+from hvkeras.output import prints_at, say
+from hvkeras.settings import Settings
 
 
-def hint_for(error: BaseException) -> str:
-    """A sentence for an exception of Keras 3 that a script for Keras 2 has met; "" for all others.
+def take_over(module: Any) -> None:
+    """Gives what a module of Keras 3 defines Keras 2's ways as well, while `import horovod` means hvkeras.
 
     Args:
-        error: The exception.
-
-    Returns:
-        `HINT: <fix>.`, or "".
+        module: The module, just imported.
     """
-    if "keras" not in sys.modules or not isinstance(error, (TypeError, ValueError, AttributeError)):
-        return ""
-    hint = next((hint for text, hint in _HINTS if text in str(error)), "")
-    return f"HINT: {hint}, {_LEGACY}." if hint else ""
+    if as_horovod.is_installed():
+        keras_2.take_over(module, _say_once)
+
+
+def give_back() -> None:
+    """Makes Keras 3 again what it was."""
+    keras_2.give_back()
+
+
+@functools.cache
+def _say_once() -> None:
+    """Says on rank 0, when a script first goes one of the ways, which there are."""
+    try:
+        speaks = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
+    except UsageError:
+        return  # init() tells it
+    if speaks:
+        say(f"this script goes ways of Keras 2, and Keras 3 takes them here: {', '.join(keras_2.WAYS)} (--as-horovod)")

@@ -41,14 +41,29 @@ def told(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in re.findall(r"OLD (\{.*?\})$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=pytest.mark.slow), "native"])
-def test_the_launcher_has_the_flag(backend: str, tmp_path: Path) -> None:
+def require_ways_of_keras_2(found: list[dict[str, Any]], legacy: bool) -> None:
+    for rank in found:
+        ways = rank["ways"]
+        places, same = ways.pop("places"), ways.pop("same")
+        assert places == list(range(len(places)))
+        assert all(same)
+        assert ways.pop("slots") == 9 + (not legacy)  # of Adam; the rate is a variable of Keras 3
+        assert ways == {"rate": 0.5, "assigned": 0.25, "set": 0.125, "apart": False, **({} if legacy else {"lr=": 0.5})}
+
+
+@pytest.mark.parametrize(("backend", "legacy"), [
+    ("native", False), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+        ("horovod", False), ("tfdist", False), ("native", True), ("horovod", True), ("tfdist", True))),
+])
+def test_the_launcher_has_the_flag(backend: str, legacy: bool, tmp_path: Path) -> None:
     done = run(["--as-horovod", "-np", "2", "--backend", backend, sys.executable, str(OLD), "--epochs", "3"],
-               tmp_path, {"HOROVOD_CYCLE_TIME": "2"})
+               tmp_path, {"HOROVOD_CYCLE_TIME": "2", "TF_USE_LEGACY_KERAS": str(int(legacy))})
     assert done.returncode == 0, done.stderr
     require_same(told(done.stdout), ["--epochs", "3"])
+    require_ways_of_keras_2(told(done.stdout), legacy)
+    assert done.stderr.count("goes ways of Keras 2") == (not legacy)
     assert done.stderr.count("the ranks did not start this fit from the same weights") == 1
-    assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend == "native")
+    assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend != "horovod")
 
 
 @pytest.mark.slow  # `of_both` starts a script in this way too
@@ -142,21 +157,6 @@ def test_the_environments_own_sitecustomize_runs_as_well(tmp_path: Path) -> None
     done = python("-c", "import horovod; print(horovod.__name__)", folder=tmp_path, **paths)
     assert (done.stdout, done.stderr) == ("mine\nhvkeras\n", "")
     assert as_horovod.environment(paths) == paths
-
-
-@pytest.mark.parametrize(("code", "hint"), [
-    ("keras.optimizers.SGD(lr=0.1)", "write learning_rate= instead of lr="),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("keras.optimizers.SGD(0.1).lr", "write optimizer.learning_rate"),
-        ("keras.optimizers.SGD(0.1).variables()", "if this is optimizer.variables(), write optimizer.variables"),
-        ("keras.Sequential().compile(experimental_run_tf_function=False)", "leave experimental_run_tf_function out"))),
-])
-def test_ways_of_keras_2_are_told_those_of_keras_3(code: str, hint: str, tmp_path: Path) -> None:
-    (tmp_path / "old.py").write_text(f"import horovod\nimport keras\n{code}\n")
-    done = python("-m", "hvkeras.as_horovod", "old.py", folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"HINT: {hint}")
-    assert "TF_USE_LEGACY_KERAS=1" in done.stderr
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""A script as Horovod's users have them; it knows nothing of hvkeras."""
+"""A script as Horovod's users have them: `fit`, loops of their own, elastic training; it knows nothing of hvkeras."""
 
 import json
+import os
 import subprocess
 import sys
 
-import horovod.tensorflow.keras as hvd
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
@@ -12,40 +14,141 @@ from horovod.common.util import env
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 
+announced = [int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK",
+                                                             "CROSS_SIZE")]
 hvd.init()
-x = np.random.default_rng(hvd.rank()).normal(size=(32, 8)).astype("float32")
-y = x.sum(axis=1, keepdims=True)
-model = tf.keras.Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(1)])
-optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01 * hvd.size()), compression=Compression.none)
-model.compile(optimizer=optimizer, loss="mse")
-callbacks = [
-    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    hvd.callbacks.MetricAverageCallback(),
-    hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.01 * hvd.size(), warmup_epochs=1, verbose=0),
-]
-model.fit(x, y, batch_size=8, steps_per_epoch=1, verbose=0)  # before any broadcast, as Horovod's elastic examples do
-state = hvd.elastic.KerasState(model, epoch=0)
-callbacks += [hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, None)]
+assert announced == [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+found = {}
+x = np.random.default_rng(hvd.rank()).normal(size=(64, 4)).astype("float32")
+y = (x.sum(axis=1) > 0).astype("int64")
+dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8)
+loss = tf.losses.SparseCategoricalCrossentropy()
 
 
-@hvd.elastic.run
-def train(state):
-    model.fit(x, y, batch_size=8, epochs=2 - state.epoch, callbacks=callbacks, verbose=0)
+def make_model():
+    return tf.keras.Sequential([tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dropout(0.25),
+                                tf.keras.layers.Dense(2, activation="softmax")])
 
 
-train(state)
-assert (state.epoch, mpi_ops.size()) == (2, hvd.size())
+def flat(model):
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()]).tolist()
+
+
+def trained_by_fit():
+    model, rate = make_model(), 0.001 * hvd.size()
+    optimizer = hvd_keras.DistributedOptimizer(tf.optimizers.Adam(rate), backward_passes_per_step=1,
+                                               average_aggregated_gradients=True)
+    model.compile(loss=loss, optimizer=optimizer, metrics=["accuracy"], experimental_run_tf_function=False)
+    callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback(),
+                 hvd_keras.callbacks.LearningRateWarmupCallback(initial_lr=rate, warmup_epochs=1, verbose=1)]
+    if hvd.rank() == 0:
+        callbacks.append(tf.keras.callbacks.ModelCheckpoint("./checkpoint-{epoch}.h5"))
+    model.fit(dataset, steps_per_epoch=4 // hvd.size(), callbacks=callbacks, epochs=2,
+              verbose=1 if hvd.rank() == 0 else 0)
+    return model
+
+
+def trained_by_a_loop(compression):
+    model, optimizer = make_model(), tf.optimizers.Adam(0.001 * hvd.size())
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+
+    @tf.function
+    def step(images, labels, first_batch):
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images, training=True))
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        if first_batch:
+            hvd.broadcast_variables(model.variables, root_rank=0)
+            hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+        return value
+
+    for batch, (images, labels) in enumerate(dataset.take(3)):
+        value = step(images, labels, batch == 0)
+    if hvd.rank() == 0:
+        checkpoint.save("./checkpoints")
+    found["slots"] = len(optimizer.variables())
+    assert np.isfinite(value)
+    return model
+
+
+def trained_by_elastic_fit():
+    model, rate = make_model(), 0.001 * hvd.size()
+    model.compile(loss=loss, optimizer=hvd_keras.DistributedOptimizer(tf.optimizers.Adam(rate)), metrics=["accuracy"],
+                  experimental_run_tf_function=False)
+    model.fit(dataset, steps_per_epoch=1, epochs=1, callbacks=None, verbose=0)
+    state = hvd_keras.elastic.KerasState(model, batch=0, epoch=0)
+
+    def on_state_reset():
+        tf.keras.backend.set_value(state.model.optimizer.lr, 0.5 * rate)
+
+    state.register_reset_callbacks([on_state_reset])
+    on_state_reset()
+    found["rate"] = round(float(tf.keras.backend.get_value(model.optimizer.lr)) / rate, 6)
+    callbacks = [hvd_keras.elastic.UpdateEpochStateCallback(state), hvd_keras.elastic.UpdateBatchStateCallback(state),
+                 hvd_keras.elastic.CommitStateCallback(state)]
+
+    @hvd_keras.elastic.run
+    def train(state):
+        state.model.fit(dataset, steps_per_epoch=2, epochs=2 - state.epoch, callbacks=callbacks, verbose=0)
+
+    train(state)
+    return model
+
+
+def trained_by_an_elastic_loop():
+    model, optimizer = make_model(), tf.optimizers.SGD(0.01 * hvd.size())
+
+    @tf.function
+    def step(images, labels, allreduce=True):
+        with tf.GradientTape() as tape:
+            value = tf.losses.sparse_categorical_crossentropy(labels, model(images, training=True))
+        if allreduce:
+            tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for images, labels in dataset.take(1):
+        step(images, labels, allreduce=False)
+
+    @hvd.elastic.run
+    def train(state):
+        for images, labels in dataset.skip(state.batch).take(2):
+            step(images, labels)
+            state.batch += 1
+            state.commit()
+
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, seconds=[])
+    state.register_reset_callbacks([lambda: optimizer.lr.assign(0.01 * hvd.size())])
+    with tf.device("CPU"):
+        train(state)
+    optimizer.lr.assign(0.25)
+    found["assigned"] = float(optimizer.lr)
+    optimizer.lr = 0.125
+    found["set"] = float(optimizer.learning_rate)
+    return model
+
+
+models = [trained_by_fit(), trained_by_a_loop(Compression.none), trained_by_elastic_fit(),
+          trained_by_an_elastic_loop()]
+variables = models[0].variables
+names = {variable.ref(): place for place, variable in enumerate(variables)}
+found["places"] = [names[variable.ref()] for variable in variables]
+found["same"] = [one.ref().deref() is one for one in variables]
+if not tf.keras.__name__.startswith("tf_keras"):  # there only `optimizers.legacy` takes it
+    found["lr="] = float(tf.optimizers.SGD(lr=0.5).lr)
+found["apart"] = variables[0].ref() in {variable.ref() for variable in models[1].variables}
 
 with env(OLD_SCRIPT="1"):
     child = subprocess.run([sys.executable, "-c", "import horovod.keras as hvd; print(hvd.__name__)"],
                            capture_output=True, text=True, check=True).stdout.strip()
-weights = model.get_weights()[0].ravel().tolist()
 try:
     import horovod.torch  # noqa: F401 - it must not be there
 except ImportError as error:
     torch = str(error)
 engine = [name for name in sys.modules if name.startswith("horovod") and "hvkeras" not in sys.modules[name].__name__]
-print("OLD " + json.dumps({"rank": hvd.rank(), "size": hvd.size(), "weights": weights, "child": child, "torch": torch,
-                           "engine": engine, "argv": sys.argv[1:], "name": __name__,
-                           "error": HorovodInternalError.__module__}))
+print("OLD " + json.dumps({"rank": hvd.rank(), "size": mpi_ops.size(), "weights": [flat(model) for model in models],
+                           "child": child, "torch": torch, "engine": engine, "argv": sys.argv[1:], "name": __name__,
+                           "error": HorovodInternalError.__module__, "ways": found}))
 hvd.shutdown()

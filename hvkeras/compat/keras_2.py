@@ -1,0 +1,146 @@
+"""Keras 2's ways on Keras 3, for scripts that are left as they are: what Keras 3 has dropped, and such scripts use.
+
+`variable.ref()`, `optimizer.variables()`, `optimizer.lr`, `lr=`, `compile(experimental_run_tf_function=...)`, and
+`tf.keras.backend.set_value` of a variable, which Keras 3 still has, but only takes variables of TensorFlow.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hvkeras.compat.variables import native
+
+WAYS = ("variable.ref()", "optimizer.variables()", "optimizer.lr", "lr=", "compile(experimental_run_tf_function=...)",
+        "backend.set_value")
+
+_before: dict[tuple[Any, str], Any] = {}  # what stood in a class or module of Keras; None where nothing did
+
+
+def take_over(module: Any, used: Callable[[], None]) -> None:
+    """Gives what a module of Keras 3 defines Keras 2's ways as well.
+
+    Args:
+        module: One of those in `MODULES`, whole or just imported.
+        used: Called whenever a script goes one of these ways.
+    """
+    MODULES[module.__name__](module, used)
+
+
+def give_back() -> None:
+    """Makes Keras 3 again what it was."""
+    while _before:
+        (owner, name), original = _before.popitem()
+        if original is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if (owner, name) not in _before:
+        _before[owner, name] = vars(owner).get(name)
+        setattr(owner, name, value)
+
+
+def _of_variables(module: Any, used: Callable[[], None]) -> None:
+    def ref(self: Any) -> Any:
+        """What sets and dictionaries can hold of a variable; `deref()` is the variable again."""
+        used()
+        return type(native(self).ref())(self)
+
+    if not hasattr(module.Variable, "ref"):
+        _put(module.Variable, "ref", ref)
+
+
+def _of_optimizers(module: Any, used: Callable[[], None]) -> None:
+    cls = module.BaseOptimizer
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "lr" in kwargs:
+            used()
+            args, kwargs["learning_rate"] = args[1:], kwargs.pop("lr")
+        original(self, *args, **kwargs)
+
+    def rate(self: Any) -> Any:
+        used()
+        return self.learning_rate
+
+    def set_rate(self: Any, value: Any) -> None:
+        used()
+        self.learning_rate = value
+
+    def create_all_weights(self: Any, variables: Any) -> None:
+        used()
+        if not self.built:
+            self.build(list(variables))
+
+    _put(cls, "__init__", init)
+    _put(cls, "lr", property(rate, set_rate))
+    _put(cls, "_create_all_weights", create_all_weights)
+    _callable_variables(cls, used)
+
+
+def _of_loss_scale(module: Any, used: Callable[[], None]) -> None:
+    _callable_variables(module.LossScaleOptimizer, used)
+
+
+def _callable_variables(cls: Any, used: Callable[[], None]) -> None:
+    class Variables(list[Any]):
+        """An optimizer's variables; called, they are themselves."""
+
+        def __call__(self) -> list[Any]:
+            used()
+            return list(self)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return list, (list(self),)
+
+    original = vars(cls).get("variables")
+    if isinstance(original, property) and original.fget is not None:
+        get = original.fget
+        _put(cls, "variables", property(lambda self: Variables(get(self)), doc=original.__doc__))
+
+
+def _of_models(module: Any, used: Callable[[], None]) -> None:
+    original = module.Trainer.compile
+
+    @functools.wraps(original)
+    def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "experimental_run_tf_function" in kwargs:  # it chose a way of TensorFlow 2.0 that is gone
+            used()
+            del kwargs["experimental_run_tf_function"]
+        return original(self, *args, **kwargs)
+
+    _put(module.Trainer, "compile", compiled)
+
+
+def _of_backend(module: Any, used: Callable[[], None]) -> None:
+    def set_value(x: Any, value: Any) -> None:
+        """Assigns a value to a variable."""
+        if isinstance(x.dtype, str):
+            used()
+        x.assign(np.asarray(value, dtype=getattr(x.dtype, "name", x.dtype)))
+
+    def batch_set_value(tuples: Any) -> None:
+        """Assigns values to variables."""
+        for x, value in tuples:
+            set_value(x, value)
+
+    _put(module, "set_value", set_value)
+    _put(module, "batch_set_value", batch_set_value)
+
+
+# Where Keras 3 defines what gets the ways.
+MODULES: dict[str, Callable[[Any, Callable[[], None]], None]] = {
+    "keras.src.backend.tensorflow.core": _of_variables,
+    "keras.src.optimizers.base_optimizer": _of_optimizers,
+    "keras.src.optimizers.loss_scale_optimizer": _of_loss_scale,
+    "keras.src.trainers.trainer": _of_models,
+    "keras.src.legacy.backend": _of_backend,
+}
