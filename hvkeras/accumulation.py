@@ -56,7 +56,7 @@ class Accumulation:
 
         def finish() -> Any:
             factor = 1.0 / self._passes if self._average else 1.0
-            update([None if total is None else tf.cast(total * tf.cast(factor, total.dtype), gradient.dtype)
+            update([None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
                     for total, gradient in zip(sums, gradients, strict=True)])
             for total in sums:
                 if total is not None:

@@ -13,6 +13,7 @@ from hvkeras import compat, context, graphs, recording, sparse_rows, stamps, tim
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
+from hvkeras.collectives import combined, combined_slices
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.joining import joining
@@ -29,6 +30,7 @@ from hvkeras.operations import (
     scale,
     shaped,
 )
+from hvkeras.planned import allgather_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 # The first bucket is small, so that its collective starts while backward is still at work.
@@ -114,7 +116,7 @@ def checked_groups(num_groups: Any, groups: Any) -> Any:
 @graphs.unconverted
 def reduce_gradients(
     gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
-    skips_together: bool = False,
+    skips_together: bool = False, differentiable: bool = False,
 ) -> list[Any]:
     """Reduces gradients over the ranks.
 
@@ -125,6 +127,7 @@ def reduce_gradients(
         local: Keys of the variables whose gradients stay on this rank.
         skips_together: Whether a gradient of a local variable that is not finite on one rank must
             be seen by all ranks.
+        differentiable: Whether the reduced gradients have gradients in turn; they are not fused into buckets then.
 
     Returns:
         The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside of the
@@ -153,7 +156,10 @@ def reduce_gradients(
     shared = [None if place in kept else gradient for place, gradient in enumerate(results)]
     if verdict is not None:
         shared, names, variables = [*shared, verdict], [*names, "local gradients are finite"], [*variables, None]
-    reduced = _reduce_all(shared, variables, names, exchange, ranks)
+    if differentiable:
+        reduced = _reduce_differentiably(shared, names, exchange, ranks)
+    else:
+        reduced = _reduce_all(shared, variables, names, exchange, ranks)
     for place in kept:
         mine = results[place]
         factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
@@ -178,14 +184,43 @@ def _with_values(gradient: Any, change: Any) -> Any:
     return change(gradient)
 
 
+def _reduce_differentiably(gradients: Sequence[Any], names: Sequence[str], exchange: Exchange,
+                           ranks: tuple[int, ...]) -> list[Any]:
+    """The collectives that users call, which have gradients; those of buckets would cost each step something."""
+    results, name = list(gradients), f"the gradients of {exchange.name}"
+    sparse = _sparse_places(gradients, names, exchange)
+    dense = [place for place, gradient in enumerate(gradients) if gradient is not None and place not in sparse]
+    if dense:
+        with on_device(exchange.device_dense):
+            reduced = combined([gradients[place] for place in dense], exchange.scaling, ranks, name, "allreduce")
+        for place, tensor in zip(dense, reduced, strict=True):
+            results[place] = tensor
+    of_sparse = [gradients[place].indices for place in sparse]
+    with on_device(exchange.device_sparse):
+        if sparse and tf.executing_eagerly():
+            told = allgather_raw(sparse_rows.distinct(of_sparse), ranks, f"{name}.distinct")
+            sums = told.numpy().all(axis=0).tolist()
+        else:
+            sums = [sparse_rows.distinct_by_construction(indices) for indices in of_sparse]
+        for place, sum_rows in zip(sparse, sums, strict=True):
+            slices = combined_slices(gradients[place], exchange.scaling, ranks, f"{name}.{place}")
+            results[place] = sparse_rows.summed(slices) if sum_rows else slices
+    return results
+
+
+def _sparse_places(gradients: Sequence[Any], names: Sequence[str], exchange: Exchange) -> list[int]:
+    places = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
+    if places and exchange.op == Adasum:
+        raise UnsupportedError(explain("Adasum combines dense gradients", "pass sparse_as_dense=True",
+                                       sparse=[names[place] for place in places]))
+    return places
+
+
 def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], exchange: Exchange,
                 ranks: tuple[int, ...]) -> list[Any]:
     job = context.current()
     results = list(gradients)
-    sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
-    if sparse and exchange.op == Adasum:
-        raise UnsupportedError(explain("Adasum combines dense gradients", "pass sparse_as_dense=True",
-                                       sparse=[names[place] for place in sparse]))
+    sparse = _sparse_places(gradients, names, exchange)
     scaling = exchange.scaling
     sent = {place: scaling.sent(getattr(gradient, "values", gradient), len(ranks),
                                 None if place in sparse or exchange.op == Adasum else job.backend)

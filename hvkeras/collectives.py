@@ -283,7 +283,7 @@ def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
 
 
 def _summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    [summed] = _combined([upstream], Scaling(Sum), ranks, derived(name, "gradient"), "allreduce")
+    [summed] = combined([upstream], Scaling(Sum), ranks, derived(name, "gradient"), "allreduce")
     divisor = gradient_divisor(ranks)
     return summed if divisor == 1 else summed / tf.cast(divisor, summed.dtype)
 
@@ -303,10 +303,10 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if any(value.dtype == tf.bool for value in values):
         return _allreduce_booleans(values, scaled, name, process_set, operation)
-    return _combined(values, scaled, ranks, name, operation)
+    return combined(values, scaled, ranks, name, operation)
 
 
-def _combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
+def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
               operation: str) -> list[Any]:
     """Combines tensors; the gradient is the same operation, and has gradients in turn."""
 
@@ -316,12 +316,23 @@ def _combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], na
             if scaled.op not in (Average, Sum, Adasum):
                 raise UnsupportedError(explain(f"allreduce with op=hvd.{NAMES[scaled.op]} has no gradient",
                                                "use hvd.Average or hvd.Sum, or tf.stop_gradient"))
-            return _combined(upstream, scaled, ranks, derived(name, "gradient"), operation)
+            return combined(upstream, scaled, ranks, derived(name, "gradient"), operation)
 
         return _combine(inputs, scaled, ranks, name, operation), gradient
 
     results: list[Any] = reduce(*values)
     return results if isinstance(results, (list, tuple)) else [results]
+
+
+def combined_slices(slices: Any, scaled: Scaling, ranks: tuple[int, ...], name: str | None) -> Any:
+    """Gathers and scales sparse tensors; with gradients like `combined`."""
+    sent = scaled.sent(slices.values, len(ranks))
+    values = gathered(sent.tensor, ranks, derived(name, "values"))
+    indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))
+    if scaled.op == Average and values.dtype.is_integer:
+        values = tf.truediv(values, len(ranks))  # as Horovod does, while it truncates averages of dense integers
+        scaled = dataclasses.replace(scaled, op=Sum)
+    return tf.IndexedSlices(scaled.received(values, sent, len(ranks)), indices, slices.dense_shape)
 
 
 def _combine(inputs: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
@@ -352,11 +363,4 @@ def _allreduce_slices(slices: Any, scaled: Scaling, name: str | None, process_se
     if scaled.op not in (Average, Sum):
         raise UnsupportedError(explain("tf.IndexedSlices can only be summed or averaged", "tf.convert_to_tensor them",
                                        op=NAMES[scaled.op]))
-    ranks = members(process_set, "allreduce")
-    sent = scaled.sent(slices.values, len(ranks))
-    gathered = allgather_raw(sent.tensor, ranks, derived(name, "values"))
-    indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))
-    if scaled.op == Average and gathered.dtype.is_integer:
-        gathered = tf.truediv(gathered, len(ranks))  # as Horovod does, while it truncates averages of dense integers
-        scaled = dataclasses.replace(scaled, op=Sum)
-    return tf.IndexedSlices(scaled.received(gathered, sent, len(ranks)), indices, slices.dense_shape)
+    return combined_slices(slices, scaled, members(process_set, "allreduce"), name)

@@ -182,7 +182,7 @@ def scale(tensor: Any, factor: float) -> Any:
         return tensor
     if tensor.dtype.is_integer:
         return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
-    return tensor * tf.cast(factor, tensor.dtype)
+    return tensor * tf.constant(factor, tensor.dtype)  # tf.cast would round to float32 first
 
 
 def shaped(tensor: Any, like: Any) -> Any:

@@ -57,6 +57,9 @@ class _DistributedTape:
     ) -> Any:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over the ranks.
 
+        Where another tape records it (a gradient penalty, for instance), the results have gradients in turn: those of
+        `hvd.allreduce`.
+
         Args:
             target: What to differentiate.
             sources: A nested structure of variables and watched tensors.
@@ -76,7 +79,8 @@ class _DistributedTape:
         local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
 
         def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
-            return reduce_gradients(rank_gradients, variables, self._exchange, local)
+            return reduce_gradients(rank_gradients, variables, self._exchange, local,
+                                    differentiable=graphs.under_tape())
 
         if within is None:
             reduced = over_ranks(flat)

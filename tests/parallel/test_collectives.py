@@ -118,6 +118,11 @@ def test_gradients_of_every_type_are_those_of_float64(outcome: Outcome) -> None:
     assert outcome.results("gradients_of_types") == [[]] * outcome.np
 
 
+def test_gradients_of_reduced_gradients_are_those_of_one_process(outcome: Outcome) -> None:
+    for found in outcome.results("gradients_of_reduced_gradients"):
+        assert found == dict.fromkeys(("eager", "graph", "outside", "slices"), pytest.approx(0.0, abs=1e-9))
+
+
 def test_max_has_no_gradient(outcome: Outcome) -> None:
     assert all("op=hvd.Max has no gradient" in text for text in outcome.results("no_gradient_of_max"))
 

@@ -6,6 +6,7 @@ gradients, which are the same on every engine.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16",
 SOME_DTYPES = ("bfloat16", "float32", "uint8", "int64")
 OF_NATIVE = ("uint64", "complex64") if FEW else ("uint64", "complex64", "complex128")
 LARGE = 300_001
+ROUNDED = {"float16": 4e-3, "bfloat16": 4e-3, "float64": 1e-14, "complex128": 1e-14}
 OF_LARGE = ("float16", "float32", "int64", "uint8")
 OPERATIONS = {"Average": hvd.Average, "Sum": hvd.Sum, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 
@@ -60,7 +62,7 @@ def differing(found: dict[tuple[Any, ...], Any], truth_of: Any, mode: str) -> li
     for case, result in found.items():
         expected = np.asarray(truth_of(*case))
         if result.dtype.name != case[0] or result.shape != expected.shape or not np.allclose(
-                numbers(result), expected, rtol=4e-3 if case[0] in ("float16", "bfloat16") else 1e-6):
+                numbers(result), expected, rtol=ROUNDED.get(case[0], 1e-6)):
             wrong.append(f"{case} {mode}: {result.dtype.name} {result.shape} {numbers(result).ravel()[:8].tolist()}")
     return wrong
 
@@ -396,6 +398,55 @@ def foretold(functions: dict[str, tuple[Any, int, int]]) -> dict[str, Any]:
         found[name] = [bool(np.isclose(changes[rank], np.dot(run(exact, graph), directions[rank])))
                        for graph in (False, True)]
     return found
+
+
+def penalised(rows: Any, wrap: Any, weights: Any, table: Any) -> Any:
+    """The gradients of a loss plus the squares of its gradients, which are gradients of gradients."""
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            looked_up = tf.gather(table, tf.cast(tf.abs(rows[:, 0]) * 2, tf.int32) % 5)
+            loss = tf.reduce_mean((tf.tanh(tf.linalg.matvec(rows, weights)) + looked_up**3) ** 2)
+        dense, sparse = wrap(tape).gradient(loss, [weights, table])
+        assert isinstance(sparse, tf.IndexedSlices)
+        objective = loss + tf.reduce_sum(dense**2) + tf.reduce_sum(tf.convert_to_tensor(sparse) ** 2)
+    return [tf.convert_to_tensor(each) for each in wrap(outer).gradient(objective, [weights, table])]
+
+
+@check
+def gradients_of_reduced_gradients() -> dict[str, float]:
+    """How far those through distributed tapes are from those of one process on all ranks' rows."""
+    everyone = np.random.default_rng(5).normal(size=(hvd.size(), 6, 3))
+    weights, table = tf.Variable([0.3, -0.5, 0.8], dtype=tf.float64), tf.Variable(np.linspace(-1, 1, 5))
+    whole = tf.constant(everyone.reshape(-1, 3))
+    mine = tf.constant(everyone[hvd.rank()])
+    truth = tf.concat(penalised(whole, lambda tape: tape, weights, table), 0)
+    dense = functools.partial(hvd.DistributedGradientTape, gradient_predivide_factor=2.0)
+    inside = tf.function(penalised, autograph=False)
+    slices = tf.Variable(tf.ones([2], tf.float64))
+    with tf.GradientTape() as tape:
+        of_slices = hvd.allreduce(tf.IndexedSlices(slices * 3.0, tf.constant([0, 1])))
+        total = tf.reduce_sum(of_slices.values)
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def reduced() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(mine, weights) ** 4)
+        return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+
+    with tf.GradientTape() as outer:
+        squared = tf.reduce_sum(reduced() ** 2)  # the tape is outside of the function
+    with tf.GradientTape() as outer_alone:
+        with tf.GradientTape() as alone:
+            loss = tf.reduce_mean(tf.linalg.matvec(whole, weights) ** 4)
+        squared_alone = tf.reduce_sum(alone.gradient(loss, weights) ** 2)
+    found = {
+        "eager": tf.concat(penalised(mine, hvd.DistributedGradientTape, weights, table), 0) - truth,
+        "graph": tf.concat(inside(mine, dense, weights, table), 0) - truth,
+        "outside": hvd.DistributedGradientTape(outer).gradient(squared, weights)
+        - outer_alone.gradient(squared_alone, weights),
+        "slices": tape.gradient(total, slices) - 3.0,
+    }
+    return {name: float(tf.reduce_max(tf.abs(difference))) for name, difference in found.items()}
 
 
 @check
