@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import os
 import socket
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from hvkeras.backends import BUILT_IN, backend_class, backend_names
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
+from hvkeras.control.ending import Ending
 from hvkeras.errors import MachineError, NotInitializedError, UnsupportedError, UsageError, explain
 from hvkeras.failure import FailureHooks
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
@@ -61,6 +64,7 @@ class _Process:
     launch: Launch | None = None
     hooks: FailureHooks | None = None
     entries: EntryCounts | None = None
+    ending: Ending | None = None
     engines: dict[str, Backend] = {}  # noqa: RUF012 - one per process on purpose
     sessions = 0
 
@@ -315,12 +319,16 @@ def _meeting(launch: Launch, settings: Settings) -> tuple[Meeting, FailureHooks]
     meeting.client.watch_over(settings.stall_warning, settings.stall_shutdown)
     if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
         meeting.client.watch_starter(starter)
+    _Process.ending = Ending(f"rank {launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
+                             settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
+    meeting.client.watch_ending(_Process.ending)
     hooks = FailureHooks(meeting.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"))
     _Process.meeting, _Process.hooks, _Process.launch = meeting, hooks, launch
     if meeting.client.cause is not None:
         hooks.job_ended(meeting.client.cause)
     atexit.register(_at_exit)
+    threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit's come after threads
     return meeting, hooks
 
 
@@ -331,8 +339,19 @@ def _at_exit() -> None:
     if _Process.hooks is not None and _Process.meeting is not None:
         _Process.hooks.exiting()
         finalize_mpi()
+        _Process.meeting.wait_for_ends()
+        if _Process.meeting.client.cause is not None:
+            _Process.hooks.exiting()
         _Process.hooks.uninstall()
-        _Process.meeting.close()
+        _Process.meeting.let_go()
+        if _Process.ending is not None:
+            _Process.ending.leave_to_the_kernel()
+
+
+def _script_over() -> None:
+    """Runs when Python has run the script, and before it waits for threads that are no daemons."""
+    if _Process.meeting is not None:
+        _Process.meeting.client.script_over()
 
 
 def _own_facts(requested: str, launch: Launch) -> dict[str, Any]:

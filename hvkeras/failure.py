@@ -76,6 +76,7 @@ class FailureHooks:
             self._signals.in_child()
             self._signals = None
         self.uninstall()
+        self._client.in_child()
 
     def uninstall(self) -> None:
         """Puts back what was there before, where it is still ours."""

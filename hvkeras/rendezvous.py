@@ -41,6 +41,7 @@ from hvkeras.network import (
 from hvkeras.output import say
 from hvkeras.settings import Settings
 
+WORD = 2.0  # seconds in which a rank hears from the server in its own process
 REPORT_EVERY = 3.0  # seconds between two lines about a missing rank
 CARD_BYTES = 1024  # what each rank tells of itself over MPI: host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
@@ -58,6 +59,21 @@ class Meeting:
         """Gives the port that TF_CONFIG announces over to the engine; all ranks are connected."""
         if self.claim is not None:
             self.claim.close()
+
+    def wait_for_ends(self) -> None:
+        """Waits, where this process serves, until ranks whose scripts have ended have ended, or the job has."""
+        if self.server is not None and not self.client.detached:
+            self.client.excuse_ending()
+            self.server.wait_for_ends(self.client.introduction.rank)
+            if self.server.cause is not None:
+                self.client.wait_for_cause(WORD)
+
+    def let_go(self) -> None:
+        """Closes the server, and leaves this rank's connection to the end of its process."""
+        self.release_port()
+        if self.server is not None:
+            self.server.stop()
+        self.client.let_go()
 
     def close(self) -> None:
         """Closes both ends."""

@@ -51,8 +51,24 @@ def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> s
         lines += ["  a thread that makes data:", *_lines(maker)]
     say(f"{line}; the innermost call last:\n" + "\n".join(lines))
     if stall is not None:
-        _record(stall if text in stall else "; ".join(filter(None, (stall, line))))
+        record(stall if text in stall else "; ".join(filter(None, (stall, line))))
     return text
+
+
+def keeping() -> tuple[str, list[str]]:
+    """What keeps this process from ending: the line of a thread that is no daemon, and the stacks of all such.
+
+    At exit Python waits for threads that are no daemons first, and runs the functions of `atexit` then.
+    """
+    main = threading.main_thread()
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    stacks = [(thread.name, progress.frames_of(thread.ident or 0)) for thread in (*others, main)]
+    stacks = [(name, frames) for name, frames in stacks if frames]
+    lines = [line for name, frames in stacks for line in (f"  thread {name}:", *_lines(frames))]
+    own = [(name, _place(frames)) for name, frames in stacks]
+    name, where = next(((name, where) for name, where in own if where), own[0] if own else ("", ""))
+    frames = stacks[0][1] if stacks else []
+    return f"thread {name} at {where or (_line(frames[0]).strip() if frames else '?')}", lines
 
 
 def outside_tensorflow() -> str:
@@ -62,7 +78,12 @@ def outside_tensorflow() -> str:
     return "" if inside else _line(frames[0]).strip()
 
 
-def _record(stall: str) -> None:
+def record(stall: str) -> None:
+    """Leaves a stall in this rank's record, if it is recorded.
+
+    Args:
+        stall: Who stands still, and where.
+    """
     recording = sys.modules.get("hvkeras.recording")  # without it nothing is recorded, and it imports TensorFlow
     if recording is not None:
         recording.note_stall(stall)

@@ -16,6 +16,7 @@ from hvkeras import whereabouts
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.clock import Clock
+from hvkeras.control.ending import Ending
 from hvkeras.control.stops import Stop
 from hvkeras.control.watch import Watch, steps_of
 from hvkeras.errors import PeerError, UsageError, explain
@@ -71,6 +72,7 @@ class ControlClient:
         self.server_is_rank = True  # False under `hvkeras run`, whose launcher serves
         self.server_host = ""
         self._starter: int | None = None
+        self._ending: Ending | None = None
         self._socket = connection
         self._liveness = liveness_timeout
         self._on_end = on_end
@@ -162,6 +164,18 @@ class ControlClient:
         self.watch = Watch(*limits)
         self.watch.on_move = self._tell_move
 
+    def watch_ending(self, ending: Ending) -> None:
+        """Has this rank tell when its process outlives its script, and end the job of it."""
+        self._ending = ending
+
+    def script_over(self) -> None:
+        """Says that this rank's script has ended, so that nothing but its process keeps the job."""
+        if self._ending is not None:
+            self._ending.begin()
+            if self.detached:
+                self._ending.let_others_end()
+            self._send({"type": "over"})
+
     def watch_starter(self, descriptor: int) -> None:
         """Ends the job when the process that started this rank is gone.
 
@@ -240,12 +254,32 @@ class ControlClient:
         self._send_beat()
         self._send({"type": "leave"})
 
+    def excuse_ending(self) -> None:
+        """Has this rank's process end late, as it waits for others."""
+        if self._ending is not None:
+            self._ending.excuse()
+
+    def let_go(self) -> None:
+        """Leaves the connection to the end of this process, which closes it: so the server sees when that comes."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            os.dup(self._socket.fileno())  # Python closes its own before it runs finalizers
+            self._socket.shutdown(socket.SHUT_RD)
+        self._join_threads()
+
+    def in_child(self) -> None:
+        """Closes a forked process's copy of the connection, which tells of this process's end."""
+        self._socket.close()
+
     def close(self) -> None:
         """Closes the connection and ends the threads."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._join_threads()
+
+    def _join_threads(self) -> None:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=2.0)
@@ -318,6 +352,8 @@ class ControlClient:
                 self._go.set()
             elif message["type"] == "closing":
                 self.detached = True
+            if message["type"] in ("closing", "all over") and self._ending is not None:
+                self._ending.let_others_end()
             self._changed.notify_all()
 
     def _tell_where(self, stall: str | None) -> None:
@@ -366,6 +402,7 @@ class ControlClient:
                     self.watch.forgive(now)
             last = now
             self._send_beat()
+            self._look_at_end(now)
             if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
                 os.close(self._starter)
                 self._starter = None
@@ -375,6 +412,16 @@ class ControlClient:
                 self._server_lost(f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)",
                                   "silent")
                 return
+
+    def _look_at_end(self, now: float) -> None:
+        """Ends the job when this process outlives its script for too long."""
+        moved = 0.0 if self.watch is None else now - self.watch.still(now)
+        if self._ending is not None and (error := self._ending.look(now, moved)):
+            me = self.introduction
+            cause = Cause("stalled", me.rank, me.host, os.getpid(), error)
+            self.fail(cause)
+            if self.detached:
+                self._end(cause)
 
     def _send_beat(self) -> None:
         with self._beating:  # counts go out in the order in which they were read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
@@ -25,6 +26,7 @@ TICK = 0.25  # seconds between two looks at the ranks
 FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
 PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
+TOGETHER = 2.0  # seconds within which scripts that do the same end
 ANSWER_GRACE = 2.0  # seconds that ranks have to say where they are
 
 
@@ -40,6 +42,7 @@ class Member:
     seen: float
     left: bool = False
     ended: bool = False
+    over: bool = False  # its script has ended, and its process shall
     failed: bool = False
     outside: str | None = None  # where it said to be, outside of TensorFlow; "" if within, None if it was not asked
     doing: str = ""  # what it said to be doing when it was asked last
@@ -113,6 +116,9 @@ class ControlServer:
         self._stalls = Stalls(self._deadlines.stall_warning, self._deadlines.stall_shutdown)
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
+        self._own_rank: int | None = None  # the one whose process this is, once it waits for the others to end
+        self._all_over: float | None = None
+        self._told_over: dict[int, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket = _listen(host, port, size)
         self._loop = asyncio.new_event_loop()
@@ -142,6 +148,22 @@ class ControlServer:
         """Ends the job from outside: a launcher saw a process die, say."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
+
+    def wait_for_ends(self, rank: int) -> None:
+        """Waits until every rank whose script has ended has ended as well, or the job ends because one does not.
+
+        Ranks whose scripts go on by themselves are not waited for, once it is clear that they do.
+
+        Args:
+            rank: The rank whose process this is.
+        """
+        self._own_rank = rank
+        together = time.monotonic() + TOGETHER
+        while self.cause is None:
+            others = [member for other, member in list(self._members.items()) if other != rank]
+            if not others or (time.monotonic() > together and not any(member.over for member in others)):
+                return
+            time.sleep(0.02)
 
     def ask_where(self) -> None:
         """Has every rank print where it is."""
@@ -261,6 +283,9 @@ class ControlServer:
         kind = message["type"]
         if kind in ("join", "leave"):
             self._come_or_go(member, kind == "leave")
+        elif kind == "over":
+            member.over = True
+            self._count_ends()
         elif kind == "joined":
             self._join(member)
         elif kind == "noted":
@@ -269,6 +294,13 @@ class ControlServer:
             self._tell(self._stops.ask(member.rank, message["fit"], message["ranks"]))
         elif kind == "come to":
             self._tell(self._stops.hear(member.rank, message["fit"], message["executions"]))
+
+    def _count_ends(self) -> None:
+        """Tells all when the last script has ended: from then on, who does not end keeps the job."""
+        if self._all_over is None and all(
+                self._members[rank].over if rank in self._members else rank in self._lost for rank in range(self.size)):
+            self._all_over = time.monotonic()
+            self._broadcast({"type": "all over"})
 
     def _refused(self, member: Member, message: wire.Message) -> None:
         text = self._company.confirm(member.rank, message["key"])
@@ -330,6 +362,7 @@ class ControlServer:
             return
         del self._members[member.rank]
         self._lost[member.rank] = member
+        self._count_ends()
         if not member.left and not member.ended and self.cause is None:
             self._end(Cause("lost", member.rank, member.host, member.pid,
                             "ended without a word (killed, crashed, or out of memory)"))
@@ -383,7 +416,8 @@ class ControlServer:
         Launchers end the other ranks as soon as one exits, so none may go before all have spoken.
         """
         deadline = time.monotonic() + self._deadlines.exit_grace + 1.0
-        while time.monotonic() < deadline and not all(m.ended or m.left for m in self._members.values()):
+        while time.monotonic() < deadline and not all(
+                member.ended or (member.left and rank != self._own_rank) for rank, member in self._members.items()):
             await asyncio.sleep(0.02)
         self._broadcast({"type": "go"})
 
@@ -410,6 +444,7 @@ class ControlServer:
                 error = f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
+        self._look_at_ends(now)
         places = {rank: member.doing for rank, member in self._members.items()}
         for finding in [*self._waits.check(now, places), *self._stalls.check(self._occupied())]:
             if finding.keys and self._company.refuse(finding, now):
@@ -426,6 +461,23 @@ class ControlServer:
             if finding.kind != "warning":
                 self._end(cause)
                 return
+
+    def _look_at_ends(self, now: float) -> None:
+        """Names a rank that has left for good and lives on, since it can no longer tell of itself."""
+        waited = 0.0 if self._all_over is None else now - self._all_over
+        for member in [member for member in self._members.values() if member.left and member.rank != self._own_rank]:
+            limits = self._deadlines
+            error = f"has left the job, but its process has not ended, {waited:.0f} s after its script did"
+            cause = Cause("stalled", member.rank, member.host, member.pid, error)
+            # It has no thread left that could end it earlier.
+            if limits.stall_shutdown and waited >= limits.stall_shutdown + limits.liveness:
+                error += " (HVKERAS_STALL_SHUTDOWN sets how long it may take)"
+                self._end(dataclasses.replace(cause, error=error))
+                return
+            if limits.stall_warning and waited >= self._told_over.get(member.rank, limits.stall_warning):
+                self._told_over[member.rank] = 2.0 * waited
+                if self._on_warning is not None:
+                    self._on_warning(cause.sentence())
 
     def _occupied(self) -> set[int]:
         """The ranks whose standing still says nothing: they wait for others, are waited for, or have left."""

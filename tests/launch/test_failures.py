@@ -152,6 +152,52 @@ def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, nu
     assert outcome.exit_codes[0] == (143 if number == signal.SIGTERM else 130)
 
 
+OUTLIVE = Path(__file__).parent / "workers" / "outlive.py"
+
+
+@pytest.mark.parametrize(("launcher", "backend", "how", "culprit", "thread"), [
+    ("hvkeras_run", "native", "thread", 1, "uploader"),
+    pytest.param("tf_config", "tfdist", "thread", 0, "uploader", marks=pytest.mark.slow),
+    pytest.param("mpirun", "native", "thread", 1, "uploader", marks=pytest.mark.slow),
+    pytest.param("tf_config", "tfdist", "atexit", 1, "MainThread", marks=pytest.mark.slow),
+    pytest.param("horovodrun_gloo", "horovod", "engine", 1, "MainThread", marks=pytest.mark.slow),
+])
+def test_a_rank_that_outlives_its_script_is_named_with_its_threads_and_ends_the_job(
+        tmp_path, launcher, backend, how, culprit, thread):
+    with start_job(launcher, OUTLIVE, (how, str(culprit)), np=2, folder=tmp_path, backend=backend, expect_failure=True,
+                   deadline=90.0, env=QUICK) as job:
+        outcome = job.wait()
+    said = outcome.stderr(culprit)
+    place = rf"thread {thread} at \S*outlive.py:\d+ in linger"
+    name = rf"rank {culprit} on \S+ \(pid \d+\) has not ended, \d+ s after its script did: {place}"
+    assert re.search(rf"{name}; the innermost call last:\n  thread .*\n(.*\n)?.*outlive.py:\d+ in linger: time.sleep",
+                     said)
+    assert re.search(rf"{name} \(HVKERAS_STALL_SHUTDOWN sets how long it may take\); the job ends", last_line(said))
+    if launcher == "mpirun":  # whose first rank serves, and waits for the other
+        assert re.search(rf"rank 0 on \S+ ends because {name}", last_line(outcome.stderr(0)))
+
+
+@pytest.mark.slow  # cold: what comes when Python's threads run no more is the end of a process of its own
+@pytest.mark.parametrize(("launcher", "culprit"), [("hvkeras_run", 1), ("tf_config", 1), ("tf_config", 0)])
+def test_a_finalizer_that_waits_ends_the_job_too(tmp_path, launcher, culprit):
+    with start_job(launcher, OUTLIVE, ("del", str(culprit)), np=2, folder=tmp_path, backend="native", cold=True,
+                   expect_failure=True, deadline=120.0, env=QUICK) as job:
+        outcome = job.wait()
+    assert re.search(r"Timeout \(0:00:01\)!\n(.*\n)+.*outlive.py\", line \d+ in linger", outcome.stderr(culprit))
+    if culprit == 1:
+        told = outcome.stderr(0) + outcome.output
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) has left the job, but its process has not ended, \d+ s", told)
+
+
+@pytest.mark.slow  # it works for longer than the others' processes could outlive their scripts
+def test_a_rank_that_works_by_itself_is_no_rank_that_does_not_end(tmp_path):
+    with start_job("mpirun", OUTLIVE, ("work", "1"), np=2, folder=tmp_path, backend="native", deadline=90.0,
+                   env=QUICK) as job:
+        outcome = job.wait()
+    assert outcome.stdout(1) == "worked\n"
+    assert "has not ended" not in outcome.stderr(0) + outcome.stderr(1)
+
+
 @pytest.mark.slow  # ranks of their own, and several seconds of importing
 def test_ranks_of_an_mpirun_that_is_killed_end(tmp_path):
     with start_job("mpirun", WORKER, ("wait",), np=2, folder=tmp_path, backend="native", expect_failure=True,
