@@ -52,6 +52,7 @@ _HOMES = {
     "hvkeras.compression": ("Compression",),
     "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
     "hvkeras.sharding": ("shard",),
+    "hvkeras.adapting": ("adapt",),
     "hvkeras.prediction": ("predict",),
     "hvkeras.saving": ("load_model",),
     "hvkeras.output": ("verbose", "rank0_callbacks"),

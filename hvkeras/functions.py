@@ -42,6 +42,7 @@ def broadcast_variables(
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
+    variables = _without_loose(variables, root_rank, process_set)
     targets = [compat.native(variable) for variable in variables]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
@@ -104,6 +105,21 @@ def broadcast_global_variables(root_rank: int) -> Any:
         raise UsageError(explain("Global variables are those of a TensorFlow 1 graph; eager mode has none",
                                  "hvd.broadcast_variables(model.variables, root_rank)", root_rank=root_rank))
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def _without_loose(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Gives all ranks the root's values of what layers of tf_keras have among their weights, and returns the others.
+
+    A vocabulary is no variable there, and bin boundaries have another shape on each rank.
+    """
+    loose = [one for one in variables if compat.is_loose(one)] if tf.executing_eagerly() else []
+    if not loose:
+        return list(variables)
+    values = broadcast_object([compat.loose_value(one) for one in loose], root_rank, name="what layers have learned",
+                              process_set=process_set)
+    for one, value in zip(loose, values, strict=True):
+        compat.set_loose(one, value)
+    return [one for one in variables if not compat.is_loose(one)]
 
 
 def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank: int,

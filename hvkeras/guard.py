@@ -20,6 +20,7 @@ from hvkeras import as_horovod, compat, context
 from hvkeras.collectives import allreduce
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.functions import allgather_object
+from hvkeras.learned import Learned, first_apart, require_same_layers, shared_layers, summary_of
 from hvkeras.operations import Max
 from hvkeras.optimizer import distributed_part
 from hvkeras.output import prints_at, say
@@ -93,20 +94,21 @@ class Guard:
         self._tolerates = False  # that the ranks' weights differ
 
     def start(self) -> None:
-        """Looks at the weights before the first step; what it finds serves to tell the cause later.
+        """Looks at weights and at what layers have learned before the first step; unequal weights may still be mended.
 
         Raises:
-            DivergenceError: The ranks' models have different variables.
+            DivergenceError: The ranks' models have different variables, or layers that have learned different things.
         """
-        built = bool(self._model.built)
+        built, layers = bool(self._model.built), shared_layers(self._model, self._local)
         variables = self._variables() if built else []
         mine = (built, [(compat.variable_name(one), tuple(one.shape)) for one in variables],
-                self._sketches(variables).numpy())
+                self._sketches(variables).numpy(), [summary_of(layer) for layer in layers])
         everyone = allgather_object(mine, name="the weights at the start of fit", process_set=self._process_set)
-        if not all(there for there, _, _ in everyone):
+        self._require_same_learned(layers, [learned for _, _, _, learned in everyone])
+        if not all(there for there, _, _, _ in everyone):
             return
-        self._require_same_variables([names for _, names, _ in everyone])
-        sketches = np.stack([found for _, _, found in everyone])
+        self._require_same_variables([names for _, names, _, _ in everyone])
+        sketches = np.stack([found for _, _, found, _ in everyone])
         self._started_equal = _first_apart(sketches.max(0), sketches.min(0), 0) is None
 
     def check(self, steps: int, flag: bool) -> bool:
@@ -150,6 +152,25 @@ class Guard:
             _functions[self._model] = known
         return known[1]()
 
+    def _require_same_learned(self, layers: Sequence[Any], everyone: Sequence[Sequence[Learned]]) -> None:
+        ranks = self._process_set.ranks
+        require_same_layers(everyone, ranks)
+        found = first_apart(layers, everyone, self._process_set)
+        if found is None:
+            return
+        place, other = found
+        name, cls = everyone[0][place].layer.rsplit(" ", 1)
+        if as_horovod.is_installed():
+            self._warn(f"the layer {name} ({cls}) has learned different things on ranks {ranks[0]} and {ranks[other]},"
+                       " which train different functions (an error without --as-horovod)")
+            return
+        tokens = {f"tokens_on_rank_{ranks[rank]}": everyone[rank][place].tokens for rank in (0, other)}
+        raise DivergenceError(explain(
+            f"All ranks must compute the same, but the layer {name} ({cls}) has learned different things on ranks"
+            f" {ranks[0]} and {ranks[other]}", "adapt it to the data of all ranks together by hvd.adapt(layer, data),"
+            " or give all ranks the root's by hvd.callbacks.BroadcastGlobalVariablesCallback(0)", layer=name,
+            **{key: count for key, count in tokens.items() if count is not None}))
+
     def _require_same_variables(self, everyone: Sequence[Sequence[tuple[str, tuple[int, ...]]]]) -> None:
         for rank, variables in zip(self._process_set.ranks, everyone, strict=True):
             shapes, first = [shape for _, shape in variables], [shape for _, shape in everyone[0]]
@@ -183,10 +204,13 @@ class Guard:
     def _tolerate(self) -> None:
         """Lets this `fit` go on, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
         self._tolerates = True
+        self._warn("the ranks did not start this fit from the same weights, and train models of their own until weights"
+                   " are broadcast (an error without --as-horovod)")
+
+    def _warn(self, text: str) -> None:
         job = context.current()
         if job.topology.rank == self._process_set.ranks[0] and prints_at(job.settings, "WARNING"):
-            say("the ranks did not start this fit from the same weights, and train models of their own until weights"
-                " are broadcast (an error without --as-horovod)")
+            say(text)
 
     def _cause(self) -> tuple[str, str]:
         """The likely cause, and what mends it."""

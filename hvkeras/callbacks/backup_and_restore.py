@@ -96,6 +96,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         if found is None:
             return
         backup, seeds, random_of_chief = found
+        self._company.give_learned(model)
         self._company.give_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
         if backup.seeds is not None:
             randomness.restore_layer_seeds(model, backup.seeds, seeds)

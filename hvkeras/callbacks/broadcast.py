@@ -8,6 +8,7 @@ from typing import Any
 from hvkeras import compat, context, graphs
 from hvkeras.collectives import allreduce
 from hvkeras.functions import broadcast_variables
+from hvkeras.learned import broadcast_learned
 from hvkeras.operations import Min, require_root
 from hvkeras.optimizer import distributed_part
 
@@ -19,7 +20,8 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
     become the root's before the first step; if the model gets its weights only in the first step
-    (it was given no input shape), right after it. Metrics keep their state, and random seeds do:
+    (it was given no input shape), right after it. Layers that learn from data (vocabularies, means and variances, bin
+    boundaries) become the root's before the first step as well. Metrics keep their state, and random seeds do:
     ranks that were seeded differently go on drawing different dropout masks.
 
     Example:
@@ -61,6 +63,8 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
             built = int(allreduce(int(bool(self.model.built)), op=Min, name="the model is built"))
         if built:
             self._broadcast()
+        else:
+            broadcast_learned(self.model, self.root_rank, self.local_keys)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts after the first step, if it was not possible before."""
@@ -68,6 +72,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
             self._broadcast()
 
     def _broadcast(self) -> None:
+        broadcast_learned(self.model, self.root_rank, self.local_keys)
         variables = compat.model_weights(self.model)
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None:

@@ -13,6 +13,7 @@ from hvkeras import compat
 from hvkeras.callbacks.leading import leads, spanning_strategy
 from hvkeras.fit import shared_by
 from hvkeras.functions import broadcast_object, broadcast_variables
+from hvkeras.learned import broadcast_learned
 from hvkeras.process_sets import ProcessSet
 
 _CHUNK = 2**23  # numbers that workers of a strategy sum up at once
@@ -40,6 +41,9 @@ class Company:
     def give_variables(self, variables: Sequence[Any]) -> None:
         """Gives variables the chief's values on every process; all must call it."""
 
+    def give_learned(self, model: Any) -> None:
+        """Gives layers what those of the chief have learned from data, on ranks with models of their own."""
+
 
 class _Ranks(Company):
     """Ranks of hvkeras, which a backend joins."""
@@ -54,6 +58,9 @@ class _Ranks(Company):
 
     def give_variables(self, variables: Sequence[Any]) -> None:
         broadcast_variables(variables, self._root, self._set)
+
+    def give_learned(self, model: Any) -> None:
+        broadcast_learned(model, self._root, process_set=self._set)
 
 
 class _Workers(Company):

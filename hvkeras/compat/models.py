@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras.compat.families import KERAS, TF_KERAS, default_keras, family_of
+from hvkeras.compat.variables import native
 
 
 def model_weights(model: Any) -> list[Any]:
-    """The model's trainable and non-trainable weights: no metrics, no states of random seeds."""
-    return list(model.weights)
+    """The model's trainable and non-trainable weights: no metrics, no states of random seeds.
+
+    What layers of tf_keras have learned and keep in weights that are no variables, or of no fixed shape, is not among
+    them: see `learned_state`.
+    """
+    return [weight for weight in model.weights if _has_fixed_shape(native(weight))]
+
+
+def _has_fixed_shape(weight: Any) -> bool:
+    return hasattr(weight, "shape") and bool(weight.shape.is_fully_defined())
 
 
 def repair_optimizer(model: Any, filepath: Any) -> None:

@@ -11,6 +11,7 @@ from hvkeras import compat
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UsageError, explain
 from hvkeras.functions import broadcast_object, broadcast_variables
+from hvkeras.learned import broadcast_learned
 from hvkeras.numbers import rank
 
 
@@ -99,7 +100,8 @@ class TensorFlowState(ObjectState):
 class TensorFlowKerasState(TensorFlowState):
     """A Keras model and its optimizer, and Python objects as attributes.
 
-    Weights, moving statistics and the optimizer's variables belong to it; metrics and random seeds do not.
+    Weights, moving statistics, what layers have learned from data (vocabularies and the like) and the optimizer's
+    variables belong to it; metrics and random seeds do not.
 
     Example:
         state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0)
@@ -121,7 +123,47 @@ class TensorFlowKerasState(TensorFlowState):
         if not compat.model_weights(model):
             raise UsageError(explain("A state needs a model with its weights", "build the model or call it on a batch"
                                      " first", model=getattr(model, "name", model)))
+        self._learned: list[Any] = []
         super().__init__([], **kwargs)
+
+    def _save_values(self) -> None:
+        super()._save_values()
+        self._learned = [compat.learned_state(layer) for layer in compat.learned_layers(self.model)]
+
+    def restore(self) -> None:
+        """Sets model, optimizer and attributes to what was saved last."""
+        super().restore()
+        layers = compat.learned_layers(self.model)
+        if len(layers) != len(self._learned):
+            raise UsageError(explain("A commit must be of the state's model", "remove HVKERAS_ELASTIC_DIR, or give each"
+                                     " job one of its own", layers_that_learn=len(self._learned),
+                                     of_the_model=len(layers)))
+        for layer, state in zip(layers, self._learned, strict=True):
+            compat.take_learned_state(layer, state)
+        if layers:
+            compat.retrace(self.model)
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's model and optimizer as they are, and its attributes as it saved them last."""
+        broadcast_learned(self.model, 0)
+        super().sync()
+
+    def saved(self) -> Any:
+        """Returns values, attributes, and what layers have learned, as they were saved last."""
+        return *super().saved(), self._learned
+
+    def take(self, saved: Any) -> None:
+        """Takes over what another process had saved.
+
+        Args:
+            saved: What `saved` returned there.
+
+        Raises:
+            UsageError: It has other attributes, or variables of other shapes.
+        """
+        *values, learned = saved
+        super().take(tuple(values))
+        self._learned = learned
 
     def _tracked(self) -> list[Any]:
         optimizer = self.optimizer if self.optimizer is not None else getattr(self.model, "optimizer", None)
