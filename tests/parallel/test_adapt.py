@@ -74,7 +74,8 @@ def test_the_root_gives_what_its_layers_have_learned(outcome: Outcome) -> None:
     first, second = outcome.results("given_by_the_root")
     assert not near(first["before"], second["before"]), "the layers of the ranks were alike"
     for found in (first, second):
-        assert near(found["predicted"], second["before"])
+        assert near(found["after"], second["before"])
+        assert near(found["predicted"][1], second["predicted"][0])
         assert near(found["again"][0], found["again"][1])
         assert near(found["root alone"][0], found["root alone"][1])
     assert first["losses"] == second["losses"]

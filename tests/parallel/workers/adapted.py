@@ -203,14 +203,15 @@ def given_by_the_root() -> dict[str, Any]:
     made = compiled(adapted(hvd.rank()))
     before = outputs(made)
     made.optimizer.learning_rate = 0.0
-    made.predict(tuple(inputs()), verbose=0)  # traced with the former tables
+    own = made.predict(tuple(inputs()), verbose=0).ravel().tolist()  # traced with the former tables
     first = fit(made, hvd.callbacks.BroadcastGlobalVariablesCallback(1))
     predicted = made.predict(tuple(inputs()), verbose=0).ravel().tolist()
+    after = outputs(made)
     again = fit(adapted_again := adapted(1 - hvd.rank(), made), hvd.callbacks.BroadcastGlobalVariablesCallback(1))
     root_alone = compiled(model() if hvd.rank() else adapted(0), run_eagerly=True)
     root_alone.optimizer.learning_rate = 0.0
     fit(root_alone, hvd.callbacks.BroadcastGlobalVariablesCallback(0))
-    return {"before": before, "after": outputs(compiled(adapted(1))), "predicted": predicted, "losses": [first, again],
+    return {"before": before, "after": after, "predicted": [own, predicted], "losses": [first, again],
             "again": [outputs(adapted_again), outputs(adapted(0))],
             "root alone": [outputs(root_alone), outputs(adapted(0))]}
 
