@@ -131,9 +131,13 @@ def exchanges() -> list[str]:
     table = hvd.alltoall(tf.range(2 * size) + 100 * hvd.rank())
     if table.numpy().tolist() != [100 * rank + 2 * hvd.rank() + more for rank in range(size) for more in (0, 1)]:
         wrong.append(f"equal splits: {table.numpy().tolist()}")
-    counts = hvd.alltoall(tf.zeros([3, 2]), tf.constant(splits(hvd.rank(), 3), tf.int64))[1]
-    if counts.dtype != tf.int64 or counts.numpy().tolist() != [splits(rank, 3)[hvd.rank()] for rank in range(size)]:
+    sent = tf.constant([2 * hvd.rank() + place for place in range(size)], tf.int64)  # not what is received
+    rows, counts = hvd.alltoall(tf.fill([int(tf.reduce_sum(sent)), 2], hvd.rank()), sent)
+    expected = [2 * rank + hvd.rank() for rank in range(size)]
+    if counts.dtype != tf.int64 or counts.numpy().tolist() != expected:
         wrong.append(f"counts: {counts}")
+    if rows.numpy().tolist() != [[rank] * 2 for rank in range(size) for _ in range(expected[rank])]:
+        wrong.append(f"rows: {rows}")
     return wrong
 
 
