@@ -29,6 +29,8 @@ if find_spec("hvkeras.backends") is None:  # a folder beside this one in the sou
         f" path={str(Path(__file__).parent)!r}. HINT: run from another folder than the repository's, or pytest with"
         " --import-mode=importlib; or install the folder itself: pip install -e .")
 
+from hvkeras.requirements import require_tensorflow
+
 __version__ = "0.1.0"
 
 # Where each public name lives.
@@ -95,7 +97,12 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"hvkeras.{name}")
     if name in _ORIGIN:
-        return getattr(importlib.import_module(_ORIGIN[name]), name)
+        try:
+            return getattr(importlib.import_module(_ORIGIN[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name == "tensorflow":
+                require_tensorflow()
+            raise
     raise AttributeError(f"module 'hvkeras' has no attribute {name!r}")
 
 

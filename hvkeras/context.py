@@ -20,8 +20,9 @@ from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
 from hvkeras.launch_environments.starter import open_starter
 from hvkeras.mpi import finalize_mpi
 from hvkeras.network import host_identity
-from hvkeras.output import prints_at, quiet_engines, say
+from hvkeras.output import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.rendezvous import REPORT_EVERY, Meeting, forget_note, meet, task_name
+from hvkeras.requirements import require_tensorflow
 from hvkeras.settings import Settings, ignored_variables
 from hvkeras.threads import fair_share, limit_threads, usable_cores
 from hvkeras.topology import Topology, topology_from_hosts
@@ -121,6 +122,8 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
                                      running=_job.backend.name, backend=backend))
         _add_process_sets(process_sets)
         return
+    open_closed_streams()
+    require_tensorflow()
     settings = Settings()
     quiet_engines(settings.log_level)
     requested = backend or settings.backend
@@ -145,6 +148,7 @@ def init_for_strategy() -> Backend:
     """
     global _job  # noqa: PLW0603 - a process takes part in one job
     if _job is None:
+        open_closed_streams()
         settings = Settings()
         quiet_engines(settings.log_level)
         launch = detect_launch()

@@ -54,6 +54,10 @@ class MachineError(HvkerasError):
     """This machine lacks something that the job needs: a package, a port, a launcher's variable."""
 
 
+class NotInstalledError(MachineError, ModuleNotFoundError):
+    """A package is missing that hvkeras needs."""
+
+
 class PeerError(HvkerasError, HorovodInternalError):
     """Another rank is missing, failed, or does something else than this one."""
 

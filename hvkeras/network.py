@@ -31,6 +31,13 @@ def host_identity() -> str:
     return f"{socket.gethostname()} {boot} {memory}".rstrip()
 
 
+def own_name_resolves_to() -> str:
+    """The address that this machine's own name resolves to; "" if it does not."""
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return ""
+
+
 def is_local(host: str) -> bool:
     """Says whether a host name or address is this machine."""
     try:

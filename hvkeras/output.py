@@ -22,6 +22,18 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def open_closed_streams() -> None:
+    """Gives this process the standard streams that it was started without; what goes there is lost.
+
+    Else the next files and sockets that it opens would take their numbers, and get what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 - for as long as the process lives
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 def prints_at(settings: Settings, level: str) -> bool:
     """Says whether messages of `level` are printed under the log level in force."""
     return LOG_LEVELS.index(level) >= LOG_LEVELS.index(settings.log_level)

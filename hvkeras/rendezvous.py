@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import socket
-import stat
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ from hvkeras.network import (
     split_address,
 )
 from hvkeras.output import say
+from hvkeras.private_files import create_private, why_not_private
 from hvkeras.settings import Settings
 
 WORD = 2.0  # seconds in which a rank hears from the server in its own process
@@ -366,21 +366,31 @@ def _note(launch: Launch, settings: Settings) -> Path:
     """Where rank 0 leaves address and secret: a folder of this host, or one that hosts commonly share."""
     own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if _is_one_host(launch) else Path.home() / ".hvkeras"
     folder = Path(settings.rendezvous_dir or own)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise MachineError(explain("The folder that carries the job's secret must belong to you alone",
-                                   f"chmod 700 {folder}, or set HVKERAS_RENDEZVOUS_DIR to another folder",
-                                   folder=str(folder), mode=oct(stat.S_IMODE(found.st_mode))))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = why_not_private(folder.stat(), 0o077)
+        if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            reason = "you may not write to it"
+    except OSError as error:
+        reason = f"it cannot be made or looked at ({error.strerror})"
+    if reason:
+        fix = f"chmod 700 {folder}, or " if "mode" in reason or "write" in reason else ""
+        raise MachineError(explain(f"The folder that carries the job's secret must belong to you alone, but {reason}",
+                                   f"{fix}set HVKERAS_RENDEZVOUS_DIR to a folder of yours, the same for all ranks",
+                                   folder=str(folder)))
     return folder / f"{launch.rendezvous.job}.json"
 
 
 def _write_privately(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    draft.replace(path)
+    try:
+        with create_private(draft) as file:
+            file.write(text.encode())
+        draft.replace(path)
+    except OSError as error:
+        raise MachineError(explain(f"The folder that carries the job's secret must be writable ({error.strerror})",
+                                   "set HVKERAS_RENDEZVOUS_DIR to a folder with room, the same for all ranks",
+                                   path=str(path))) from error
 
 
 def _own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:

@@ -19,6 +19,7 @@ from hvkeras.errors import UsageError, explain
 PREFIX = "HVKERAS_"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 LONGEST_TRACE = 10_000  # steps of a window: a step is a few kilobytes of trace
+SHORTEST_SILENCE = 1.0  # seconds: ranks give signs of life every half second, the server every one
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -26,6 +27,20 @@ def _seconds(text: str) -> float:
     value = float(text.strip().removesuffix("s"))
     if not value >= 0:  # not a number is not either
         raise ValueError("a duration is not negative")
+    return value
+
+
+def _timeout(text: str) -> float:
+    value = _seconds(text)
+    if value == 0:
+        raise ValueError("a deadline is more than 0 s")
+    return value
+
+
+def _silence(text: str) -> float:
+    value = _seconds(text)
+    if value < SHORTEST_SILENCE:
+        raise ValueError(f"signs of life come every second, so it is {SHORTEST_SILENCE:g} s or more")
     return value
 
 
@@ -129,9 +144,9 @@ class Setting:
 
 TABLE: tuple[Setting, ...] = (
     Setting("backend", str, "auto", "Collective engine: auto, native, horovod, tfdist, local or a plug-in's name."),
-    Setting("start_timeout", _seconds, 60.0, "Seconds that ranks wait for each other at start.",
+    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at start.",
             horovod="HOROVOD_START_TIMEOUT"),
-    Setting("liveness_timeout", _seconds, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
+    Setting("liveness_timeout", _silence, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
     Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or stands still in fit, before"
             " it is told who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
     Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or stands still in fit,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -43,7 +44,10 @@ def short(path: str) -> str:
     Args:
         path: The file, as a frame names it.
     """
-    for folder in (*_INSTALLED, str(Path.cwd()) + os.sep):
+    folders = list(_INSTALLED)
+    with contextlib.suppress(FileNotFoundError):  # it may have been removed
+        folders.append(os.getcwd() + os.sep)
+    for folder in folders:
         path = path.rpartition(folder)[2]
     return path
 

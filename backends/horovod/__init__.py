@@ -52,9 +52,11 @@ class HorovodBackend(Backend):
                 " python -m hvkeras.build_horovod, or launch with the mpirun that it was built with")
 
     def start(self, start: Start) -> int:
-        from hvkeras.backends.horovod.rendezvous import GlooRendezvous, horovod_variables
+        from hvkeras.backends.horovod.rendezvous import GlooRendezvous, check_own_name, horovod_variables
 
         uses_mpi = installed.serves_mpi(start.launch)
+        if not uses_mpi:
+            check_own_name(start.topology.is_one_host)
         if uses_mpi:
             self._own_mpi(start)
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Availability
+from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch
@@ -37,7 +38,7 @@ def availability() -> Availability:
     built_for = json.loads((root / "metadata.json").read_text()).get("tensorflow", "another version")
     installed = _tensorflow_version()
     if installed is None:
-        return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
+        return Availability(False, f"TensorFlow is not installed: {TENSORFLOW}")
     if built_for != installed:
         return Availability(False, f"Horovod was built for TensorFlow {built_for}, not this {installed}; {BUILD}")
     parts = [name for name, there in (("MPI", has_mpi()), ("Gloo", has_gloo())) if there]

@@ -16,7 +16,7 @@ from hvkeras.backends.interface import Start
 from hvkeras.common.util import env
 from hvkeras.errors import MachineError, explain
 from hvkeras.launch_environments.horovod_numbers import numbers_of_topology
-from hvkeras.network import LOOPBACK, interface_of
+from hvkeras.network import LOOPBACK, interface_of, own_name_resolves_to
 from hvkeras.topology import topology_from_hosts
 
 # Horovod may not print walls of names for a late rank: our control channel says who is late in one line.
@@ -43,8 +43,6 @@ class GlooRendezvous:
         assert start.control is not None
         topology = start.topology
         address = LOOPBACK if topology.is_one_host else start.control.local_address
-        if not topology.is_one_host:
-            _check_own_name()
         if previous is not None:
             previous.close()
         self._server: Any = self._serve(start, address) if topology.rank == 0 else None
@@ -91,16 +89,19 @@ class GlooRendezvous:
             self._server = None
 
 
-def _check_own_name() -> None:
+def check_own_name(is_one_host: bool) -> None:
     """Gloo announces this host by whatever its own name resolves to, and crashes when that is nothing.
+
+    Args:
+        is_one_host: Whether all ranks are on this host, so that the loopback will do.
 
     Raises:
         MachineError: It is nothing, or the loopback, which no other host reaches.
     """
-    name, found = socket.gethostname(), ""
-    with contextlib.suppress(OSError):
-        found = socket.gethostbyname(name)
-    if not found or ipaddress.ip_address(found).is_loopback:
-        raise MachineError(explain("Horovod's Gloo needs each host's own name to resolve to an address that the other"
-                                   " hosts reach", f"write that address and {name} into /etc/hosts on this host, or use"
-                                   " mpirun or the tfdist backend", host=name, resolves_to=found or None))
+    name, found = socket.gethostname(), own_name_resolves_to()
+    if not found or (not is_one_host and ipaddress.ip_address(found).is_loopback):
+        reached = "an address" if is_one_host else "an address that the other hosts reach"
+        raise MachineError(explain(f"Horovod's Gloo needs each host's own name to resolve to {reached}",
+                                   f"write {LOOPBACK if is_one_host else 'that address'} and {name} into /etc/hosts on"
+                                   " this host, or use mpirun or the tfdist backend", host=name,
+                                   resolves_to=found or None))

@@ -16,17 +16,19 @@ from hvkeras.backends.interface import Availability
 from hvkeras.backends.native.libraries import path_of
 from hvkeras.backends.native.network import built_for
 from hvkeras.errors import MachineError, explain
+from hvkeras.requirements import TENSORFLOW
 
 Array = np.ndarray[Any, Any]
 
 PATH = path_of("libhvkeras_native.so")
-INSTALL = "install hvkeras again where g++ (or clang++) and cmake are found: pip install --force-reinstall --no-deps"
+INSTALL = ("install hvkeras again where g++ (or clang++) and cmake are found, from the folder of its sources:"
+           " pip install --force-reinstall --no-deps .")
 
 
 def availability() -> Availability:
     """Says whether the library was built, without loading it."""
     if importlib.util.find_spec("tensorflow") is None:
-        return Availability(False, "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
+        return Availability(False, f"TensorFlow is not installed: {TENSORFLOW}")
     if not PATH.is_file():
         return Availability(False, f"its C++ library was not built, since no compiler was found; {INSTALL}")
     between = f"between hosts over {mpi}" if (mpi := built_for()) else "within one host, since it was built without MPI"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
     from hvkeras.backends.tfdist.cluster import Cluster
@@ -46,7 +47,7 @@ class TfdistBackend(Backend):
     def availability(cls) -> Availability:
         found = importlib.util.find_spec("tensorflow") is not None
         return Availability(found, "TensorFlow is installed" if found else
-                            "TensorFlow is not installed: pip install 'hvkeras[cpu]' or 'hvkeras[tensorflow]'")
+                            f"TensorFlow is not installed: {TENSORFLOW}")
 
     @classmethod
     def objection(cls, launch: Launch) -> str:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.requirements import TENSORFLOW
 
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 OLDEST_TENSORFLOW = (2, 16)
@@ -104,7 +105,7 @@ def check_tensorflow(version: str) -> str:
     """Returns a version against which the build works, or raises."""
     if not version:
         raise MachineError(explain("Horovod is built against an installed TensorFlow, and there is none",
-                                   "pip install 'hvkeras[cpu]' (or [tensorflow], [cuda]) first"))
+                                   f"{TENSORFLOW}, first"))
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not OLDEST_TENSORFLOW <= number <= NEWEST_TENSORFLOW:
         raise UsageError(explain("Horovod 0.28.1 builds this way against TensorFlow 2.16 to 2.21",

@@ -42,7 +42,7 @@ def doctor(arguments: Sequence[str]) -> int:
         UsageError: The command line cannot be read.
     """
     flags = _parser().parse_args(arguments)
-    listed = place(None, flags.hosts, flags.hostfile) if flags.hosts or flags.hostfile else []
+    listed = place(None, flags.hosts, flags.hostfile) if (flags.hosts, flags.hostfile) != (None, None) else []
     others = [host.name for host in listed if not host.local]
     reports: Reports = {}
     if not listed or any(host.local for host in listed):

@@ -18,10 +18,11 @@ from hvkeras.backends.native.network import built_for, mpi_of
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
 from hvkeras.launcher.check_build import found as path_of
 from hvkeras.launcher.check_build import version_of, version_output
+from hvkeras.requirements import TENSORFLOW
 from hvkeras.settings import Settings
 
 PROBE_DEADLINE = 60.0  # seconds in which everything has been imported once
-_INSTALL_TENSORFLOW = "pip install 'hvkeras[cpu]', 'hvkeras[tensorflow]' or 'hvkeras[cuda]'"
+_INSTALL_TENSORFLOW = TENSORFLOW
 _INSTALL_MPI = "pip install 'hvkeras[mpi]'"
 
 Facts = dict[str, dict[str, Any]]
@@ -120,6 +121,8 @@ def _distribution(module: str) -> str:
 
 
 def _native(facts: Facts) -> Finding:
+    if "tensorflow" not in facts:
+        return Finding("backend native", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
     available = loading.availability()
     if not available.ok:
         return Finding("backend native", NOTE, available.reason.split("; ")[0], loading.INSTALL)
@@ -181,6 +184,8 @@ def _major(version: str) -> str:
 
 def _horovod(facts: Facts) -> Finding:
     available = installed.availability()
+    if "tensorflow" not in facts and version_of("horovod"):
+        return Finding("backend horovod", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
     if not available.ok:
         state = NOTE if "is not installed" in available.reason else PROBLEM
         text, _, fix = available.reason.partition("; ")

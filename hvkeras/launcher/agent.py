@@ -8,7 +8,7 @@ output go events (read by `hvkeras.launcher.host_agents`):
     {"type": "hello", "pid": 7, "host": "node1"}
     {"type": "reserved", "ports": [4711, 4712], "address": "10.0.0.2"}
     {"type": "started", "rank": 0, "pid": 8}
-    {"type": "failed", "rank": 0, "error": "No such file or directory", "culprit": "pyton", "code": 127}
+    {"type": "failed", "rank": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
     {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
     {"type": "exit", "rank": 0, "code": -9}
 
@@ -41,6 +41,7 @@ KILL_GRACE = 5.0  # seconds for SIGKILL to work; a process that hangs in the ker
 LOOK = 0.5  # seconds between two looks of the guard at the agent
 PATIENCE = 15.0  # seconds for which the agent may be stopped, unless the command line says otherwise
 CHUNK = 65536
+SPARE = 4  # open files: what looking through /proc takes, and more
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl's numbers, from <linux/prctl.h>
 _SET_CHILD_SUBREAPER = 36
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
@@ -71,6 +72,7 @@ class Agent:
         self._guard_is_there = True
         self._partial = b""
         self._held: list[socket.socket] = []
+        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when files run out
 
     def run(self) -> None:
         """Says hello, starts the ranks that it is then told to, and serves them until standard input ends."""
@@ -101,24 +103,25 @@ class Agent:
             if os.getppid() != parent:
                 os._exit(1)
 
-        outputs = terminal(wanted["terminal"]) if wanted["terminal"] else os.pipe()
-        errors = os.pipe()
+        ends: list[int] = []
         try:
+            ends += terminal(wanted["terminal"]) if wanted["terminal"] else os.pipe()
+            ends += os.pipe()
             process = subprocess.Popen(
                 wanted["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
-                stdout=outputs[1], stderr=errors[1], start_new_session=True,
+                stdout=ends[1], stderr=ends[3], start_new_session=True,
                 preexec_fn=before_the_command)  # noqa: PLW1509 - this process has one thread
         except OSError as error:
-            for descriptor in (outputs[0], errors[0]):
+            for descriptor in (*ends, *self._spare):
                 os.close(descriptor)
+            self._spare = []
             culprit = job["folder"] if error.filename == job["folder"] else wanted["command"][0]
-            self._tell({"type": "failed", "rank": wanted["rank"], "error": error.strerror, "culprit": culprit,
-                        "code": 126 if isinstance(error, PermissionError) else 127})
+            self._tell({"type": "failed", "rank": wanted["rank"], "error": error.strerror, "errno": error.errno,
+                        "culprit": culprit, "code": 126 if isinstance(error, PermissionError) else 127})
             return
-        finally:
-            os.close(outputs[1])
-            os.close(errors[1])
-        rank = Rank(wanted["rank"], process, {outputs[0]: "stdout", errors[0]: "stderr"})
+        os.close(ends[1])
+        os.close(ends[3])
+        rank = Rank(wanted["rank"], process, {ends[0]: "stdout", ends[2]: "stderr"})
         self._ranks.append(rank)
         for descriptor in rank.streams:
             os.set_blocking(descriptor, False)

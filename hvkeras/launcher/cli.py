@@ -17,11 +17,12 @@ from hvkeras.errors import HvkerasError, UsageError, explain
 from hvkeras.launcher.arguments import parse
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
+from hvkeras.launcher.limits import ROOM_TO_MAKE, out_of_room, require_current_folder
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Job
 from hvkeras.launcher.run import run as run_job
-from hvkeras.output import prints_at
+from hvkeras.output import open_closed_streams, prints_at
 from hvkeras.settings import Settings
 
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits, and whether this command removes them
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given[0] if given else "--help"
     if command in ("-v", "--version"):
@@ -105,12 +107,18 @@ def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
 def _guarded(prog: str, action: Callable[[], int]) -> int:
     """Turns our errors into one line and a code, without a traceback."""
     try:
+        require_current_folder()
         return action()
     except UsageError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except HvkerasError as error:
         print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in ROOM_TO_MAKE:
+            raise
+        print(f"{prog}: {out_of_room(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -20,6 +20,7 @@ import cloudpickle
 
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.launcher.agent import terminal
+from hvkeras.launcher.limits import require_current_folder
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import CLEAR, TAIL
@@ -119,6 +120,7 @@ def run(
     }
     options = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
     options += ["--verbose"] if verbose else []
+    require_current_folder()
     remote = not all(host.local for host in place(size, hosts, hostfile))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
         folder = Path(name).absolute()

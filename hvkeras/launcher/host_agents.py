@@ -17,6 +17,7 @@ from typing import Any
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.agent import process_state
+from hvkeras.launcher.limits import how_to_make_room
 from hvkeras.launcher.placement import HostRanks
 
 # Runs the agent from the text on standard input: the other host needs no hvkeras for it, and versions cannot differ.
@@ -100,6 +101,9 @@ class HostAgent:
         except FileNotFoundError:
             raise MachineError(explain("ssh must be installed to start ranks on other hosts",
                                        "install OpenSSH's client", host=self.host.name)) from None
+        except OSError as error:
+            raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
+                                       how_to_make_room(error.errno or 0), host=self.host.name)) from error
         self._complaints = asyncio.ensure_future(_end_of(self._pipe("stderr")))
         source = AGENT.read_bytes()
         self._send(str(len(source)).encode() + b"\n" + source)

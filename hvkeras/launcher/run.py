@@ -17,6 +17,7 @@ from hvkeras.errors import explain
 from hvkeras.launch_environments import hvkeras_run, tf_config
 from hvkeras.launch_environments.horovod_numbers import announced, named
 from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
+from hvkeras.launcher.limits import how_to_make_room, require_open_files
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.trace import forget_traces, merged_after, trace_of
@@ -256,6 +257,7 @@ class Launcher:
             hint = "check its spelling, the PATH and the current folder there"
             if event["culprit"].endswith(".py"):
                 hint = f"scripts are started by Python: hvkeras run ... python {event['culprit']}"
+            hint = how_to_make_room(event["errno"]) or hint
             problem = explain(f"The command must start on every host ({event['error']})", hint,
                               command=event["culprit"])
             self._fail(Cause("setup", rank, agent.host_name, None, f"could not be started: {problem}", "",
@@ -398,6 +400,7 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
         HvkerasError: The job could not be started.
     """
     settings = Settings(job.environment)
+    require_open_files(job.size, len(job.hosts))
     folder, trace = reports_to(settings), trace_of(settings, job.folder)
     forget_traces(trace)
 

@@ -126,6 +126,12 @@ def test_a_host_cannot_be_an_option_of_ssh(tmp_path: Path) -> None:
         place(None, None, str(tmp_path / "hosts"))
 
 
+@pytest.mark.parametrize(("hosts", "hostfile", "flag"), [("", None, "-H"), (None, " ", "-hostfile")])
+def test_no_hosts_are_not_this_host(hosts: str | None, hostfile: str | None, flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag} must be followed by hosts, and nothing is.*leave {flag} out"):
+        place(2, hosts, hostfile)
+
+
 def test_an_empty_hostfile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# none\n\n")
     with pytest.raises(UsageError, match="at least one host"):

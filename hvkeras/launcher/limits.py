@@ -1,0 +1,60 @@
+"""What a launcher needs of its machine: a current folder, open files, processes and memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from hvkeras.errors import MachineError, UsageError, explain
+
+FILES_OF_A_LAUNCHER = 40  # that are open besides those for ranks and hosts: Python's, asyncio's, a report's
+FILES_OF_A_HOST = 4  # three pipes, and one that is open while its agent starts
+_FIXES = {
+    errno.EMFILE: "raise the limit of open files, which ulimit -n shows, or lower -np",
+    errno.ENFILE: "end other programs: the whole machine has no more room for open files",
+    errno.EAGAIN: "lower -np, or raise the limit of processes: ulimit -u, and that of a container or a service",
+    errno.ENOMEM: "lower -np, or make room in memory",
+}
+ROOM_TO_MAKE = frozenset(_FIXES)  # what the operating system answers where something is used up
+
+
+def out_of_room(error: OSError) -> str:
+    """Words an error of `ROOM_TO_MAKE`."""
+    return explain(f"This machine must have room for the job ({os.strerror(error.errno or 0)})",
+                   how_to_make_room(error.errno or 0))
+
+
+def how_to_make_room(number: int) -> str:
+    """What helps against an error of the operating system; "" if it is none of `ROOM_TO_MAKE`."""
+    return _FIXES.get(number, "")
+
+
+def require_current_folder() -> None:
+    """Makes sure that the current folder exists.
+
+    Raises:
+        UsageError: It was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(explain(f"The current folder must be there ({error.strerror}): it was removed", "cd to"
+                                 " another one", PWD=os.environ.get("PWD"))) from None
+
+
+def require_open_files(ranks: int, hosts: int) -> None:
+    """Makes sure that a launcher can have as many open files as its job needs.
+
+    Args:
+        ranks: How many ranks connect to it.
+        hosts: How many agents it talks to.
+
+    Raises:
+        MachineError: It cannot.
+    """
+    needed = FILES_OF_A_LAUNCHER + FILES_OF_A_HOST * hosts + ranks
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= allowed < needed:
+        raise MachineError(explain(f"A launcher of {ranks} rank{'s' * (ranks > 1)} needs {needed} open files",
+                                   f"ulimit -n {needed}, or lower -np", allowed=allowed))

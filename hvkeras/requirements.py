@@ -1,0 +1,20 @@
+"""What hvkeras needs beyond its own dependencies: TensorFlow, of which the user picks the flavour."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hvkeras.errors import NotInstalledError, explain
+
+TENSORFLOW = "pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensorflow[and-cuda] for NVIDIA's GPUs"
+
+
+def require_tensorflow() -> None:
+    """Makes sure that TensorFlow is installed, without importing it.
+
+    Raises:
+        NotInstalledError: It is not.
+    """
+    if find_spec("tensorflow") is None:
+        raise NotInstalledError(explain("TensorFlow must be installed where ranks run, and hvkeras leaves the choice of"
+                                        " it to you", TENSORFLOW))
