@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.callbacks.whole_files import plain_state, remove_leftovers, replacing
@@ -108,7 +109,7 @@ class BackupFolder:
             MachineError: The file cannot be written; the former one is still there.
         """
         try:
-            with replacing(self._file) as partial, plain_state(model):
+            with replacing(self._file, _size(model)) as partial, plain_state(model):
                 model.save_weights(str(partial))
                 _add(partial, backup)
                 if self._keeps_two and self._file.exists():
@@ -182,6 +183,12 @@ class BackupFolder:
             path.unlink(missing_ok=True)
         if self._folder.is_dir() and not any(self._folder.iterdir()):
             self._folder.rmdir()
+
+
+def _size(model: Any) -> int:
+    """The bytes of a model's variables and its optimizer's."""
+    variables = compat.model_weights(model) + compat.optimizer_variables(model.optimizer)
+    return sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
 
 
 def _add(path: Path, backup: Backup) -> None:

@@ -12,27 +12,46 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.callbacks.leading import spanning_strategy
+from hvkeras.errors import MachineError, explain
 from hvkeras.optimizer import distributed_part
+from hvkeras.room import room_left, why_full
 
 _PARTIAL = ".partial-"
 _SINGLE_FILES = (".keras", ".h5")
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     """Gives a path to write to; what was written there takes the place of `path` once it is complete and on the disk.
 
     It lies in a folder of its own beside `path`, since Keras may write further files next to the one it is told.
+
+    Args:
+        path: The file to replace.
+        size: The bytes that it takes at least, where that is known.
+
+    Raises:
+        MachineError: There is no room for it. What was there before still is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(_PARTIAL + path.name)
     _remove(folder)
-    folder.mkdir()
     try:
+        folder.mkdir()
         yield folder / path.name
         _to_disk(folder / path.name)
         (folder / path.name).replace(path)
         _to_disk(path.parent)
+    except Exception as error:
+        why = why_full(error)
+        if not why:
+            raise
+        written = (folder / path.name).stat().st_size if (folder / path.name).exists() else 0
+        _remove(folder)
+        raise MachineError(explain(
+            f"A file must have room on its disk ({why})", "make room, or choose another folder"
+            + ("; the file that was there before is still whole" if path.exists() else ""), path=str(path),
+            size=written if size is None else max(size, written), room_left=room_left(path))) from error
     finally:
         _remove(folder)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hvkeras.commits_folder import commit_path
 from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError, MachineError, UsageError, explain
 from hvkeras.private_files import create_private, read_private, why_not_private
+from hvkeras.room import room_left
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CommitFile:
                 unfinished.unlink(missing_ok=True)
             raise MachineError(explain(f"Commits must be writable ({error.strerror})", "set HVKERAS_ELASTIC_DIR to a"
                                        " folder with room", path=str(self._path), written=written,
-                                       room_left=_room(self._path.parent))) from error
+                                       room_left=room_left(self._path))) from error
         except Exception as error:  # whatever an object's own pickling raises
             unfinished.unlink(missing_ok=True)
             raise UsageError(explain(f"What a state commits must be picklable ({type(error).__name__}: {error})",
@@ -115,10 +115,3 @@ class CommitFile:
             raise CommitError(explain(f"Only you may be able to write to the folder of commits, but {reason}",
                                       f"chmod go-w {folder}, or set HVKERAS_ELASTIC_DIR to a folder of yours",
                                       folder=str(folder)))
-
-
-def _room(folder: Path) -> int | None:
-    """The bytes that are free where a folder is."""
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(folder).free
-    return None

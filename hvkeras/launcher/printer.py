@@ -7,11 +7,15 @@ it down. In a file, a line that was redrawn by carriage returns is what it was i
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+from hvkeras.errors import MachineError, explain
+from hvkeras.room import room_left
 
 # What TensorFlow says of itself when it is loaded, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
@@ -19,6 +23,8 @@ _CHATTER = re.compile(CHATTER.pattern.encode())
 TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the last word
 LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it goes on
 CLEAR = b"\r\x1b[K"
+_GONE = (errno.EIO, errno.ENXIO, errno.EBADF)  # a pipe or terminal that nobody reads any more
+_WORDS = {"stdout": "output", "stderr": "error"}
 
 
 class Printer:
@@ -45,7 +51,7 @@ class Printer:
         self._quiet = quiet
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
-        self._screens_are_there = True  # a closed pipe or terminal raises once, and is left alone after that
+        self._there = set(self._screens)  # what is closed or full raises once, and is left alone after that
         self._shown = b""  # the unfinished line at the bottom of the terminal
         self._tails: dict[int, bytes] = {}
         self._files: dict[tuple[int, str], BinaryIO] = {}
@@ -67,9 +73,10 @@ class Printer:
 
         Raises:
             OSError: The screen is gone (a closed pipe or terminal); later calls keep the files alone.
+            MachineError: The disk is full, or cannot be written for another reason.
         """
         if (rank, stream) in self._files:
-            self._files[rank, stream].write(data)
+            self._keep(rank, stream, data)
         if stream == "stderr":
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-TAIL:]
         *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
@@ -122,13 +129,31 @@ class Printer:
             self._shown = line
 
     def _write(self, stream: str, data: bytes) -> None:
-        if self._screens_are_there:
+        if stream in self._there:
             try:
                 self._screens[stream].write(data)
                 self._screens[stream].flush()
-            except OSError:
-                self._screens_are_there = False
-                raise
+            except OSError as error:
+                if isinstance(error, BrokenPipeError) or error.errno in _GONE:
+                    self._there.clear()
+                    raise
+                self._there.discard(stream)
+                raise MachineError(explain(f"Standard {_WORDS[stream]} must be writable ({error.strerror})",
+                                           "make room, or send it elsewhere")) from error
+
+    def _keep(self, rank: int, stream: str, data: bytes) -> None:
+        """Writes all of it to the rank's file; a full disk takes a part at first."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._files[rank, stream].write(rest):]
+        except OSError as error:
+            file = self._files.pop((rank, stream))
+            path, size = Path(str(file.name)), file.tell()
+            file.close()
+            raise MachineError(explain(f"The files of the ranks' output must be writable ({error.strerror})",
+                                       "make room, or choose another --output-filename", path=str(path), size=size,
+                                       room_left=room_left(path))) from error
 
 
 def _last_state(line: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer, Deadlines
-from hvkeras.errors import explain
+from hvkeras.errors import MachineError, explain
 from hvkeras.launch_environments import hvkeras_run, tf_config
 from hvkeras.launch_environments.horovod_numbers import announced, named
 from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
@@ -94,6 +94,7 @@ class Launcher:
         self._server: ControlServer | None = None
         self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
+        self._lost_output = ""
         self.last_words = ""
 
     async def run(self) -> int:
@@ -119,6 +120,9 @@ class Launcher:
         if self._cause is not None:
             tail = self._printer.tail(self._cause.rank) if self._cause.rank is not None else ""
             self.last_words = last_words(self._cause, by_itself, tail)
+        elif self._lost_output:
+            self.last_words = f"hvkeras run: {self._lost_output}"
+            return 1
         return 128 + self._interrupted if self._interrupted else exit_code(self._cause, by_itself)
 
     @property
@@ -251,6 +255,8 @@ class Launcher:
                 self._printer.show(rank, event["stream"], event["data"])
             except OSError:
                 self._interrupt(signal.SIGPIPE)
+            except MachineError as error:
+                self._fail(Cause("setup", None, "", None, str(error)))
         elif event["type"] == "started":
             self._tell(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
@@ -363,8 +369,12 @@ class Launcher:
         await asyncio.gather(*(agent.ended(AGENT_GRACE) for agent in self._agents))
         if self._server is not None:
             self._server.stop()
-        with contextlib.suppress(OSError):
+        try:
             self._printer.finish()
+        except MachineError as error:  # the ranks have ended well, but not all that they said was kept
+            self._lost_output = str(error)
+        except OSError:
+            pass  # nobody reads it
 
     # Small things.
 
@@ -382,7 +392,7 @@ class Launcher:
             self._say(f"hvkeras run: {text}")
 
     def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, MachineError):
             self._printer.say(text)
 
 
@@ -424,6 +434,6 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
 
 
 def _say(shown: Printer, *texts: str) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, MachineError):
         for text in filter(None, texts):
             shown.say(text)

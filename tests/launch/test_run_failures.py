@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -234,6 +235,21 @@ def test_what_a_rank_leaves_behind_ends_with_the_job(tmp_path: Path) -> None:
 def test_ranks_are_not_interrupted_by_the_launchers_terminal(tmp_path: Path) -> None:
     code = "print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())"
     assert run(["-np", "1", *python(code)], tmp_path).stdout == "[0] True True\n"
+
+
+@pytest.mark.parametrize(("arguments", "screen", "words"), [
+    ("", "/dev/full", r"Standard output must be writable \(No space left on device\)\."),
+    ("--output-filename logs", "/dev/null",
+     (r"The files of the ranks' output must be writable \(File too large\)\. Received:"
+      r" path='\S+/logs/rank\.0/stdout', size=65536, room_left=\d+\.")),
+], ids=["screen", "files"])
+def test_a_full_disk_is_called_so(arguments: str, screen: str, words: str, tmp_path: Path) -> None:
+    write = shlex.join(python("for _ in range(300): print(1000 * 'x')\ntime.sleep(1000)"))
+    command = f"ulimit -f 64; exec {BIN}/hvkeras run -np 1 {arguments} {write} > {screen}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=clean_environment(tmp_path), text=True,
+                          stderr=subprocess.PIPE, timeout=100, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(f"hvkeras run: {words} HINT: make room, .*", done.stderr.splitlines()[-1]), done.stderr
 
 
 def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:

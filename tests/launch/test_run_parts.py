@@ -144,7 +144,7 @@ def test_what_belongs_to_this_host_is_not_exported() -> None:
 
 
 def test_ssh_asks_for_no_password() -> None:
-    assert "BatchMode=yes" in Ssh().command("node2")
+    assert "BatchMode=yes" in Ssh().command("node2", 15.0)
 
 
 KILLED = Cause("lost", 1, "node1", 7, "ended without a word")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import resource
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -277,6 +278,36 @@ def test_a_backup_that_cannot_be_written_ends_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(hvd.MachineError, match=r"must be writable.*folder with room.*"):
         train(tmp_path / "file" / "backup", DATA["arrays"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of h5py, which closes late
+@pytest.mark.parametrize(("kind", "share"), [("backup", 0.5), ("backup", 0.999), ("checkpoint", 0.5)])
+def test_a_full_disk_is_called_so_and_leaves_the_former_file(kind: str, share: float, tmp_path: Path) -> None:
+    path = tmp_path / ("latest.weights.h5" if kind == "backup" else "model.keras")
+    written = BackupAndRestore(tmp_path, delete_checkpoint=False) if kind == "backup" else ModelCheckpoint(path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = b""
+
+    class Full(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            nonlocal former
+            if epoch == 1:
+                former = path.read_bytes()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * len(former)), before[1]))
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(20_000), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    try:
+        with pytest.raises(hvd.MachineError) as caught:
+            model.fit(X, Y, epochs=2, verbose=0, callbacks=[written, Full()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    size = re.fullmatch(rf"A file must have room on its disk \(File too large\)\. Received: path='{path}', size=(\d+),"
+                        r" room_left=\d+\. HINT: make room, or choose another folder; the file that was there before is"
+                        r" still whole\.", str(caught.value))
+    assert size is not None, caught.value
+    assert 0 < int(size[1]) <= len(former)
+    assert [(each.name, each.read_bytes() == former) for each in tmp_path.iterdir()] == [(path.name, True)]
 
 
 def test_training_goes_on_from_the_backup_of_keras_s_own_callback(tmp_path: Path) -> None:
