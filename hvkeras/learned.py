@@ -80,18 +80,23 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     """
     layers = shared_layers(model, local)
     mine = [summary_of(layer) for layer in layers]
-    everyone = allgather_object(mine, name="what layers have learned", process_set=process_set)
+    shapes = [tuple(weight.shape) for weight in compat.model_weights(model)] if layers and model.built else []
+    told = allgather_object((mine, shapes), name="what layers have learned", process_set=process_set)
+    everyone = [found for found, _ in told]
     root = process_set.ranks.index(root_rank)
     require_same_layers(everyone, process_set.ranks)
     apart = [place for place, column in enumerate(zip(*everyone, strict=True))
              if len({one.digest for one in column}) > 1]
     for place in apart:
-        for rank, own in zip(process_set.ranks, (found[place] for found in everyone), strict=True):
-            if own.width not in (None, everyone[root][place].tokens):
+        theirs = everyone[root][place].tokens
+        for rank, (found, others) in zip(process_set.ranks, told, strict=True):
+            own = found[place]
+            if own.width not in (None, theirs) or (own.tokens != theirs and others != told[root][1]):
                 raise DivergenceError(explain(
-                    f"Layer {own.layer} must have a vocabulary of one size on all ranks, as the width of its outputs"
-                    " depends on it", "adapt it to all ranks' data by hvd.adapt(layer, data), before it is called",
-                    **{f"rank_{root_rank}": everyone[root][place].tokens, f"rank_{rank}": own.tokens}))
+                    f"Layer {own.layer} must have a vocabulary of one size on all ranks, as shapes of outputs or"
+                    " weights depend on it", "adapt it to all ranks' data by hvd.adapt(layer, data), before the model"
+                    " is made",
+                    **{f"rank_{root_rank}": theirs, f"rank_{rank}": own.tokens}))
     if not apart:
         return
     states = broadcast_object([compat.learned_state(layers[place]) for place in apart], root_rank,

@@ -115,7 +115,8 @@ def test_what_rounding_makes_of_a_layer_passes(outcome: Outcome) -> None:
     assert [found["near"] for found in outcome.results("guarded")] == ["no error"] * 2
 
 
-def test_vocabularies_that_make_outputs_of_unlike_width_are_refused(outcome: Outcome) -> None:
+@pytest.mark.parametrize("case", ["width", "embedding"])
+def test_vocabularies_that_make_shapes_unlike_are_refused(case: str, outcome: Outcome) -> None:
     for found in outcome.results("guarded"):
-        assert "Layer wide StringLookup must have a vocabulary of one size on all ranks" in found["width"]
-        assert "rank_0=3, rank_1=4" in found["width"]
+        assert "Layer wide StringLookup must have a vocabulary of one size on all ranks" in found[case]
+        assert "rank_0=3, rank_1=4" in found[case]

@@ -175,6 +175,8 @@ def inputs() -> list[Any]:
 def adapted(by: int, made: Any = None) -> Any:
     """A model whose layers have learned from data that differ with a number."""
     made = made or model()
+    for name in () if KERAS_3 else ("text", "word", "bins"):
+        made.get_layer(name).compile(run_eagerly=True)  # it adapts in less time than it is traced in
     inner = next(part for part in made.layers if isinstance(part, keras.Sequential))
     inner.layers[-1].adapt(TABLE[by::2])
     made.get_layer("text").adapt(tf.constant(WORDS[by::2]))
@@ -284,6 +286,9 @@ def guarded() -> dict[str, Any]:
     made = compiled(keras.Sequential([keras.Input((1,), dtype="string"), layers.StringLookup(
         vocabulary=wide, output_mode="multi_hot", name="wide")]), run_eagerly=True)
     found["width"] = mistake(lambda: fit_words(made))
+    made = compiled(keras.Sequential([keras.Input((1,), dtype="string"), layers.StringLookup(
+        vocabulary=wide, name="wide"), layers.Embedding(len(wide) + 1, 2)]), run_eagerly=True)
+    found["embedding"] = mistake(lambda: fit_words(made))
     return found
 
 
