@@ -103,7 +103,8 @@ def __getattr__(name: str) -> Any:
             if error.name == "tensorflow":
                 require_tensorflow()
             raise
-    raise AttributeError(f"module 'hvkeras' has no attribute {name!r}")
+    # With the module, Python suggests the name that was meant.
+    raise AttributeError(f"module 'hvkeras' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -189,7 +189,7 @@ class FitRun:
 
     def _local(self) -> set[Any]:
         """The variables that may differ: those that the optimizer or the broadcast leaves to each rank."""
-        part = distributed_part(self.model.optimizer)
+        part = distributed_part(getattr(self.model, "optimizer", None))  # one that is not compiled is Keras's to refuse
         found = set(part.__dict__.get("_hvkeras_local", ())) if part is not None else set()
         for callback in _flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback

@@ -157,6 +157,7 @@ def test_fit_hands_on_what_it_was_given_as_it_was_given(outcome: Outcome) -> Non
                                     "none", [1, ["batch_size", "callbacks", "verbose", "y"]]]
         assert found["batches"] == [3, 3, 3]
         assert "All ranks must run as many epochs" in found["other epochs"]
+        assert re.match("You must (call `compile|compile your model)", found["not compiled"])
         assert found["same"], "the ranks' weights differ"
 
 

@@ -473,6 +473,10 @@ def fit_that_a_library_has_wrapped() -> dict[str, Any]:
     mine.fit(x, batch_size=4, y=y, verbose=0)
     found = {"tracked": list(TRACKED), "batches": batches.seen}
     found["other epochs"] = mistake(lambda: mine.fit(x, y, 4, 2 + hvd.rank(), 0))
+    try:
+        model().fit(x, y, verbose=0)
+    except (RuntimeError, ValueError) as error:  # Keras's own
+        found["not compiled"] = str(error)
     weights = hvd.allgather_object(str([weight.tolist() for weight in mine.get_weights()]))
     found["same"] = len(set(weights)) == 1
     return found
