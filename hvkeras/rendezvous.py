@@ -130,7 +130,8 @@ class Serve(Protocol):
 
 
 def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
-    server = ControlServer(launch.size, secret, host, port, Deadlines.from_settings(settings), on_warning=_warn)
+    server = ControlServer(launch.size, secret, host, port, Deadlines.from_settings(settings), on_warning=_warn,
+                           on_note=say)
     server.start()
     return server
 

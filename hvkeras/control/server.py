@@ -17,6 +17,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.company import Company
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.stops import Request, Stops
+from hvkeras.control.strangers import Strangers
 from hvkeras.control.waits import Waits
 from hvkeras.errors import MachineError, explain
 from hvkeras.network import host_identity
@@ -82,6 +83,7 @@ class ControlServer:
         deadlines: How long to wait for what.
         on_end: Called once, from the server's thread, with the cause when the job ends early.
         on_warning: Called, from the server's thread, with one line about a wait that takes long.
+        on_note: Called, from the server's thread, with one line on connections that are none of the job's.
 
     Raises:
         MachineError: The address cannot be listened on.
@@ -98,6 +100,7 @@ class ControlServer:
         deadlines: Deadlines | None = None,
         on_end: Callable[[Cause], None] | None = None,
         on_warning: Callable[[str], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
         self.size = size
         self.cause: Cause | None = None
@@ -106,6 +109,8 @@ class ControlServer:
         self._deadlines = deadlines or Deadlines()
         self._on_end = on_end
         self._on_warning = on_warning
+        self._on_note = on_note
+        self._strangers = Strangers(size)
         self._members: dict[int, Member] = {}
         self._lost: dict[int, Member] = {}
         self._gathers: dict[str, float] = {}
@@ -188,10 +193,16 @@ class ControlServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._on_loop_error)
         try:
             self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Counts connections that could not be accepted, of each of which asyncio would print a traceback."""
+        if not self._strangers.finds_no_room(context.get("exception")):
+            loop.default_exception_handler(context)
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
@@ -214,8 +225,13 @@ class ControlServer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         member: Member | None = None
+        proven = False
         try:
+            if not self._strangers.arrives():
+                return
             seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
+            proven = True
+            self._strangers.proves()
             hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
             member = self._admit(hello, writer, seal)
             while member is not None:
@@ -225,6 +241,8 @@ class ControlServer:
         except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
             pass
         finally:
+            if not proven:
+                self._strangers.fails(writer.get_extra_info("peername"))
             if member is not None:
                 self._lose(member)
             with contextlib.suppress(OSError):
@@ -431,6 +449,8 @@ class ControlServer:
                     member.seen = now
             last_tick = now
             self._look(now)
+            if (line := self._strangers.line(now)) and self._on_note is not None:
+                self._on_note(line)
             if now - last_beat >= 1.0:
                 last_beat = now
                 self._broadcast({"type": "beat"})

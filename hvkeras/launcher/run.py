@@ -157,7 +157,8 @@ class Launcher:
         self._server = ControlServer(
             self._job.size, secret.encode(), host, 0, Deadlines.from_settings(self._settings),
             on_end=lambda _: self._from_thread(self._on_end),
-            on_warning=lambda text: self._from_thread(self._on_warning, text))
+            on_warning=lambda text: self._from_thread(self._on_warning, text),
+            on_note=lambda text: self._from_thread(self._say, f"hvkeras: {text}"))
         address = self._server.start()
         self._tell(f"the control channel listens on {address[0]}:{address[1]}")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import queue
+import re
 import socket
 import threading
+import time
 
 import pytest
 
-from hvkeras.control import wire
+from hvkeras.control import strangers, wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient, Introduction
 from hvkeras.control.server import ControlServer, Deadlines
@@ -105,6 +109,34 @@ def test_a_stranger_learns_nothing_and_cannot_speak(channel):
         assert stranger.recv(100) == b""
     clients = [pair.join(0), pair.join(1)]
     assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
+
+
+def test_strangers_are_counted_in_one_line_and_cannot_use_up_the_room(channel, monkeypatch, caplog):
+    lines = queue.Queue()
+    monkeypatch.setattr(strangers, "MOST_AT_ONCE", 3)
+    pair = channel()
+    pair.server._on_note = lines.put
+    waiting = [socket.create_connection(pair.server.address, timeout=5.0) for _ in range(5)]  # the size is 2
+    try:
+        assert all(each.recv(100) for each in waiting)
+        for _ in range(4):
+            with socket.create_connection(pair.server.address, timeout=5.0) as one_more:
+                assert one_more.recv(100) == b""
+        assert re.fullmatch(r"[1-4] connections? to the control channel did not prove the job's secret, the last from"
+                            r" 127\.0\.0\.1; they get nothing", lines.get(timeout=10.0))
+    finally:
+        for each in waiting:
+            each.close()
+    for _ in range(50):  # until the server has noticed
+        with contextlib.suppress(ConnectionError):
+            clients = [pair.join(rank) for rank in (0, 1)]
+            break
+        time.sleep(0.1)
+    assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
+    assert lines.empty()  # the next one comes a minute later
+    pair.server._on_loop_error(pair.server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
+    assert not caplog.records
+    assert "10 connections" in pair.server._strangers.line(time.monotonic() + strangers.TOLD_EVERY)
 
 
 def test_nobody_can_join_once_all_ranks_are_there(channel):
