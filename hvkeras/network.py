@@ -97,6 +97,12 @@ def own_networks() -> list[str]:
     return [str(entry) for entry in found if not entry.ip.is_loopback]
 
 
+def own_addresses() -> list[str]:
+    """Lists all addresses of this machine, as connections from here show them."""
+    return sorted({entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries
+                   if entry.family in (socket.AF_INET, socket.AF_INET6)})
+
+
 def shared_address(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """Finds an address of this machine whose network every other host is on, too.
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hvkeras.as_horovod import horovod_itself
+from hvkeras.backends.horovod.store import bounded_store
 from hvkeras.backends.interface import Start
 from hvkeras.common.util import env
 from hvkeras.errors import MachineError, explain
 from hvkeras.launch_environments.horovod_numbers import numbers_of_topology
-from hvkeras.network import LOOPBACK, interface_of, own_name_resolves_to
+from hvkeras.network import LOOPBACK, interface_of, own_addresses, own_name_resolves_to
 from hvkeras.topology import topology_from_hosts
 
 # Horovod may not print walls of names for a late rank: our control channel says who is late in one line.
@@ -45,9 +46,14 @@ class GlooRendezvous:
         address = LOOPBACK if topology.is_one_host else start.control.local_address
         if previous is not None:
             previous.close()
-        self._server: Any = self._serve(start, address) if topology.rank == 0 else None
-        mine = [address, self._server.server_address[1] if self._server is not None else 0]
-        host, port = start.control.gather("gloo rendezvous", mine, start.settings.start_timeout)[0]
+        peers: set[str] = {LOOPBACK}
+        self._server: Any = self._serve(start, address, peers) if topology.rank == 0 else None
+        mine = [address, self._server.server_address[1] if self._server is not None else 0, own_addresses()]
+        everyone = start.control.gather("gloo rendezvous", mine, start.settings.start_timeout)
+        host, port, _ = everyone[0]
+        if self._server is not None:  # who asks before waits
+            peers.update(each for _, _, own in everyone for each in own)
+            threading.Thread(target=self._server.serve_forever, name="hvkeras-gloo-store", daemon=True).start()
         self.variables = {
             **numbers_of_topology(topology),
             "HOROVOD_CONTROLLER": "gloo",
@@ -58,13 +64,11 @@ class GlooRendezvous:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(max(1, start.settings.start_timeout))),
         }
 
-    def _serve(self, start: Start, address: str) -> Any:
+    def _serve(self, start: Start, address: str, peers: set[str]) -> Any:
         with horovod_itself():
             from horovod.runner.common.util.hosts import SlotInfo
-            from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-        server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
-        server.daemon_threads = True
+        server = bounded_store(address, start.topology.size, peers)
         hosts = start.topology.hosts
         slots = []
         for rank, host in enumerate(hosts):
@@ -72,7 +76,6 @@ class GlooRendezvous:
             slots.append(SlotInfo(host, rank, place.local_rank, place.cross_rank, place.size, place.local_size,
                                   place.cross_size))
         server.init(slots)
-        threading.Thread(target=server.serve_forever, name="hvkeras-gloo-store", daemon=True).start()
         return server
 
     def wait_for_others(self, seconds: float = 2.0) -> None:
