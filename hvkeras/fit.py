@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvkeras import compat, context, graphs, metrics, optimizer, progress, recording, timeline
+from hvkeras import compat, context, graphs, losses, metrics, optimizer, progress, recording, timeline
 from hvkeras.compat import strategies
 from hvkeras.fit_run import FitRun
 from hvkeras.functions import allgather_object
+from hvkeras.operations import Average
 from hvkeras.optimizer import distributed_part
 from hvkeras.output import prints_at, say
 from hvkeras.process_sets import ProcessSet, global_process_set
@@ -24,6 +25,8 @@ class _Calls:
     """Which calls are running."""
 
     alone = 0
+    # Whether Keras's own step of training is being traced or run.
+    in_train_step = False
     # The running calls of fit (None for one that is not shared), of evaluate, and of fit's own validation, the
     # innermost last.
     stack: list[tuple[str, FitRun | None]] = []  # noqa: RUF012 - one per process on purpose
@@ -54,6 +57,7 @@ def install() -> None:
                                  _around_data, _stops, progress.around_callbacks, progress.counting)
     for family in compat.loaded_families():
         optimizer.install_hooks(family)
+        compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh, losses.combine)
         missing = compat.hook_training(family, hooks)
         job = context.current()
         if missing and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
@@ -112,6 +116,23 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
 
 def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     with recording.evaluating(), progress.running(progress.PREDICT, model):
+        return original(model, *args, **kwargs)
+
+
+def _around_train_step(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    before, _Calls.in_train_step = _Calls.in_train_step, True
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        _Calls.in_train_step = before
+
+
+def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has the losses of training be those of all ranks; those of an evaluation are of its batches as they are."""
+    trains = _Calls.in_train_step or bool(_Calls.stack and _Calls.stack[-1][0] == "fit")
+    part = distributed_part(getattr(model, "optimizer", None)) if trains else None
+    averages = part is not None and part._hvkeras_exchange.op == Average
+    with losses.averaged_over(shared_by(model) if averages else None):
         return original(model, *args, **kwargs)
 
 

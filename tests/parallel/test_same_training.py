@@ -13,7 +13,7 @@ from harness import ENGINES, Outcome, pairwise
 WORKER = Path(__file__).parent / "workers" / "same_training.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
 LAUNCHER = {"tfdist": "tf_config", "horovod": "hvkeras_run", "native": "hvkeras_run"}
-MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay", "sparse_adam_clip")
+MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay", "sparse_adam_clip", "losses_sgd")
 KERAS = {"keras3": "0", "tf_keras": "1"}
 RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
         for backend, keras, size in (*((backend, keras, 2) for backend, keras in pairwise(ENGINES, tuple(KERAS))),

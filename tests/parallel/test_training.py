@@ -129,6 +129,7 @@ def test_the_guard_names_a_classic_mistake(case: str, texts: tuple[str, ...], ou
     [
         ("validation on one rank", ("All ranks must run validation, or none", "rank_0='given', rank_1='none'")),
         ("other epochs", ("All ranks must run as many epochs", "rank_0=2, rank_1=3")),
+        ("no reduction", ("must be reduced to one number. Received: reduction=None", 'write reduction="sum_over_')),
         ("no data", ("Each rank needs at least one batch", "rank_0='0 batches'", "hvd.shard(data)")),
     ],
 )

@@ -32,6 +32,10 @@ if KERAS_3:
     CASES["adam_accumulating"] = lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
 SPARSE = "sparse_adam_clip"  # of which gradients are tf.IndexedSlices
 CASES[SPARSE] = lambda: keras.optimizers.Adam(0.01, clipnorm=0.05)
+LOSSES = "losses_sgd"  # means over what is not masked and by weight, a sum with weights, and a regulariser
+CASES[LOSSES] = lambda: keras.optimizers.SGD(0.02)
+HAS_MEAN_BY_WEIGHT = KERAS_3 and tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 9)
+BY_WEIGHT = "mean_with_sample_weight" if HAS_MEAN_BY_WEIGHT else "sum_over_batch_size"
 PLAIN = ("Adadelta", "Adafactor", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lion", "Muon", "Nadam", "RMSprop",
          "ScheduleFreeAdamW")
 LEGACY = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop", "SGD")
@@ -43,19 +47,30 @@ if not KERAS_3:
         CASES[f"legacy_{_name}"] = functools.partial(getattr(keras.optimizers.legacy, _name), learning_rate=0.02)
 
 
-def data(sparse: bool) -> tuple[Any, Any]:
+def data(case: str) -> tuple[Any, ...]:
     """The whole batches, the same on every rank; words and columns come back within a rank's part and in others'."""
     random = np.random.default_rng(1)
     rows = STEPS * BATCH
     x, y = random.normal(size=(rows, 6)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
-    return ((x * (random.random(x.shape) < 0.1), random.integers(0, 9, (rows, 4))) if sparse else x), y
+    if case == SPARSE:
+        x = (x * (random.random(x.shape) < 0.1), random.integers(0, 9, (rows, 4)))
+    if case == LOSSES:
+        weights = [random.random(shape).astype("float32") for shape in ((rows, 4), rows, rows)]
+        return random.integers(0, 3, (rows, 4)), [y[:, :1].repeat(4, 1)[..., None], y[:, 1:2], y[:, 2:]], weights
+    return x, y
 
 
-def model(sparse: bool) -> Any:
+def model(case: str) -> Any:
     """A model with the same weights on every rank."""
     keras.utils.set_random_seed(7)
+    if case == LOSSES:
+        words = keras.Input((4,), dtype="int32")
+        looked_up = keras.layers.Embedding(3, 4, mask_zero=True)(words)
+        whole = keras.layers.Flatten()(keras.layers.Embedding(3, 4)(words))
+        summed = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))(whole)
+        return keras.Model(words, [keras.layers.Dense(1)(looked_up), summed, keras.layers.Dense(1)(whole)])
     hidden, last = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)
-    if not sparse:
+    if case != SPARSE:
         return keras.Sequential([keras.Input((6,)), hidden, last])
     columns, words = keras.Input((6,), sparse=True), keras.Input((4,), dtype="int32")
     looked_up = keras.layers.Flatten()(keras.layers.Embedding(12, 2)(words))
@@ -64,9 +79,15 @@ def model(sparse: bool) -> Any:
 
 def trained(case: str, wrap: Any, rank: int, size: int, eager: bool) -> list[Any]:
     """The weights after training on rows `rank`, `rank + size`, ... of each batch."""
-    net = model(case == SPARSE)
-    net.compile(wrap(CASES[case]()), "mse", run_eagerly=eager)
-    x, y = tf.nest.map_structure(lambda array: array[rank::size], data(case == SPARSE))
+    net = model(case)
+    mean = keras.losses.MeanSquaredError
+    loss = ["mse", mean(reduction="sum"), mean(reduction=BY_WEIGHT)] if case == LOSSES else "mse"
+    net.compile(wrap(CASES[case]()), loss, run_eagerly=eager)
+    x, *y = tf.nest.map_structure(lambda array: array[rank::size], data(case))
+    if case == LOSSES:
+        logs = net.fit(x, *y[:1], sample_weight=y[1], batch_size=BATCH // size, shuffle=False, verbose=0).history
+        return [*net.get_weights(), *(np.array(logs[name]) for name in sorted(logs))]
+    [y] = y
     if case == SPARSE:
         columns, words = x
         batches = tf.data.Dataset.from_tensor_slices(((tf.sparse.from_dense(columns), words), y)).batch(BATCH // size)
@@ -91,12 +112,13 @@ def differences() -> dict[str, Any]:
     for name in names:
         if name not in CASES:
             continue
-        start = model(name == SPARSE).get_weights()
+        start = model(name).get_weights()
         with hvd.alone():
             alone = trained(name, lambda plain: plain, 0, 1, True) if hvd.rank() == 0 else None
         truth = hvd.broadcast_object(alone, 0)
         weights = trained(name, hvd.DistributedOptimizer, hvd.rank(), hvd.size(), eager)
-        found[name] = [apart(weights, truth), apart(truth, start), float(np.sum([np.sum(one) for one in weights]))]
+        moved = apart(truth[: len(start)], start)
+        found[name] = [apart(weights, truth), moved, float(np.sum([np.sum(one) for one in weights]))]
     return found
 
 

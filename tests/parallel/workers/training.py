@@ -403,11 +403,20 @@ def mistakes() -> dict[str, str]:
         "other epochs": mistake(lambda: eagerly().fit(x, y, batch_size=4, epochs=2 + hvd.rank(), verbose=0)),
         "no data": mistake(lambda: eagerly().fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(
             hvd.rank()), epochs=1, verbose=0)),
+        "no reduction": mistake(lambda: unreduced().fit(x, y, **options)),
         "none": mistake(lambda: eagerly(seed=hvd.rank()).fit(x, y, callbacks=[broadcast(0)], **options)),
         "none, each rank its own dropout": mistake(lambda: eagerly(dropout=0.5).fit(x, y, **options)),
         "none, local variables": mistake(registered),
         "none, by themselves": mistake(lambda: by_itself(x, y, options)),
     }
+
+
+def unreduced() -> Any:
+    """A model whose loss is a number for each sample."""
+    one = model()
+    one.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.losses.MeanSquaredError(reduction="none"),
+                run_eagerly=True)
+    return one
 
 
 def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
