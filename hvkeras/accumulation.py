@@ -44,6 +44,51 @@ class Accumulation:
             update: Called with the sums on every `passes`-th pass.
             wait: Called on the others.
         """
+        sums, due = self._add(gradients, variables)
+
+        def finish() -> Any:
+            update(self._taken(sums, gradients))
+            self._begin_anew(sums)
+            return tf.constant(True)
+
+        def postpone() -> Any:
+            wait()
+            return tf.constant(False)
+
+        tf.cond(due, finish, postpone)
+
+    def collect(
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]],
+    ) -> tuple[list[Any], Any]:
+        """Adds one pass, for a caller who applies the result later, and only where it is due.
+
+        Args:
+            gradients: This pass's gradients; None stays None.
+            variables: Their variables.
+            reduce: Called with the sums on every `passes`-th pass.
+
+        Returns:
+            On every `passes`-th pass what `reduce` makes of the sums, on the others this pass's gradients; all dense.
+            And whether they are to be applied, as a tensor.
+        """
+        sums, due = self._add(gradients, variables)
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        results: list[Any] = [None] * len(sums)
+
+        def finish() -> Any:
+            reduced = reduce(self._taken(sums, gradients))
+            self._begin_anew(sums)
+            return [tf.convert_to_tensor(reduced[place]) for place in places]
+
+        def postpone() -> Any:
+            return [tf.convert_to_tensor(gradients[place]) for place in places]
+
+        for place, result in zip(places, tf.cond(due, finish, postpone), strict=True):
+            results[place] = result
+        return results, due
+
+    def _add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Adds one pass to the sums; says whether they are due."""
         sums = [None if gradient is None else self._sum_of(variable)
                 for gradient, variable in zip(gradients, variables, strict=True)]
         gradient: Any
@@ -53,21 +98,18 @@ class Accumulation:
                 total.scatter_add(tf.IndexedSlices(tf.cast(gradient.values, total.dtype), gradient.indices))
             elif gradient is not None:
                 total.assign_add(tf.cast(gradient, total.dtype))
+        return sums, tf.equal(self._counter().assign_add(1) % self._passes, 0)
 
-        def finish() -> Any:
-            factor = 1.0 / self._passes if self._average else 1.0
-            update([None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
-                    for total, gradient in zip(sums, gradients, strict=True)])
-            for total in sums:
-                if total is not None:
-                    total.assign(tf.zeros_like(total))
-            return tf.constant(True)
+    def _taken(self, sums: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The sums, or means, in the gradients' types."""
+        factor = 1.0 / self._passes if self._average else 1.0
+        return [None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
+                for total, gradient in zip(sums, gradients, strict=True)]
 
-        def postpone() -> Any:
-            wait()
-            return tf.constant(False)
-
-        tf.cond(tf.equal(self._counter().assign_add(1) % self._passes, 0), finish, postpone)
+    def _begin_anew(self, sums: Sequence[Any]) -> None:
+        for total in sums:
+            if total is not None:
+                total.assign(tf.zeros_like(total))
 
     def _counter(self) -> Any:
         if self._count is None:

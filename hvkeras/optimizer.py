@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import tensorflow as tf
+
 from hvkeras import compat, context, graphs, replicas
 from hvkeras.accumulation import Accumulation
 from hvkeras.buckets import Exchange, checked_groups, reduce_gradients
@@ -15,6 +17,7 @@ from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.operations import Average
 from hvkeras.output import say
 from hvkeras.process_sets import ProcessSet, global_process_set
+from hvkeras.reduced_ahead import ReducedAhead
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
@@ -119,14 +122,10 @@ class Distributed:
         if within is None and graphs.reducing_strategy() is not None:
             return apply(list(gradients))  # the strategy reaches all ranks
         variables = list(variables)
-        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
-            for weight in layer.trainable_weights:
-                self.register_local_var(weight)
-        skips_together = compat.inner_optimizer(optimizer) is not None
-
-        def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
-            return reduce_gradients(rank_gradients, variables, self._hvkeras_exchange,
-                                    self.__dict__.get("_hvkeras_local", ()), skips_together)
+        ahead = self._hvkeras_ahead().take(variables)
+        if ahead is not None:
+            return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
+        over_ranks = self._hvkeras_over_ranks(optimizer, variables)
 
         def update(local_gradients: Sequence[Any]) -> Any:
             if within is None:
@@ -140,8 +139,71 @@ class Distributed:
         if self._hvkeras_passes[0] == 1:
             return update(gradients)
         compat.build_optimizer(optimizer, variables)
-        accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
-        accumulation.step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
+        self._hvkeras_sums().step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
+        return optimizer.iterations
+
+    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """What reduces gradients of variables over the ranks."""
+        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
+            for weight in layer.trainable_weights:
+                self.register_local_var(weight)
+        skips_together = compat.inner_optimizer(optimizer) is not None
+        return lambda gradients: reduce_gradients(gradients, variables, self._hvkeras_exchange,
+                                                  self.__dict__.get("_hvkeras_local", ()), skips_together)
+
+    def _hvkeras_sums(self) -> Accumulation:
+        sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
+        return sums
+
+    def _hvkeras_ahead(self) -> ReducedAhead:
+        ahead: ReducedAhead = self.__dict__.setdefault("_hvkeras_reduced_ahead", ReducedAhead())
+        return ahead
+
+    def _hvkeras_reduce(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
+        """Reduces gradients for a caller who applies them later; that step reduces them no more.
+
+        Args:
+            pairs: This rank's gradients and their variables.
+            computed: Whether the gradients have just been computed; others may be reduced already.
+        """
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        ahead = self._hvkeras_ahead().find(variables)
+        if ahead is not None and ahead.computed and not computed:
+            return list(pairs)
+        over_ranks, due = self._hvkeras_over_ranks(self, variables), None
+        if self._hvkeras_passes[0] == 1:
+            reduced = over_ranks(gradients)
+        else:
+            reduced, due = self._hvkeras_sums().collect(gradients, variables, over_ranks)
+        self._hvkeras_ahead().note(variables, due, computed)
+        return list(zip(reduced, variables, strict=True))
+
+    def _hvkeras_leaves_to_keras(self) -> bool:
+        """Whether gradients are reduced elsewhere: in the step that applies them, or by a strategy."""
+        in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
+        return in_strategy or compat.is_summed(self)
+
+    def _hvkeras_finish(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                        variables: Sequence[Any], due: Any) -> Any:
+        """Applies gradients that are reduced already, where they are due."""
+
+        def update() -> Any:
+            with compat.summed(self):
+                return apply(list(gradients))
+
+        if due is None:
+            return update()
+        compat.build_optimizer(optimizer, variables)
+
+        def finish() -> Any:
+            update()
+            return tf.constant(True)
+
+        def postpone() -> Any:
+            compat.advance_iterations(optimizer)
+            return tf.constant(False)
+
+        tf.cond(due, finish, postpone)
         return optimizer.iterations
 
     def _hvkeras_require_replicas(self, strategy: Any) -> None:
@@ -187,12 +249,32 @@ class _DistributedTfKeras(Distributed):
         """Reduces the gradients over the ranks, then applies them."""
         finish = super().apply_gradients  # type: ignore[misc]  # the optimizer's
         pairs = list(grads_and_vars)
-        if compat.is_summed(self) or compat.reduces_elsewhere(kwargs):
-            return finish(pairs, *args, **kwargs)
         variables = [variable for _, variable in pairs]
+        if compat.is_summed(self) or (compat.reduces_elsewhere(kwargs)
+                                      and self._hvkeras_ahead().find(variables) is None):
+            return finish(pairs, *args, **kwargs)
         return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),
                                   self, [gradient for gradient, _ in pairs], variables)
 
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
+        """Computes gradients and reduces them over the ranks, for loops that call it as Horovod's and tf_keras's.
+
+        `apply_gradients`, called next, reduces them no more, and with `backward_passes_per_step` applies them where
+        they are due.
+        """
+        plain = getattr(super(), "_compute_gradients", None)  # of legacy optimizers
+        if plain is not None:
+            pairs = plain(loss, var_list, grad_loss, tape)
+        else:
+            pairs = super().compute_gradients(compat.weighed_loss(loss, grad_loss, tape), var_list, tape)  # type: ignore[misc]  # the optimizer's
+        return list(pairs) if self._hvkeras_leaves_to_keras() else self._hvkeras_reduce(pairs, computed=True)
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
+        """Reduces gradients over the ranks, unless `_compute_gradients` has; see there."""
+        if self._hvkeras_leaves_to_keras():
+            plain = getattr(super(), "_aggregate_gradients", list)  # legacy optimizers have it, and call it in the step
+            return list(plain(grads_and_vars))
+        return self._hvkeras_reduce(list(grads_and_vars), computed=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the optimizer, which serves the same variables; plain ones of tf_keras stumble over their strategy."""
@@ -216,6 +298,8 @@ def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: boo
     attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": (passes, average), "_hvkeras_plain": plain}
     compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
     install_hooks(str(family))
+    if family == compat.TF_KERAS_LEGACY:
+        compat.hook_scaled_gradients()
     return optimizer
 
 

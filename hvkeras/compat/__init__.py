@@ -26,6 +26,7 @@ from hvkeras.compat.hooks import (
     hook_jit_compile,
     hook_loss_scale,
     hook_model_calls,
+    hook_scaled_gradients,
     hook_stop_training,
     hook_train_calls,
     subclass_like,
@@ -64,6 +65,7 @@ from hvkeras.compat.optimizers import (
     set_learning_rate,
     step_counter,
     velocities,
+    weighed_loss,
 )
 from hvkeras.compat.resuming import (
     Done,
@@ -106,13 +108,13 @@ __all__ = [
     "at_next_pass", "attribute", "batches_base", "begin_with_epoch", "build_optimizer", "callback_class",
     "count_batches", "default_keras", "endings_of_saved", "family_of", "fit_arguments", "fixed_width",
     "foreign_backend", "forget_train_function", "global_seed", "hook", "hook_jit_compile", "hook_loss_scale",
-    "hook_losses", "hook_model_calls", "hook_resuming", "hook_shuffle_of_batches", "hook_skipping",
-    "hook_stop_training", "hook_train_calls", "hook_training", "inner_optimizer", "is_keras_3", "is_loose",
-    "is_of_keras", "is_schedule", "is_summed", "kind_of_learning", "learned_function", "learned_layers",
+    "hook_losses", "hook_model_calls", "hook_resuming", "hook_scaled_gradients", "hook_shuffle_of_batches",
+    "hook_skipping", "hook_stop_training", "hook_train_calls", "hook_training", "inner_optimizer", "is_keras_3",
+    "is_loose", "is_of_keras", "is_schedule", "is_summed", "kind_of_learning", "learned_function", "learned_layers",
     "learned_state", "learning_rate", "learning_rate_source", "loaded_families", "loading_options", "local_parts",
     "loose_value", "metric_groups", "model_weights", "multiply", "native", "optimizer_variables", "overrides",
     "reduces_elsewhere", "repair_optimizer", "retrace", "run_in_session", "seed_variables", "set_learning_rate",
     "set_loose", "settle_direction", "step_counter", "steps_by_itself", "steps_per_execution", "subclass_like",
     "sum_over_replicas", "summed", "sums_once", "take_learned_state", "token_count", "unhook_all", "value_of",
-    "variable_key", "variable_name", "velocities", "with_callbacks",
+    "variable_key", "variable_name", "velocities", "weighed_loss", "with_callbacks",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from hvkeras.compat.families import KERAS, loaded_families
 from hvkeras.compat.optimizers import reduces_elsewhere
+from hvkeras.compat.summing import summed
 
 
 def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
@@ -101,6 +102,17 @@ def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
 
     for cls in (loss_scale_optimizer.LossScaleOptimizer, loss_scale_optimizer.LossScaleOptimizerV3):
         hook(cls, "apply_gradients", functools.partial(_tf_keras_step, around))
+
+
+def hook_scaled_gradients() -> None:
+    """Has a legacy `LossScaleOptimizer` of tf_keras get plain gradients of the optimizer inside: they are scaled."""
+    from tf_keras.src.mixed_precision import loss_scale_optimizer
+
+    def compute(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        with summed(self.inner_optimizer):
+            return original(self, *args, **kwargs)
+
+    hook(loss_scale_optimizer.LossScaleOptimizer, "_compute_gradients", compute)
 
 
 def _keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads: Any,

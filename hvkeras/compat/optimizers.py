@@ -115,6 +115,22 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
     return [native(slot) for slot in getattr(optimizer, known[0], ()) if slot is not None]
 
 
+def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
+    """A loss whose gradient is as if its own were `grad_loss`, which newer optimizers of tf_keras do not take.
+
+    Args:
+        loss: A tensor, or a function that makes one.
+        grad_loss: The gradient of the loss itself; None for ones.
+        tape: The tape that has recorded the tensor.
+    """
+    if grad_loss is None:
+        return loss
+    if callable(loss):
+        return lambda: loss() * grad_loss
+    with tape:
+        return loss * grad_loss
+
+
 def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
     """Whether the caller of tf_keras's `apply_gradients` says that the gradients are reduced already."""
     return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",

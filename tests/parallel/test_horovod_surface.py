@@ -102,6 +102,18 @@ def test_optimizers_of_tensorflow_1(outcome: Outcome) -> None:
         assert found == [stepped, table] or "'tfdist' has no collectives for sessions" in found
 
 
+def test_gradients_that_a_loop_has_reduced_are_reduced_once(outcome: Outcome) -> None:
+    ranks = range(1, outcome.np + 1)
+    for rank, found in zip(ranks, outcome.results("gradients_that_are_reduced_before_they_are_applied"), strict=True):
+        total = float(sum(ranks))
+        assert found.pop("minimized", [[1, -total], [2, -2 * total]]) == [[1, -total], [2, -2 * total]]
+        for name, steps in found.items():
+            if name.endswith("2"):
+                assert steps == [[rank, 0.0], [2 * total, -2 * total], -2 * total], name
+            else:
+                assert steps == [[total, -total], [total, -2 * total], -total], name
+
+
 def test_local_layers_differ_and_others_do_not(outcome: Outcome) -> None:
     for rank, found in enumerate(outcome.results("local_layers")):
         for kind in ("optimizer", "late", "tape"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -15,6 +16,7 @@ import hvkeras as hvd
 import hvkeras.tensorflow as hvd_tf
 import hvkeras.tensorflow.mpi_ops
 from harness.checks import check, run_checks
+from hvkeras import compat
 from hvkeras.process_sets import process_set_of
 
 keras: Any = tf.keras
@@ -237,6 +239,53 @@ def training_of_tensorflow_1_in_a_session() -> Any:
             for _ in range(2):
                 session.run(train)
             return [session.run(weights), session.run(table)]
+
+
+def steps_of_a_loop(optimizer: Any, way: str, applied: dict[str, bool]) -> Any:
+    """The gradients that a loop of TensorFlow 2.4's time sees in two steps, and the weights that it gets."""
+    weight, slope = tf.Variable(0.0), hvd.rank() + 1.0
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = weight * slope
+        if way == "computed":
+            pairs = optimizer._aggregate_gradients(optimizer._compute_gradients(loss, [weight], tape=tape))
+        elif way == "of a function":
+            pairs = optimizer._compute_gradients(lambda: 2 * weight, [weight], grad_loss=tf.constant(slope / 2))
+        else:
+            pairs = optimizer._aggregate_gradients([(tape.gradient(loss, weight), weight)])
+        optimizer.apply_gradients([(tf.identity(gradient), one) for gradient, one in pairs], **applied)
+        return pairs[0][0]
+
+    run = tf.function(step, autograph=False) if way == "computed" else step
+    return weight, [[float(run()), float(weight)] for _ in range(2)]
+
+
+@check
+def gradients_that_are_reduced_before_they_are_applied() -> Any:
+    if compat.is_keras_3(compat.default_keras()):
+        return {}
+    slope, optimizers = hvd.rank() + 1.0, keras.optimizers
+    makers = {"legacy": lambda: optimizers.legacy.SGD(1.0), "new": lambda: optimizers.SGD(1.0),
+              "scaled": lambda: keras.mixed_precision.LossScaleOptimizer(optimizers.SGD(1.0), initial_scale=4.0),
+              "scaled legacy": lambda: keras.mixed_precision.LossScaleOptimizer(optimizers.legacy.SGD(1.0))}
+    found = {}
+    ways = ((1, "computed"), (2, "computed"), (1, "aggregated"), (2, "aggregated"), (1, "of a function"))
+    for kind, (passes, way) in itertools.product(makers, ways):
+        optimizer = hvd.DistributedOptimizer(makers[kind](), op=hvd.Sum, backward_passes_per_step=passes)
+        applied = {} if "legacy" not in kind or way == "computed" else {"experimental_aggregate_gradients": False}
+        weight, steps = steps_of_a_loop(optimizer, way, applied)
+        weight.assign(0.0)
+        for _ in range(passes):  # and then as ever
+            optimizer.apply_gradients([(tf.constant(slope), weight)])
+        found[f"{kind}, {way}, {passes}"] = [*steps, float(weight)]
+    inside, weight = hvd.DistributedOptimizer(optimizers.legacy.SGD(1.0), op=hvd.Sum), tf.Variable(0.0)
+    scaled = keras.mixed_precision.LossScaleOptimizer(inside)
+    found["minimized"] = []
+    for _ in range(2):
+        scaled.minimize(lambda: weight * slope, [weight])
+        found["minimized"].append([float(inside.iterations), float(weight)])
+    return found
 
 
 @check
