@@ -68,12 +68,15 @@ class Backend(abc.ABC):
             these are 1.0, and it is done above the interface.
         rounds_once: The names of the half precisions that reductions compute in float32, with `before` and `after`, and
             round once; others are made float32 above the interface, so that sums have its range.
+        compares_shapes: Whether tensors whose shapes differ between ranks are an error of the collective on all ranks,
+            with both shapes and ranks, where the shapes are known only when a graph runs.
         outlives_errors_in_graphs: Whether collectives still work after a graph has ended in an error.
     """
 
     name: ClassVar[str]
     scales: ClassVar[frozenset[str]] = frozenset()
     rounds_once: ClassVar[frozenset[str]] = frozenset()
+    compares_shapes: ClassVar[bool] = False
     outlives_errors_in_graphs: ClassVar[bool] = True
 
     @classmethod

@@ -130,6 +130,19 @@ class Call:
         """
         return getattr(engine, self.operation)(self.data, *self.arguments)
 
+    @property
+    def tensors(self) -> list[Any]:
+        """What is communicated."""
+        return self.data if isinstance(self.data, list) else [self.data]
+
+    def on(self, tensors: list[Any]) -> Call:
+        """The same call on other tensors.
+
+        Args:
+            tensors: As many.
+        """
+        return Call(self.operation, tensors if isinstance(self.data, list) else tensors[0], *self.arguments)
+
     def describe(self) -> dict[str, Any]:
         """The call as plain data; a tensor is its dtype and static shape."""
         return {"operation": self.operation, "eager": tf.executing_eagerly(),
@@ -188,43 +201,67 @@ class EntryCounts:
         Raises:
             DuplicateNameError: Another thread is in the same plan, in eager mode.
         """
-        if plan.key not in self._plans:
-            described = None if calls is None else [call.describe() for call in calls]
-            with self._lock:
-                self._plans.setdefault(plan.key, plan)
-                if described is not None:
-                    self._calls.setdefault(plan.key, described)
-                if not can_raise:
-                    self._stuck.add(plan.key)
-        if calls is not None:
-            traced = graphs.traced_stack()
-            self._sites[plan.key] = call_site() if traced is None else innermost(traced)
+        if not can_raise:
+            self._stuck.add(plan.key)
         if tf.executing_eagerly():
-            with self._in_flight(plan, for_others=calls is None):
+            with self._in_flight(plan, calls):
                 self._count(plan.key)
                 yield
             return
         if graphs.compiled_by_xla():
             backend = context.current().backend
             with self._lock:
+                self._know(plan, calls)
                 self._compiled[plan.key] = backend
             backend.enter(plan.key)
             yield
             return
         if graphs.of_functions():
-            counted = self._counter(plan).assign_add(1)
+            counted = self._counter(plan, calls).assign_add(1)
         else:
-            self._in_sessions.add(plan.key)
+            with self._lock:
+                self._know(plan, calls)
+                self._in_sessions.add(plan.key)
             counted = tf.numpy_function(functools.partial(self._count, plan.key), [], [])
         with tf.control_dependencies([counted]):
             yield
 
+    def _know(self, plan: Plan, calls: Sequence[Call] | None) -> None:
+        """Keeps what a plan consists of, and where this rank enters it; called under the lock."""
+        if plan.key not in self._plans:
+            self._plans[plan.key] = plan
+        if calls is None:
+            return
+        if plan.key not in self._calls:
+            self._calls[plan.key] = [call.describe() for call in calls]
+        traced = graphs.traced_stack()
+        self._sites[plan.key] = call_site() if traced is None else innermost(traced)
+
+    def forget(self, counts: Mapping[str, int]) -> list[str]:
+        """Forgets plans that this rank has entered so often and no more, and that no graph enters.
+
+        Args:
+            counts: How often, by the plan's key.
+
+        Returns:
+            The keys of those forgotten; whoever enters one again describes it anew, and counts from zero.
+        """
+        with self._lock:
+            busy = {*self._graph, *self._compiled, *self._in_sessions, *self._flying, *self._owed,
+                    *(+self._for_others)}
+            gone = [key for key, count in counts.items() if key not in busy and self._eager.get(key, 0) == count]
+            for key in gone:
+                for kept in (self._plans, self._eager, self._calls, self._sites, self._for_others):
+                    kept.pop(key, None)
+            return gone
+
     @contextlib.contextmanager
-    def _in_flight(self, plan: Plan, for_others: bool) -> Iterator[None]:
+    def _in_flight(self, plan: Plan, calls: Sequence[Call] | None) -> Iterator[None]:
         """Keeps other threads out of the plan meanwhile: nobody could tell the two apart on other ranks.
 
         A thread that takes part for other ranks is waited for, since it will not be long.
         """
+        for_others = calls is None
         with self._left:
             if for_others:
                 self._for_others[plan.key] += 1
@@ -236,6 +273,7 @@ class EntryCounts:
                         "Collectives that are in flight at once must have names of their own", "pass each thread's own"
                         " name=, or call one after the other", collective=plan.label))
                 self._flying.add(plan.key)
+            self._know(plan, calls)
         try:
             yield
         finally:
@@ -251,8 +289,9 @@ class EntryCounts:
         with self._lock:
             self._eager[key] = self._eager.get(key, 0) + 1
 
-    def _counter(self, plan: Plan) -> Any:
+    def _counter(self, plan: Plan, calls: Sequence[Call] | None) -> Any:
         with self._lock:
+            self._know(plan, calls)
             if plan.key not in self._graph:
                 self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
             return self._graph[plan.key]

@@ -8,6 +8,7 @@ a graph by an operation of the native library behind the collectives.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -58,11 +59,11 @@ def refusable(job: Job, plan: Plan, results: Any) -> Any:
         return results
     if job.control is None or graphs.compiled_by_xla() or not job.backend.outlives_errors_in_graphs:
         return results
-    operations = _operations()
-    if operations is None:
+    native = operations()
+    if native is None:
         return results
     job.entries.set_refusable(plan.key)
-    return tf.nest.pack_sequence_as(results, operations.hvkeras_refusable(inputs=tf.nest.flatten(results),
+    return tf.nest.pack_sequence_as(results, native.hvkeras_refusable(inputs=tf.nest.flatten(results),
                                                                           key=plan.key))
 
 
@@ -86,8 +87,33 @@ def _taken(key: str) -> str | None:
     return text
 
 
+def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> bool:
+    """Has the operation `hvkeras_refusable` of a key fail in the graph that runs, if something differs; see below.
+
+    Args:
+        key: The operation's key.
+        difference: Says what differs, "" if nothing does.
+        found: What it takes.
+    """
+    text = difference(found)
+    if text and _in_graphs is not None:
+        _in_graphs.refuse(key, text)
+    return not text
+
+
+def refuse_at_once(key: str, difference: Callable[[Any], str], found: Any) -> bool:  # noqa: ARG001 - as above
+    """Does the same where there is no such operation: the graph then ends in an unknown error of TensorFlow's.
+
+    Raises:
+        MismatchError: Something differs.
+    """
+    if text := difference(found):
+        raise MismatchError(text)
+    return True
+
+
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user's functions here
-def _operations() -> Any:
+def operations() -> Any:
     """The operations of the native library; None where there is none."""
     global _in_graphs  # noqa: PLW0603 - a process has one library
     _in_graphs = _in_graphs or _loaded()

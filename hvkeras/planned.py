@@ -15,6 +15,7 @@ from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
 from hvkeras.mismatch import refusable
 from hvkeras.operations import plan_of, shaped
+from hvkeras.run_shapes import compared
 
 
 def run(job: context.Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
@@ -25,7 +26,7 @@ def run(job: context.Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
     """
     with job.entries.entering(plan, calls):
         engine = timeline.watched(job.backend, plan)
-        results = [call.run(engine) for call in calls]
+        results = [call.run(engine) for call in compared(job, plan, calls)]
     return list(refusable(job, plan, results))
 
 

@@ -22,6 +22,8 @@ _SCATTERABLE = ("int32", "int64", "float16", "float32", "float64")
 _WIDER = {"bool": "uint8", "int8": "int32", "uint8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
           "bfloat16": "float32"}
 
+_KEPT = 128  # functions of eager mode that are kept, each of some 100 KB, for names that come again
+
 
 class HorovodBackend(Backend):
     """The installed `horovod.tensorflow`, used below its Keras parts, which do not work on Keras 3."""
@@ -185,11 +187,15 @@ class HorovodBackend(Backend):
 
         if not tf.executing_eagerly():
             return self._kept(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
-        if key not in self._functions:
+        named = self._functions.pop(key, None)
+        if named is None:
             # In a partial, since TensorFlow takes functions of one code for one that is traced too often, and warns.
             whole = functools.partial(function)
-            self._functions[key] = tf.function(whole, autograph=False, reduce_retracing=True)
-        return self._functions[key](*tensors)
+            named = tf.function(whole, autograph=False, reduce_retracing=True)
+        self._functions[key] = named  # as the one that was used last
+        while len(self._functions) > _KEPT:
+            self._functions.pop(next(iter(self._functions)), None)
+        return named(*tensors)
 
     def _no_constant(self, tensor: Tensor) -> Tensor:
         """Keeps TensorFlow from computing with a constant while it optimises a graph.

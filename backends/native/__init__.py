@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class NativeBackend(Backend):
     """
 
     name = "native"
+    compares_shapes = True
     scales = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
     rounds_once = frozenset({"float16", "bfloat16"})
 
@@ -184,12 +186,15 @@ class NativeBackend(Backend):
 
         from hvkeras.graphs import compiled_by_xla, lasting_variable, of_functions
 
-        order = []
-        if not tf.executing_eagerly() and of_functions() and not compiled_by_xla():
+        group = self._groups[tuple(ranks)]
+        if tf.executing_eagerly():
+            return {"key": "", "group": group, "order": [], "named": [_letters(key)]}
+        order: list[Any] = []
+        if of_functions() and not compiled_by_xla():
             if key not in self._tokens:
                 self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
             order = [self._tokens[key].handle]
-        return {"key": key, "group": self._groups[tuple(ranks)], "order": order}
+        return {"key": key, "group": group, "order": order, "named": []}
 
     def _open_group(self, ranks: Sequence[int]) -> None:
         """Has all members on a host map the same new memory; its name is gone as soon as they have."""
@@ -227,3 +232,12 @@ class NativeBackend(Backend):
         assert self._start is not None
         topology = self._start.topology
         return 0 < topology.local_cores < topology.local_size
+
+
+@functools.lru_cache(1024)
+def _letters(key: str) -> Any:
+    """A key as a tensor: TensorFlow would keep a kernel for ever for each key that eager mode gives as an attribute."""
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        return tf.constant(list(key.encode()), tf.uint8)

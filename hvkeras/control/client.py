@@ -335,6 +335,8 @@ class ControlClient:
             self._send({"type": "come to", "fit": message["fit"], "executions": self.stop_of(message["fit"]).answer()})
         if message["type"] == "stop after":
             self.stop_of(message["fit"]).decide(message["executions"], message["wishes"])
+        if message["type"] == "forget":
+            self._forget(message["counts"])
         if message["type"] == "refused":
             self._refuse(message["key"], message["text"], message["owed"])
         if message["type"] in ("company", "all joined") and self.on_company is not None:
@@ -422,6 +424,16 @@ class ControlClient:
             self.fail(cause)
             if self.detached:
                 self._end(cause)
+
+    def _forget(self, counts: dict[str, int]) -> None:
+        """Forgets plans that no rank has entered lately, as far as this rank has not entered them again meanwhile."""
+        with self._beating:  # what beats tell before the answer counts on, and after it from zero
+            keys = [] if self.entries is None else self.entries.forget(counts)
+            for key in keys:
+                self._told.pop(key, None)
+                self._told_sites.pop(key, None)
+                self._called.discard(key)
+            self._send({"type": "forgotten", "asked": counts, "keys": keys})
 
     def _send_beat(self) -> None:
         with self._beating:  # counts go out in the order in which they were read

@@ -7,7 +7,7 @@ part in it, so that it ends, whereupon those that waited raise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,16 @@ class Company:
             calls: The calls by the plan's key.
         """
         self._calls.update(calls)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Forgets plans that no rank remembers.
+
+        Args:
+            keys: Their keys.
+        """
+        for key in keys:
+            self._calls.pop(key, None)
+        self._asked = {asked: count for asked, count in self._asked.items() if asked[1] not in keys}
 
     def refuse(self, finding: Finding, now: float) -> bool:
         """Begins to refuse plans that do not fit together, unless this was begun before.

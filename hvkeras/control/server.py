@@ -308,6 +308,8 @@ class ControlServer:
             self._join(member)
         elif kind == "noted":
             self._refused(member, message)
+        elif kind == "forgotten":
+            self._company.forget(self._waits.forgotten(member.rank, message["asked"], message["keys"]))
         elif kind == "stop":
             self._tell(self._stops.ask(member.rank, message["fit"], message["ranks"]))
         elif kind == "come to":
@@ -465,6 +467,9 @@ class ControlServer:
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
         self._look_at_ends(now)
+        if not self._company.is_busy:
+            self._tell((rank, {"type": "forget", "counts": counts})
+                       for rank, counts in self._waits.to_forget(now).items())
         places = {rank: member.doing for rank, member in self._members.items()}
         for finding in [*self._waits.check(now, places), *self._stalls.check(self._occupied())]:
             if finding.keys and self._company.refuse(finding, now):

@@ -9,11 +9,13 @@ merely late is a stall, which gets a warning and then an end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Describe = dict[str, Any]
+KEPT = 256  # plans that are remembered though nobody enters them
+IDLE = 2.0  # seconds after which a plan that all ranks have entered as often may be forgotten
 PATIENCE = 3  # times as long, a mismatch waits for ranks that are not there yet
 
 # What one rank may call alone by mistake, by how the name of its first collective begins, and what to write instead.
@@ -65,6 +67,10 @@ class Waits:
         self._since: dict[Wait, float] = {}
         self._warned: dict[Wait, float] = {}
         self._left: set[int] = set()
+        self._settled: dict[str, tuple[int, float]] = {}  # plans that nobody waits in: their count, and since when
+        self._forgetting: set[str] = set()
+        self._answers: dict[str, int] = {}  # of ranks that were asked to forget a plan
+        self._before: dict[int, dict[str, int]] = {}  # a rank's counts of plans that it has forgotten since
 
     def describe(self, key: str, plan: Describe) -> None:
         """Learns what a plan consists of."""
@@ -72,7 +78,8 @@ class Waits:
 
     def update(self, rank: int, counts: dict[str, int], sites: dict[str, str] | None = None) -> None:
         """Learns a rank's counts, and where its user's code enters plans; plans not named keep theirs."""
-        self._counts.setdefault(rank, {}).update(counts)
+        before = self._before.get(rank, {})
+        self._counts.setdefault(rank, {}).update({key: count + before.get(key, 0) for key, count in counts.items()})
         self._sites.setdefault(rank, {}).update(sites or {})
 
     def set_left(self, rank: int, left: bool) -> None:
@@ -90,6 +97,62 @@ class Waits:
     def plans_of(self, rank: int) -> list[str]:
         """The keys of the plans that a rank is in."""
         return [key for key, plan in self._plans.items() if rank in plan["ranks"]]
+
+    def to_forget(self, now: float) -> dict[int, dict[str, int]]:
+        """What ranks may forget: plans that nobody waits in nor has entered lately, if many are known.
+
+        Args:
+            now: The time, in seconds.
+
+        Returns:
+            By rank, how often it has told to have entered which of them since it last forgot them.
+        """
+        told: dict[int, dict[str, int]] = {}
+        if len(self._plans) <= KEPT:
+            return told
+        for key in self._plans:
+            counts = self.counts(key)
+            count = max(counts.values())
+            if min(counts.values()) < count or self._settled.get(key, (-1, now))[0] != count:
+                self._settled[key] = count, now
+            elif now - self._settled[key][1] >= IDLE and key not in self._forgetting:
+                self._forgetting.add(key)
+                for rank in counts:
+                    told.setdefault(rank, {})[key] = count - self._before.get(rank, {}).get(key, 0)
+        return told
+
+    def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
+        """Learns that a rank has forgotten plans, and counts from zero when it enters one of them again.
+
+        Args:
+            rank: The rank.
+            asked: What `to_forget` said for it.
+            keys: Those that it has forgotten; it is still busy with the others.
+
+        Returns:
+            The plans that all ranks have forgotten, and this with them.
+        """
+        before = self._before.setdefault(rank, {})
+        for key in keys:
+            before[key] = before.get(key, 0) + asked[key]
+        return [key for key in asked if self._forget_if_all_have(key)]
+
+    def _forget_if_all_have(self, key: str) -> bool:
+        counts = self.counts(key)
+        answered = self._answers.setdefault(key, 0) + 1
+        self._answers[key] = answered
+        if answered < len(counts):
+            return False
+        del self._answers[key]
+        self._forgetting.discard(key)
+        self._settled.pop(key, None)
+        if any(self._before.get(rank, {}).get(key) != max(counts.values()) for rank in counts):
+            return False
+        del self._plans[key]
+        for kept in (self._counts, self._before, self._sites):
+            for of_rank in kept.values():
+                of_rank.pop(key, None)
+        return True
 
     def concerned(self) -> set[int]:
         """The ranks that wait for others in a plan, and those that are waited for."""

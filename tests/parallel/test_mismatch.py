@@ -89,6 +89,22 @@ IN_GRAPHS = {
 }
 
 
+@pytest.mark.parametrize(("launcher", "backend", "np"), [
+    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.slow), ("hvkeras_run", "horovod", 2),
+    ("hvkeras_run", "native", 3),
+])
+def test_shapes_that_only_the_run_of_a_graph_knows_are_compared(launcher: str, backend: str, np: int,
+                                                                launch_once: Callable[..., Outcome]) -> None:
+    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend, env=SOON)
+    for (summed, gathered), total, shape in outcome.results("in_a_function_for_any_shape"):
+        for raised, sizes in ((summed, ("[3, 2]", "[4, 2]")), (gathered, ("3]", "4]"))):
+            assert raised.startswith("FailedPreconditionError: ")
+            assert re.search(r"ranks (\d) and (\d) communicate different things: .*tensor 1 is .* on rank \1 and .* on"
+                             r" rank \2", raised)
+            assert np > 2 or all(size in raised for size in sizes)
+        assert (total, shape) == (np, [np * (np + 1) // 2, 2])
+
+
 @pytest.mark.parametrize("case", IN_GRAPHS)
 @pytest.mark.parametrize(("launcher", "backend", "np"), [("hvkeras_run", "horovod", 2),
                                                          ("hvkeras_run", "native", 3)])

@@ -31,6 +31,29 @@ def test_a_plan_is_entered_by_one_thread_at_a_time_in_eager_mode() -> None:
     assert {seen.identity: count for count, seen in counts.snapshot().values()} == {"a": 2, "b": 1}
 
 
+def test_what_no_graph_enters_and_nobody_is_in_is_forgotten() -> None:
+    counts = EntryCounts()
+    for name in "aabc":
+        with counts.entering(plan(name), []):
+            pass
+
+    @tf.function
+    def in_a_graph() -> None:
+        with counts.entering(plan("b"), []):
+            tf.no_op()
+
+    in_a_graph()
+    keys = {name: plan(name).key for name in "abcd"}
+    with counts.entering(plan("d"), []):
+        asked = {keys["a"]: 2, keys["b"]: 2, keys["c"]: 3, keys["d"]: 1}
+        assert counts.forget(asked) == [keys["a"]]
+    assert keys["a"] not in counts.snapshot() and keys["a"] not in counts.calls() and counts.site(keys["a"]) == ""
+    with counts.entering(plan("a"), []):
+        pass
+    assert counts.snapshot()[keys["a"]][0] == 1
+    assert counts.forget({"never entered": 0}) == ["never entered"]
+
+
 def test_a_thread_that_takes_part_for_others_is_waited_for() -> None:
     counts, order = EntryCounts(), []
     over = threading.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvkeras.control.waits import Waits
+from hvkeras.control.waits import IDLE, KEPT, Waits
 
 
 def plan(label="gradients", tensors=("kernel float32[2, 3]",), ranks=(0, 1), operation="allreduce sum"):
@@ -165,3 +165,38 @@ def test_many_waiters_for_one_rank_are_one_warning():
         waits.update(rank, {"a": 1})
     waits.check(0.0)
     assert [(found.kind, found.rank) for found in waits.check(10.0)] == [("warning", 2)]
+
+
+def settled(count: int) -> Waits:
+    """Two ranks that have entered so many plans once."""
+    names = [f"p{number}" for number in range(count)]
+    waits = make(**{name: plan() for name in names})
+    for rank in range(2):
+        waits.update(rank, dict.fromkeys(names, 1))
+    return waits
+
+
+def test_plans_that_nobody_enters_any_more_are_forgotten_where_many_are_known():
+    waits = settled(KEPT + 1)
+    assert waits.to_forget(0.0) == {}
+    waits.update(0, {"p0": 2})
+    asked = waits.to_forget(IDLE)
+    assert [sorted(asked[rank]) for rank in range(2)] == [sorted(f"p{one}" for one in range(1, KEPT + 1))] * 2
+    assert waits.to_forget(IDLE) == {}, "they are asked once"
+    assert waits.forgotten(0, asked[0], asked[0]) == []
+    assert sorted(waits.forgotten(1, asked[1], asked[1])) == sorted(asked[1])
+    assert waits.plans_of(0) == ["p0"]
+    assert [wait.waiter for wait in waits._current()] == [0], "it still waits in the plan that was kept"
+
+
+def test_a_rank_that_enters_a_plan_again_before_all_have_forgotten_it_counts_on():
+    waits = settled(KEPT + 1)
+    waits.to_forget(0.0)
+    asked = waits.to_forget(IDLE)
+    waits.update(0, {"p1": 2})
+    waits.forgotten(0, asked[0], [key for key in asked[0] if key != "p1"])
+    gone = waits.forgotten(1, asked[1], asked[1])
+    assert "p1" not in gone and len(gone) == KEPT
+    assert waits.counts("p1") == {0: 2, 1: 1}
+    waits.update(1, {"p1": 1})  # from zero, since it has forgotten that it did before
+    assert waits.counts("p1") == {0: 2, 1: 2}

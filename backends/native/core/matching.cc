@@ -27,8 +27,11 @@ uint64_t hash_of(const std::string& text, uint64_t start) {
 
 }  // namespace
 
+const char* const Matching::kDifferent = " communicate different things: ";
+
 // The first of the parts between ";" that differs, and its number.
 std::string Matching::difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
+  const std::string ranks = "ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other);
   size_t start_one = 0, start_other = 0;
   for (int place = 1; start_one <= one.size() && start_other <= other.size(); ++place) {
     const size_t end_one = std::min(one.find(';', start_one), one.size());
@@ -36,13 +39,13 @@ std::string Matching::difference(const std::string& one, int rank_of_one, const 
     const std::string part = one.substr(start_one, end_one - start_one);
     const std::string other_part = other.substr(start_other, end_other - start_other);
     if (part != other_part) {
-      return "tensor " + std::to_string(place) + " is " + part + " on rank " + std::to_string(rank_of_one) + " and " +
-             other_part + " on rank " + std::to_string(rank_of_other);
+      return ranks + kDifferent + "tensor " + std::to_string(place) + " is " + part + " on rank " +
+             std::to_string(rank_of_one) + " and " + other_part + " on rank " + std::to_string(rank_of_other);
     }
     start_one = end_one + 1;
     start_other = end_other + 1;
   }
-  return "the tensors of ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other) + " differ";
+  return ranks + kDifferent + "their tensors";
 }
 
 Key key_of(const std::string& name) {

@@ -32,6 +32,7 @@ class Matching {
 
   static constexpr size_t kDetails = 96;  // bytes of details that are kept for a message; a hash covers all of them
   static constexpr size_t kText = 512;    // bytes of a message
+  static const char* const kDifferent;    // what a message about different tensors has in it
 
   static size_t bytes();
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all

@@ -30,7 +30,7 @@ std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
 
 // What an operation was made with when its graph was built.
 struct Kernel {
-  std::string key;
+  std::string key;  // empty in eager mode, see below
   int64_t group = 0, reduction = 0, root = 0, count = 1;
   double before = 1.0, after = 1.0;
 
@@ -66,6 +66,7 @@ class Call {
   Call(const std::string& key, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : key_(key), context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
+  const std::string& key() const { return key_; }
   Tensor input(int index) const { return input_of(context_, index); }
   // An output of this shape, in the memory of the input of the same number if nobody else needs that.
   Tensor output_for(int index, const std::vector<int64_t>& shape) const {
@@ -88,7 +89,8 @@ class Call {
   void finish(const std::string& error) {
     if (!error.empty()) {
       const Status status = new_status();
-      TF_SetStatus(status.get(), TF_ABORTED, error.c_str());
+      const bool differs = error.find(Matching::kDifferent) != std::string::npos;
+      TF_SetStatus(status.get(), differs ? TF_FAILED_PRECONDITION : TF_ABORTED, error.c_str());
       TF_OpKernelContext_Failure(context_, status.get());
     } else {
       const double run[] = {began_, notes::now()};
@@ -125,7 +127,7 @@ void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::
             std::function<void(Channel&)> run) {
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   auto request = std::make_unique<Request>();
-  request->key = key_of(kernel.key);
+  request->key = key_of(call->key());
   request->details = details;
   request->run = std::move(run);
   request->done = [call](const std::string& error) { call->finish(error); };
@@ -260,6 +262,13 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
           Channel& channel) { reducescatter(channel, in, out, starts, type, reduction, factors); });
 }
 
+// The key that is an operation's last input. So it is in eager mode, since TensorFlow keeps a kernel for ever for each
+// value of an attribute that it has seen there.
+std::string key_in(TF_OpKernelContext* context) {
+  const Tensor letters = input_of(context, TF_NumInputs(context) - 1);
+  return std::string(data_of(letters), TF_TensorByteSize(letters.get()));
+}
+
 template <void (*read)(Kernel&)>
 void* create(TF_OpKernelConstruction* construction) {
   return made_or_failed(construction, [&] {
@@ -271,7 +280,8 @@ void* create(TF_OpKernelConstruction* construction) {
 
 template <void (*start)(const Kernel&, const std::shared_ptr<Call>&)>
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  const auto call = std::make_shared<Call>(static_cast<Kernel*>(kernel)->key, context, done);
+  const std::string& key = static_cast<Kernel*>(kernel)->key;
+  const auto call = std::make_shared<Call>(key.empty() ? key_in(context) : key, context, done);
   try {
     start(*static_cast<Kernel*>(kernel), call);
   } catch (const Failure& failure) {
@@ -332,6 +342,8 @@ void register_all() {
     // collectives of one key wait for each other.
     TF_OpDefinitionBuilderAddAttr(builder, "M: int >= 0");
     TF_OpDefinitionBuilderAddInput(builder, "order: M * resource");
+    TF_OpDefinitionBuilderAddAttr(builder, "K: int >= 0");
+    TF_OpDefinitionBuilderAddInput(builder, "named: K * uint8");
     for (const char* output : definition.outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
     TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it must run, once, and in the order of the program
     TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.shapes);

@@ -82,6 +82,17 @@ def in_a_function() -> Any:
 
 
 @check
+def in_a_function_for_any_shape() -> Any:
+    """As `in_a_function`, where the shape is known only when the function runs; and what fits together afterwards."""
+    total = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="any"), input_signature=[
+        tf.TensorSpec([None, 2])])
+    gather = tf.function(lambda tensor: hvd.allgather(tensor, name="any"), input_signature=[tf.TensorSpec(None)])
+    raised = [refusal(lambda: total(tf.ones([3 + hvd.rank(), 2])))[0],
+              refusal(lambda: gather(tf.ones([1 + hvd.rank(), 3 + hvd.rank()])))[0]]
+    return [raised, float(tf.reduce_mean(total(tf.ones([4, 2])))), gather(tf.ones([1 + hvd.rank(), 2])).shape.as_list()]
+
+
+@check
 def of_a_group_in_a_function() -> Any:
     mixed = [tf.ones([2], tf.int32), tf.ones([2 + hvd.rank()])]
     return TFDIST or refusal(lambda: tf.function(hvd.grouped_allreduce)(mixed, name="y"))
