@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvkeras import compat, context, graphs, losses, metrics, optimizer, progress, recording, timeline
+from hvkeras import as_horovod, compat, context, graphs, losses, metrics, optimizer, progress, recording, timeline
 from hvkeras.compat import strategies
 from hvkeras.fit_run import FitRun
 from hvkeras.functions import allgather_object
@@ -128,7 +128,12 @@ def _around_train_step(original: Callable[..., Any], model: Any, *args: Any, **k
 
 
 def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has the losses of training be those of all ranks; those of an evaluation are of its batches as they are."""
+    """Has the losses of training be those of all ranks; those of an evaluation are of its batches as they are.
+
+    Under --as-horovod they stay as Horovod leaves them: scripts have set their learning rates by that.
+    """
+    if as_horovod.is_installed():
+        return original(model, *args, **kwargs)
     trains = _Calls.in_train_step or bool(_Calls.stack and _Calls.stack[-1][0] == "fit")
     part = distributed_part(getattr(model, "optimizer", None)) if trains else None
     averages = part is not None and part._hvkeras_exchange.op == Average
