@@ -30,7 +30,6 @@ from hvkeras.operations import (
     scale,
     shaped,
 )
-from hvkeras.planned import allgather_raw
 from hvkeras.process_sets import ProcessSet, global_process_set
 
 # The first bucket is small, so that its collective starts while backward is still at work.
@@ -195,16 +194,10 @@ def _reduce_differentiably(gradients: Sequence[Any], names: Sequence[str], excha
             reduced = combined([gradients[place] for place in dense], exchange.scaling, ranks, name, "allreduce")
         for place, tensor in zip(dense, reduced, strict=True):
             results[place] = tensor
-    of_sparse = [gradients[place].indices for place in sparse]
     with on_device(exchange.device_sparse):
-        if sparse and tf.executing_eagerly():
-            told = allgather_raw(sparse_rows.distinct(of_sparse), ranks, f"{name}.distinct")
-            sums = told.numpy().all(axis=0).tolist()
-        else:
-            sums = [sparse_rows.distinct_by_construction(indices) for indices in of_sparse]
-        for place, sum_rows in zip(sparse, sums, strict=True):
+        for place in sparse:
             slices = combined_slices(gradients[place], exchange.scaling, ranks, f"{name}.{place}")
-            results[place] = sparse_rows.summed(slices) if sum_rows else slices
+            results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
     return results
 
 
@@ -234,11 +227,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                   *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
-    of_sparse = [gradients[place].indices for place in sparse]
-    told = ([Call("allgather", sparse_rows.distinct(of_sparse), f"{plan.key}.distinct", ranks)]
-            if sparse and tf.executing_eagerly() else [])
     # Adasum's collectives have plans of their own.
-    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *told, *itertools.chain(*gathers)]):
+    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
         with stamps.in_step():
             engine = timeline.watched(job.backend, plan)
         with on_device(exchange.device_dense):
@@ -248,12 +238,10 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
-            sums = (told[0].run(engine).numpy().all(axis=0).tolist() if told
-                    else [sparse_rows.distinct_by_construction(indices) for indices in of_sparse])
-            for place, (of_values, of_indices), sum_rows in zip(sparse, gathers, sums, strict=True):
+            for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
                 values = scaling.received(of_values.run(engine), sent[place], len(ranks))
                 slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
-                results[place] = sparse_rows.summed(slices) if sum_rows else slices
+                results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
     if tf.executing_eagerly():  # graphs of training end the job instead, without an operation for each gradient
         raise_if_refused(plan)
     return results

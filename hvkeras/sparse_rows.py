@@ -8,7 +8,6 @@ summed in the first case, and only put together in the second (docs/decisions/ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,39 +16,27 @@ _SAME_ELEMENTS = ("Reshape", "Identity", "Cast")
 _DISTINCT = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 
-def distinct_by_construction(indices: Any) -> bool:
-    """Whether a graph makes indices in such a way that none comes twice.
+def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
+    """Sums the rows of all ranks that have the same index, where one process would have one row.
 
     Args:
-        indices: A symbolic tensor.
+        gathered: `tf.IndexedSlices` with all ranks' rows.
+        own_indices: This rank's indices; in a graph they tell how they were made, in eager mode they do not, and rows
+            stay as they are.
+
+    Returns:
+        `tf.IndexedSlices`; with each index once, in the order in which they come first, if rows were summed.
     """
+    if tf.executing_eagerly() or not _distinct(own_indices):
+        return gathered
+    indices, places = tf.unique(gathered.indices)
+    values = tf.math.unsorted_segment_sum(gathered.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gathered.dense_shape)
+
+
+def _distinct(indices: Any) -> bool:
+    """Whether a graph makes indices in such a way that none comes twice."""
     made_by = indices.op
     while made_by.type in _SAME_ELEMENTS:
         made_by = made_by.inputs[0].op
     return made_by.type in _DISTINCT
-
-
-def distinct(everyones: Sequence[Any]) -> Any:
-    """Which of several indices hold none twice; eager code does not tell how they were made.
-
-    Args:
-        everyones: One-dimensional eager tensors.
-
-    Returns:
-        int32, [1, number of tensors], 0 or 1: a row for each rank, where it is gathered.
-    """
-    return tf.constant([[int(len(set(indices.numpy().tolist())) == indices.shape[0]) for indices in everyones]])
-
-
-def summed(slices: Any) -> Any:
-    """Sums the values that have the same index.
-
-    Args:
-        slices: `tf.IndexedSlices`.
-
-    Returns:
-        `tf.IndexedSlices` with each index once, in the order in which they come first.
-    """
-    indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
