@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hvkeras import compat, context, metrics
+from hvkeras import compat, context, graphs, metrics
 from hvkeras.errors import UsageError, explain
 from hvkeras.functions import allgather_object
 from hvkeras.guard import Guard
@@ -66,7 +67,7 @@ class FitRun:
         given = self._arguments
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
-                      len(self._own_timers()), FitRun._count)
+                      len(self._own_timers()), FitRun._count, self._build(data))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.timers for fact in everyone}) == 1:
@@ -84,6 +85,18 @@ class FitRun:
             self._join(data, decision.batches)
         elif decision.batches is not None and decision.batches != data.batches:
             data.pass_by_pass(lambda dataset: dataset.take(decision.batches), decision.batches)
+
+    def _build(self, data: Any) -> str:
+        """Gives the model its weights before the first step, where they are to be broadcast; why not, if not."""
+        model = self.model
+        # Keras 3 builds by itself under a strategy, before the callbacks begin.
+        if not self._broadcasts() or compat.is_whole(model) or graphs.reducing_strategy(model) is not None:
+            return ""
+        try:
+            compat.build_for(model, data.element_spec)
+        except Exception as error:  # noqa: BLE001  # whatever a user's model may raise
+            return "" if compat.is_whole(model) else _cause_of(error)
+        return ""
 
     def begin(self) -> None:
         """Before the first step."""
@@ -231,6 +244,15 @@ def _watch(run: FitRun) -> Any:
             run.epoch_end(epoch, self._last + compat.steps_per_execution(run.model))
 
     return Watch()
+
+
+def _cause_of(error: Exception) -> str:
+    """What is wrong, in a line: the text of Keras's and AutoGraph's errors begins with where, and has colours."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    told = re.findall(r"^\s*(\w+(?:Error|Exception): (?!Exception encountered).+)$", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    told = told or [f"{type(error).__name__}: {lines[1 if lines[0].startswith('Exception enc') and lines[1:] else 0]}"]
+    return str(told[-1])
 
 
 def _fingerprint(data: Any) -> Any:

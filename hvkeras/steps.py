@@ -35,6 +35,7 @@ class Facts:
         fingerprint: Stands for the content of arrays; None for other data.
         timers: How many callbacks want the times of all ranks.
         number: Of this `fit` among those of the rank.
+        unbuilt: Why the model has no weights before the first step, though they are to be broadcast; "" if it has.
     """
 
     steps: int | None
@@ -46,6 +47,7 @@ class Facts:
     fingerprint: Any = None
     timers: int = 0
     number: int = 0
+    unbuilt: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Deci
     if empty:
         raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data) deals"
                                  " the same data to all ranks in equal parts", **{f"rank_{empty[0]}": "0 batches"}))
-    warnings = _about_data(ranks, everyone)
+    warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
     given = [facts.steps for facts in everyone if facts.steps is not None]
     batches = [facts.batches for facts in everyone]
     if len({(facts.steps, facts.batches) for facts in everyone}) == 1 and batches[0] is not None:
@@ -124,6 +126,18 @@ def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong
         raise UsageError(explain(
             f"All ranks must {wrong} in fit", f"pass the same {shown} on every rank",
             **{f"rank_{ranks[0]}": values[0], f"rank_{ranks[other]}": values[other]}))
+
+
+def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+    """What is odd about the model's weights before the first step."""
+    rank, why = next(((rank, facts.unbuilt) for rank, facts in zip(ranks, everyone, strict=True) if facts.unbuilt),
+                     (None, ""))
+    if not why:
+        return ()
+    told = ("the model gets its weights in the first execution, and they are broadcast after it only: until then the"
+            " ranks train models of their own, unless they were seeded alike; call model.build(shape) or the model"
+            f" itself on a batch before fit, as it could not be built from its data's shapes (on rank {rank}, {why})")
+    return (told,)
 
 
 def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
     """Starts all ranks from the root's model and optimizer.
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
-    become the root's before the first step; if the model gets its weights only in the first step
-    (it was given no input shape), right after it. Layers that learn from data (vocabularies, means and variances, bin
-    boundaries) become the root's before the first step as well. Metrics keep their state, and random seeds do:
-    ranks that were seeded differently go on drawing different dropout masks.
+    become the root's before the first step. `fit` builds a model that was given no input shape from the shapes of its
+    data; where that cannot be (its call needs values), it says so, and they are broadcast after the first execution.
+    Layers that learn from data (vocabularies, means and variances, bin boundaries) become the root's before the first
+    step in any case. Metrics keep their state, and random seeds do: ranks that were seeded differently go on drawing
+    different dropout masks.
 
     Example:
         model.fit(dataset, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
@@ -60,7 +61,8 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
             warnings.warn("the model's optimizer is not distributed: each rank trains on its own gradients."
                           " HINT: compile with hvkeras.DistributedOptimizer(optimizer)", stacklevel=2)
         with graphs.eagerly():
-            built = int(allreduce(int(bool(self.model.built)), op=Min, name="the model is built"))
+            built = int(allreduce(int(bool(self.model.built) or compat.is_whole(self.model)), op=Min,
+                                  name="the model is built"))
         if built:
             self._broadcast()
         else:

@@ -17,6 +17,7 @@ class KerasData:
         steps: `steps_per_epoch` as the user gave it, or None.
         batches: The batches that one pass over the data has; None if unknown, -1 if they never end.
         last_rows: The rows of the last batch; None if unknown.
+        element_spec: What a batch is made of, as of a dataset.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -25,7 +26,9 @@ class KerasData:
         adapter = iterator.data_adapter
         self._strategy: Any = getattr(iterator, "_distribute_strategy", None)
         self._is_dealt = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
-        self.batches = _batches(adapter.num_batches, self._whole())
+        whole = self._whole()
+        self.batches = _batches(adapter.num_batches, whole)
+        self.element_spec = whole.element_spec
         self.last_rows = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
@@ -69,6 +72,7 @@ class TfKerasData:
         self._handler = handler
         adapter = handler._adapter
         self.steps: int | None = handler._steps_per_epoch
+        self.element_spec = handler._dataset.element_spec
         self.batches = _batches(adapter.get_size(), handler._dataset if adapter.get_size() is None else None)
         self.last_rows = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from hvkeras.compat.families import KERAS, TF_KERAS, default_keras, family_of
+import tensorflow as tf
+
+from hvkeras.compat.families import KERAS, TF_KERAS, default_keras, family_of, is_of_keras, loaded_families
 from hvkeras.compat.variables import native
 
 
@@ -19,6 +22,43 @@ def model_weights(model: Any) -> list[Any]:
 
 def _has_fixed_shape(weight: Any) -> bool:
     return hasattr(weight, "shape") and bool(weight.shape.is_fully_defined())
+
+
+def is_whole(model: Any) -> bool:
+    """Whether the model has all of its weights before its first step.
+
+    A model around others whose `train_step` calls them, and which is never called itself, does not count as built.
+    """
+    maker = next(cls for cls in type(model).__mro__ if "build" in vars(cls))
+    makes_none = is_of_keras(maker) and maker.__name__ in ("Model", "Layer") and bool(model.layers)
+    return all(layer.built for layer in model.layers) and (bool(model.built) or makes_none)
+
+
+def build_for(model: Any, batch: Any) -> None:
+    """Gives a model the weights that its first step would give it, by tracing the model's call in training.
+
+    Args:
+        model: The model.
+        batch: The `element_spec` of the data: inputs, or a tuple of inputs and more.
+
+    Raises:
+        Exception: What the model's call raised: it may need values, or be none where a `train_step` calls other models.
+    """
+    inputs = batch[0] if isinstance(batch, tuple) else batch
+    is_keras_3 = KERAS in loaded_families() and isinstance(model, sys.modules[KERAS].Model)
+    takes_training = not is_keras_3 or model._call_has_training_arg
+
+    def call(x: Any) -> None:
+        model(x, **({"training": True} if takes_training else {}))
+
+    built = model.built
+    try:
+        # As Keras's own function of a step: AutoGraph converts what tf_keras calls.
+        traced = tf.function(tf.autograph.experimental.do_not_convert(call) if is_keras_3 else call)
+        traced.get_concrete_function(inputs)
+    except Exception:
+        model.built = built  # it counts as built as soon as it is called
+        raise
 
 
 def repair_optimizer(model: Any, filepath: Any) -> None:

@@ -103,6 +103,16 @@ def test_uneven_data_ends_together(outcome: Outcome) -> None:
         assert found["generator"][0] == [2, 2]
 
 
+def test_a_model_without_a_shape_starts_from_the_root(outcome: Outcome) -> None:
+    results = outcome.results("weights_without_a_shape")
+    for found in results:
+        assert largest_difference(found["found"], found["truth"]) < TOLERANCE
+        assert found["found"] == results[0]["found"]
+        assert found["not built"] == results[0]["not built"], "broadcast after the first step"
+    assert "weights in the first execution" in outcome.stderr(0)
+    assert "could not be built from its data's shapes (on rank 0, " in outcome.stderr(0)
+
+
 @pytest.mark.parametrize(
     ("case", "texts"),
     [

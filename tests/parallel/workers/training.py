@@ -357,6 +357,61 @@ def uneven_data() -> dict[str, Any]:
     return {**found, "same": len(set(map(str, hvd.allgather_object(found)))) == 1}
 
 
+class ByValue(keras.Model):  # type: ignore[misc]
+    """A model that must see values, so that shapes do not build it."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.net = without_shape(apart)
+
+    def call(self, x: Any) -> Any:
+        return self.net(x) if np.all(np.isfinite(x.numpy())) else None
+
+
+class Around(keras.Model):  # type: ignore[misc]
+    """A model that is never called: its step calls another one, which has its weights from the start."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        net.build((None, FEATURES))
+        self.net = net
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.net(data[0], training=True) - data[1]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def without_shape(apart: bool) -> Any:
+    """A model that gets its weights in its first step; ranks start apart, or as rank 0."""
+    keras.utils.set_random_seed(hvd.rank() if apart else 0)
+    return keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.BatchNormalization(momentum=0.5),
+                             keras.layers.Dense(1)])
+
+
+@check
+def weights_without_a_shape() -> dict[str, Any]:
+    """The trainable weights after an epoch of models without input shape, and what one process makes of them."""
+    def trained(made: Any, data: Any, batch_size: int, *callbacks: Any, plain: bool = False, **options: Any) -> Any:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        made.compile(optimizer if plain else hvd.DistributedOptimizer(optimizer), "mse", **options)
+        made.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, callbacks=list(callbacks))
+        return [np.asarray(weight).tolist() for weight in made.trainable_weights]
+
+    def of_rank_0() -> Any:
+        return hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+
+    # The same rows on all ranks, so that batch normalisation sees what one process sees.
+    data = rows(12, 5)
+    found = trained(without_shape(True), data, 4, of_rank_0(), steps_per_execution=EXECUTION)
+    not_built = trained(ByValue(True), data, 12, of_rank_0(), run_eagerly=True)
+    around = trained(Around(without_shape(True)), data, 4, of_rank_0(), run_eagerly=True)
+    return {"found": [found, around], "not built": not_built, "truth": by_one_process(lambda: 2 * [trained(
+        without_shape(False), data, 4, plain=True, run_eagerly=True)])}
+
+
 def mistake(train: Callable[[], Any]) -> str:
     """What a mistake ends with; all ranks raise at the same place, so the job can go on."""
     try:
