@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras import compat, context, graphs, metrics
+from hvkeras import compat, compiled, context, graphs, metrics
 from hvkeras.errors import UsageError, explain
 from hvkeras.functions import allgather_object
 from hvkeras.guard import Guard
@@ -67,9 +67,11 @@ class FitRun:
         given = self._arguments
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
-                      len(self._own_timers()), FitRun._count, self._build(data))
+                      len(self._own_timers()), FitRun._count, self._build(data),
+                      compiled.words_of(self.model))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
+        compiled.require_alike(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
         decision = self._decision = decide(self.process_set.ranks, everyone, job.settings.uneven)

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import context
+from hvkeras.compiled import Words
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.output import prints_at, say
 
@@ -36,6 +37,7 @@ class Facts:
         timers: How many callbacks want the times of all ranks.
         number: Of this `fit` among those of the rank.
         unbuilt: Why the model has no weights before the first step, though they are to be broadcast; "" if it has.
+        compiled: What its `compile` was given, see `hvkeras.compiled`.
     """
 
     steps: int | None
@@ -48,6 +50,7 @@ class Facts:
     timers: int = 0
     number: int = 0
     unbuilt: str = ""
+    compiled: Words = ()
 
 
 @dataclass(frozen=True)

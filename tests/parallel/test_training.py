@@ -140,6 +140,13 @@ def test_the_guard_names_a_classic_mistake(case: str, texts: tuple[str, ...], ou
         ("validation on one rank", ("All ranks must run validation, or none", "rank_0='given', rank_1='none'")),
         ("other epochs", ("All ranks must run as many epochs", "rank_0=2, rank_1=3")),
         ("no reduction", ("must be reduced to one number. Received: reduction=None", 'write reduction="sum_over_')),
+        ("another loss", ("All ranks must compile the model alike, but loss differs", "rank_0='mse'", "'mae'",
+                          "HINT: pass")),
+        ("another reduction", ("but loss['reduction'] differs", "rank_0='sum'", "'sum_over_batch_size'")),
+        ("other weights", ("but loss_weights[0] differs", "rank_0='0.5'", "'0.25'")),
+        ("another closure", ("but loss's factor differs", "rank_0='1.0'", "'2.0'")),
+        ("other metrics", ("but metrics[1]['threshold'] differs", "rank_0='0.5'", "'0.6'")),
+        ("fewer metrics", ("but metrics[0] differs", "rank_0='mae'", "'nothing'")),
         ("no data", ("Each rank needs at least one batch", "rank_0='0 batches'", "hvd.shard(data)")),
     ],
 )
@@ -150,7 +157,8 @@ def test_calls_that_do_not_fit_together_are_errors(case: str, texts: tuple[str, 
             assert text in found[case]
 
 
-@pytest.mark.parametrize("case", ["none", "none, each rank its own dropout", "none, local variables",
+@pytest.mark.parametrize("case", ["none", "none, names that Keras numbers",
+                                  "none, each rank its own dropout", "none, local variables",
                                   "none, by themselves"])
 def test_what_is_right_passes(case: str, outcome: Outcome) -> None:
     assert {found[case] for found in outcome.results("mistakes")} == {"no error"}

@@ -446,6 +446,11 @@ def mistakes() -> dict[str, str]:
             mine.optimizer.register_local_var(variable)
         return mine.fit(x, y, **options)
 
+    def numbered() -> Any:
+        """Metrics that Keras calls auc_1, auc_2 and so on, differently on each rank."""
+        made = [keras.metrics.AUC() for _ in range(hvd.rank() + 1)]
+        return eagerly(metrics=made[-1:]).fit(x, y, **options)
+
     return {
         "no broadcast": mistake(lambda: compiled(seed=hvd.rank()).fit(x, y, **options)),
         "no wrapper": mistake(lambda: eagerly("sgd").fit(x, y, **options)),
@@ -456,10 +461,21 @@ def mistakes() -> dict[str, str]:
         "validation on one rank": mistake(lambda: eagerly().fit(
             x, y, validation_data=(x, y) if hvd.rank() == 0 else None, **options)),
         "other epochs": mistake(lambda: eagerly().fit(x, y, batch_size=4, epochs=2 + hvd.rank(), verbose=0)),
+        **{case: mistake(lambda given=given: unlike(given).fit(x, y, **options)) for case, given in {
+            "another loss": ({"loss": "mse"}, {"loss": "mae"}),
+            "another reduction": tuple({"loss": keras.losses.MeanSquaredError(reduction=how)} for how in
+                                       ("sum", REDUCTION)),
+            "other weights": ({"loss": "mse", "loss_weights": [0.5]}, {"loss": "mse", "loss_weights": [0.25]}),
+            "another closure": tuple({"loss": scaled(factor)} for factor in (1.0, 2.0)),
+            "other metrics": tuple({"loss": "mse", "metrics": ["mse", keras.metrics.BinaryAccuracy(threshold=at)]}
+                                   for at in (0.5, 0.6)),
+            "fewer metrics": ({"loss": "mse", "metrics": ["mae"]}, {"loss": "mse"}),
+        }.items()},
         "no data": mistake(lambda: eagerly().fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(
             hvd.rank()), epochs=1, verbose=0)),
         "no reduction": mistake(lambda: unreduced().fit(x, y, **options)),
         "none": mistake(lambda: eagerly(seed=hvd.rank()).fit(x, y, callbacks=[broadcast(0)], **options)),
+        "none, names that Keras numbers": mistake(numbered),
         "none, each rank its own dropout": mistake(lambda: eagerly(dropout=0.5).fit(x, y, **options)),
         "none, local variables": mistake(registered),
         "none, by themselves": mistake(lambda: by_itself(x, y, options)),
@@ -472,6 +488,21 @@ def unreduced() -> Any:
     one.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.losses.MeanSquaredError(reduction="none"),
                 run_eagerly=True)
     return one
+
+
+REDUCTION = "sum_over_batch_size"  # Keras's own
+
+
+def scaled(factor: float) -> Callable[[Any, Any], Any]:
+    return lambda truth, guess: factor * tf.reduce_mean((truth - guess) ** 2, -1)
+
+
+def unlike(given: tuple[dict[str, Any], dict[str, Any]]) -> Any:
+    """A model that the last rank compiles with the second of two sets of arguments."""
+    made = model()
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=True,
+                 **given[hvd.rank() == hvd.size() - 1])
+    return made
 
 
 def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
