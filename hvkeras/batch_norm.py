@@ -47,6 +47,8 @@ def _class_for(keras: Any) -> Any:
 class _KerasMoments:
     """Keras 3."""
 
+    over_ranks = True  # the moving statistics are those of all ranks
+
     def __init__(self, fused: Any = False, **kwargs: Any) -> None:
         _require_unfused(fused)
         super().__init__(**kwargs)
@@ -58,6 +60,8 @@ class _KerasMoments:
 
 class _TfKerasMoments:
     """tf_keras, which computes the moments elsewhere if it is fused."""
+
+    over_ranks = True
 
     def __init__(self, fused: Any = False, **kwargs: Any) -> None:
         _require_unfused(fused)

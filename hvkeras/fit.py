@@ -103,8 +103,12 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    run = None if _Calls.alone else _run_of(model)
     # Keras says of its own validation within fit that it keeps the dataset.
-    _Calls.stack.append(("validation" if "_use_cached_eval_dataset" in kwargs else "evaluate", None))
+    kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
+    if run is not None:
+        run.average_statistics(kind)
+    _Calls.stack.append((kind, None))
     try:
         # What one rank evaluates alone, amid a fit that all share, is no part of that fit's metrics.
         apart = metrics.untouched(model) if _Calls.alone and _run_of(model) is not None else contextlib.nullcontext()
@@ -160,6 +164,8 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     if process_set is None:
         result = original(model, logs)
     else:
+        if run is not None:
+            run.average_statistics("fit")  # before validation, and before callbacks that save
         result = _shared_logs(lambda: original(model, logs), logs, model, process_set, kind, run)
         if outer is not None and isinstance(result, dict):
             outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}

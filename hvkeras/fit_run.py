@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras import compat, compiled, context, graphs, metrics
+from hvkeras import compat, compiled, context, graphs, metrics, moving_statistics
 from hvkeras.errors import UsageError, explain
 from hvkeras.functions import allgather_object
 from hvkeras.guard import Guard
@@ -47,6 +47,7 @@ class FitRun:
         self._fit = ""  # what the ranks call this fit
         settings = context.current().settings
         self._every = settings.guard_steps
+        self._averages, self._stepped = settings.average_statistics, False  # since statistics were averaged
         self._guard = Guard(model, process_set, self._local(), self._broadcasts()) if settings.guard else None
 
     def callbacks(self, given: Any) -> Any:
@@ -116,6 +117,7 @@ class FitRun:
         if self._fit and control is not None:
             control.stop_of(self._fit).begin()
         metrics.forget_merged(self.model)  # of an evaluation amid the epoch, whose samples count in its logs as well
+        self._stepped = True
         if self._decision is not None and self._decision.joined and self._own_batches is not None:
             if step >= self._own_batches and self.frozen is None:
                 self.frozen = metrics.own_states(self.model)
@@ -139,6 +141,12 @@ class FitRun:
         if self.stops:
             self._tell_who_stops(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
         return self.stops
+
+    def average_statistics(self, what: str) -> None:
+        """Averages the moving statistics of BatchNormalization; called where all ranks are between the same steps."""
+        if self._averages and self._stepped:
+            moving_statistics.average(self.model, self.process_set, self._local(), what)
+        self._stepped = False
 
     def epoch_end(self, epoch: int, steps: int) -> None:
         """After each epoch, when all other callbacks had their say."""

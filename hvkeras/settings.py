@@ -166,6 +166,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("guard", _switch, True, "Whether fit makes sure that all ranks keep the same weights."),
     Setting("guard_steps", _positive, 200, "Steps between two such looks at the weights; after the first step and at"
             " the end of an epoch it looks anyway."),
+    Setting("average_statistics", _switch, True, "Whether fit averages the moving statistics of BatchNormalization over"
+            " the ranks, before validation and at the end of an epoch."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
     Setting("secret", str, "", "The job's secret, the same on every rank; needed by TF_CONFIG jobs on several hosts."),

@@ -50,7 +50,14 @@ from hvkeras.compat.learned import (
     token_count,
 )
 from hvkeras.compat.losses import hook_losses
-from hvkeras.compat.models import build_for, endings_of_saved, is_whole, model_weights, repair_optimizer
+from hvkeras.compat.models import (
+    batch_norm_statistics,
+    build_for,
+    endings_of_saved,
+    is_whole,
+    model_weights,
+    repair_optimizer,
+)
 from hvkeras.compat.optimizers import (
     advance_iterations,
     as_learning_rate,
@@ -105,16 +112,17 @@ from hvkeras.compat.variables import (
 __all__ = [
     "KERAS", "MOMENTS", "OTHER", "QUANTILES", "SPACE", "TF_KERAS", "TF_KERAS_LEGACY", "Done", "PassFacts",
     "TrainingHooks", "adopt_class", "advance_iterations", "aggregation_of", "as_learning_rate", "assigning_locally",
-    "at_next_pass", "attribute", "batches_base", "begin_with_epoch", "build_for", "build_optimizer", "callback_class",
-    "count_batches", "default_keras", "endings_of_saved", "family_of", "fit_arguments", "fixed_width",
-    "foreign_backend", "forget_train_function", "global_seed", "hook", "hook_jit_compile", "hook_loss_scale",
-    "hook_losses", "hook_model_calls", "hook_resuming", "hook_scaled_gradients", "hook_shuffle_of_batches",
-    "hook_skipping", "hook_stop_training", "hook_train_calls", "hook_training", "inner_optimizer", "is_keras_3",
-    "is_loose", "is_of_keras", "is_schedule", "is_summed", "is_whole", "kind_of_learning", "learned_function",
-    "learned_layers", "learned_state", "learning_rate", "learning_rate_source", "loaded_families", "loading_options",
-    "local_parts", "loose_value", "metric_groups", "model_weights", "multiply", "native", "optimizer_variables",
-    "overrides", "reduces_elsewhere", "repair_optimizer", "retrace", "run_in_session", "seed_variables",
-    "set_learning_rate", "set_loose", "settle_direction", "step_counter", "steps_by_itself", "steps_per_execution",
-    "subclass_like", "sum_over_replicas", "summed", "sums_once", "take_learned_state", "token_count", "unhook_all",
-    "value_of", "variable_key", "variable_name", "velocities", "weighed_loss", "with_callbacks",
+    "at_next_pass", "attribute", "batch_norm_statistics", "batches_base", "begin_with_epoch", "build_for",
+    "build_optimizer", "callback_class", "count_batches", "default_keras", "endings_of_saved", "family_of",
+    "fit_arguments", "fixed_width", "foreign_backend", "forget_train_function", "global_seed", "hook",
+    "hook_jit_compile", "hook_loss_scale", "hook_losses", "hook_model_calls", "hook_resuming",
+    "hook_scaled_gradients", "hook_shuffle_of_batches", "hook_skipping", "hook_stop_training", "hook_train_calls",
+    "hook_training", "inner_optimizer", "is_keras_3", "is_loose", "is_of_keras", "is_schedule", "is_summed",
+    "is_whole", "kind_of_learning", "learned_function", "learned_layers", "learned_state", "learning_rate",
+    "learning_rate_source", "loaded_families", "loading_options", "local_parts", "loose_value", "metric_groups",
+    "model_weights", "multiply", "native", "optimizer_variables", "overrides", "reduces_elsewhere",
+    "repair_optimizer", "retrace", "run_in_session", "seed_variables", "set_learning_rate", "set_loose",
+    "settle_direction", "step_counter", "steps_by_itself", "steps_per_execution", "subclass_like",
+    "sum_over_replicas", "summed", "sums_once", "take_learned_state", "token_count", "unhook_all", "value_of",
+    "variable_key", "variable_name", "velocities", "weighed_loss", "with_callbacks",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.compat.families import KERAS, TF_KERAS, default_keras, family_of, is_of_keras, loaded_families
-from hvkeras.compat.variables import native
+from hvkeras.compat.variables import native, variable_key
 
 
 def model_weights(model: Any) -> list[Any]:
@@ -22,6 +22,19 @@ def model_weights(model: Any) -> list[Any]:
 
 def _has_fixed_shape(weight: Any) -> bool:
     return hasattr(weight, "shape") and bool(weight.shape.is_fully_defined())
+
+
+def batch_norm_statistics(model: Any) -> list[Any]:
+    """The moving means and variances of the model's BatchNormalization layers, but for those that are frozen.
+
+    Layers with an attribute `over_ranks` are left out: all ranks' batches are in theirs already.
+    """
+    found: dict[Any, Any] = {}
+    for layer in model._flatten_layers():
+        is_one = any(cls.__name__.startswith("BatchNormalization") and is_of_keras(cls) for cls in type(layer).__mro__)
+        if is_one and layer.built and layer.trainable and not getattr(layer, "over_ranks", False):
+            found |= {variable_key(variable): variable for variable in (layer.moving_mean, layer.moving_variance)}
+    return list(found.values())
 
 
 def is_whole(model: Any) -> bool:

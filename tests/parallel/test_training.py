@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import OLDEST_ALONE, Outcome
@@ -162,6 +163,25 @@ def test_calls_that_do_not_fit_together_are_errors(case: str, texts: tuple[str, 
                                   "none, by themselves"])
 def test_what_is_right_passes(case: str, outcome: Outcome) -> None:
     assert {found[case] for found in outcome.results("mistakes")} == {"no error"}
+
+
+def test_moving_statistics_are_averaged_where_all_ranks_are(outcome: Outcome) -> None:
+    results = outcome.results("moving_statistics")
+    for rank, found in enumerate(results):
+        own = found["truth"][rank]
+        first, last = np.mean(found["truth"], 0).tolist()
+        assert largest_difference(found["averaged"], [first, first, last, last, last]) < TOLERANCE
+        for case in ("averaged", "synchronized"):
+            assert found[case] == results[0][case]
+        means = [mean for mean, _ in found["local mean"]]
+        assert largest_difference(means, [own[epoch][0] for epoch in (0, 0, 1, 1, 1)]) < TOLERANCE
+        assert [other for _, other in found["local mean"]] == [other for _, other in found["averaged"]]
+
+
+def test_a_setting_leaves_moving_statistics_to_each_rank(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("statistics_of_ones_own")):
+        own = found["truth"][rank]
+        assert largest_difference(found["own"], [own[epoch] for epoch in (0, 0, 1, 1, 1)]) < TOLERANCE
 
 
 def test_hooks_are_reversible(outcome: Outcome) -> None:

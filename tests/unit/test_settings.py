@@ -80,7 +80,7 @@ def test_unreadable_values_are_errors_that_name_variable_and_value(variable: str
 def test_unknown_variables_are_errors_that_suggest_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"variable='HVKERAS_BAKEND'.*did you mean HVKERAS_BACKEND"):
         Settings({"HVKERAS_BAKEND": "tfdist"})
-    with pytest.raises(UsageError, match=r"the valid names are HVKERAS_BACKEND, .*HVKERAS_THREADS"):
+    with pytest.raises(UsageError, match=r"the valid names are .*HVKERAS_BACKEND, .*HVKERAS_THREADS"):
         Settings({"HVKERAS_XYZZY_PLUGH": "1"})
 
 

@@ -68,33 +68,41 @@ def trained(*callbacks: Any, cut: int | None = None) -> Any:
     return model
 
 
-def values(model: Any) -> list[Any]:
+def values(model: Any, save_freq: Any) -> list[Any]:
     """All that training depends on: weights, the optimizer's variables, and the layers' seeds.
 
-    The moving statistics of BatchNormalization are each worker's own, and all resume with the chief's.
+    The moving statistics of BatchNormalization are each worker's own, and all resume with the chief's; ranks average
+    them at the end of an epoch.
     """
+    with_statistics = save_freq == "epoch" if RANKS else RANK == 0
     return [np.asarray(variable) for variable in model.variables + model.optimizer.variables
-            if RANK == 0 or "moving" not in variable.path]
+            if with_statistics or "moving" not in variable.path]
 
 
 @check
 def goes_on_exactly() -> Any:
     """Whether each variable is the same after a cut in an epoch and one between two; and what is left on the disk."""
-    whole = values(trained())
+    undisturbed = trained()
     found = []
     cases: Any = ((1, 6), ("epoch", 9)) if RANKS else ((1, 6),)
     for save_freq, cut in cases:
         FOLDER.mkdir()
         backup = FOLDER / "backup"
-        cut_off = values(trained(BackupAndRestore(backup, save_freq, delete_checkpoint=False), cut=cut))
+        whole = values(undisturbed, save_freq)
+        cut_off = values(trained(BackupAndRestore(backup, save_freq, delete_checkpoint=False), cut=cut), save_freq)
         files = [path.name for path in backup.iterdir()] if backup.exists() else []
-        resumed = values(trained(BackupAndRestore(backup, save_freq)))
+        resumed = values(trained(BackupAndRestore(backup, save_freq)), save_freq)
         found.append({
             "same": all(np.array_equal(one, other) for one, other in zip(whole, resumed, strict=True)),
             "cut": any(not np.array_equal(one, other) for one, other in zip(whole, cut_off, strict=True)),
             "files": files, "left": [path.name for path in FOLDER.iterdir()]})
         os.removedirs(FOLDER)
     return found
+
+
+def weights(model: Any) -> list[Any]:
+    """The weights, but for statistics that are averaged at an epoch's end, after the file that its last batch wrote."""
+    return [np.asarray(variable) for variable in model.weights if not RANKS or "moving" not in variable.path]
 
 
 @check
@@ -116,7 +124,7 @@ def the_best_is_kept() -> Any:
     again.load_weights(FOLDER / "last.weights.h5")
     return {"files": names, "optimizer": type(again.optimizer).__mro__[0].__module__,
             "apart": max(float(np.abs(one - other).max()) for one, other in
-                         zip(model.get_weights(), again.get_weights(), strict=True))}
+                         zip(weights(model), weights(again), strict=True))}
 
 
 @check

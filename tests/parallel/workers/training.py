@@ -515,6 +515,62 @@ def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
     return hvd.rank()
 
 
+class Statistics(keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes the moving statistics where validation begins, and at the end of the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def note(self) -> None:
+        layer = self.model.layers[0]
+        self.seen.append([np.asarray(one).tolist() for one in (layer.moving_mean, layer.moving_variance)])
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.note()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.note()
+        if hvd.rank() == 0:
+            with hvd.alone():
+                self.model.evaluate(*share((6,), 0, 1), batch_size=3, verbose=0)
+
+
+def normalized(layer: Any, **local: Any) -> list[Any]:
+    """The statistics seen in two epochs of two batches, and after them."""
+    made = keras.Sequential([keras.Input((FEATURES,)), layer, keras.layers.Dense(1, kernel_initializer="zeros")])
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
+    seen = Statistics()
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(
+        0, local_variables=[layer.moving_mean] if local.get("mean") else None)
+    made.fit(*share((8,), hvd.rank()), batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[broadcast, seen],
+             validation_data=share((4,), hvd.rank(), 1))
+    seen.note()
+    return seen.seen
+
+
+def statistics_truth() -> Any:
+    """What the moving statistics come to after each epoch on each rank, without averages; Keras's formula."""
+    found = []
+    for rank in range(hvd.size()):
+        x, _ = share((8,), rank)
+        mean, variance, epochs = np.zeros(FEATURES), np.ones(FEATURES), []
+        for _ in range(2):
+            for batch in (x[:4], x[4:]):
+                mean, variance = 0.5 * mean + 0.5 * batch.mean(0), 0.5 * variance + 0.5 * batch.var(0)
+            epochs.append([mean.tolist(), variance.tolist()])
+        found.append(epochs)
+    return found
+
+
+@check
+def moving_statistics() -> dict[str, Any]:
+    """Moving means and variances in fit: averaged, with a mean that each rank keeps, and synchronized."""
+    return {"averaged": normalized(keras.layers.BatchNormalization(momentum=0.5)),
+            "local mean": normalized(keras.layers.BatchNormalization(momentum=0.5), mean=True),
+            "synchronized": normalized(hvd.SyncBatchNormalization(momentum=0.5)), "truth": statistics_truth()}
+
+
 @check
 def hooks_are_undone() -> dict[str, Any]:
     """Whether Keras has its own methods back after shutdown(), and hooks after another init()."""
@@ -526,6 +582,7 @@ def hooks_are_undone() -> dict[str, Any]:
     after = hooked()
     stop = keras.Sequential([keras.layers.Dense(1)]).stop_training
     os.environ["HVKERAS_UNEVEN"] = "join"
+    os.environ["HVKERAS_AVERAGE_STATISTICS"] = "off"
     parameters = list(inspect.signature(keras.Model.fit).parameters.values())[1:]
     known = list(compat.fit_arguments((), {}).items())
     wrap_fit_as_libraries_do()
@@ -575,6 +632,12 @@ def fit_that_a_library_has_wrapped() -> dict[str, Any]:
     weights = hvd.allgather_object(str([weight.tolist() for weight in mine.get_weights()]))
     found["same"] = len(set(weights)) == 1
     return found
+
+
+@check
+def statistics_of_ones_own() -> dict[str, Any]:
+    """The same where the setting leaves each rank its own."""
+    return {"own": normalized(keras.layers.BatchNormalization(momentum=0.5)), "truth": statistics_truth()}
 
 
 @check
