@@ -7,7 +7,10 @@ function, which counts the batches that have come: while it has run for a batch 
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
+import operator
 import os
 import sys
 import threading
@@ -224,11 +227,13 @@ def frames_of(ident: int) -> list[FrameType]:
     Args:
         ident: The thread.
     """
-    frame, frames = sys._current_frames().get(ident), []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+    # All in C, so that no other thread runs amid it: where the thread goes on meanwhile, stacks are broken, and
+    # Python 3.11 even gave what is no frame as `f_back`.
+    innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
+    found: collections.deque[Any] = collections.deque()
+    with contextlib.suppress(AttributeError, KeyError):  # None behind the last; a thread that has ended
+        found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
+    return [frame for frame in found if isinstance(frame, FrameType)]
 
 
 def _waits_for_batch(loop: Loop) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,3 +236,27 @@ def test_what_was_said_of_a_late_rank_is_recorded(
     (kept,) = Record.read(tmp_path, 1).stalls
     assert kept.startswith("rank 0 has waited 60 s for rank 1; rank 1 on node (pid ")
     assert "\n" not in kept
+
+
+def test_stacks_of_a_thread_that_goes_on_are_whole() -> None:
+    over = threading.Event()
+
+    def deep(calls: int) -> int:
+        return deep(calls - 1) if calls else sum(number for number in range(50))
+
+    def work() -> None:
+        while not over.is_set():
+            deep(40)
+
+    worker = threading.Thread(target=work)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change as often as they can
+    worker.start()
+    try:
+        stacks = [progress.frames_of(worker.ident or 0) for _ in range(20_000)]
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        worker.join()
+    assert {frames[-1].f_code.co_name for frames in stacks} == {"_bootstrap"}
+    assert progress.frames_of(0) == []
