@@ -170,7 +170,7 @@ class EntryCounts:
         self._lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
-        self._graph: dict[str, Any] = {}
+        self._graph: dict[str, graphs.FunctionCounter] = {}
         self._compiled: dict[str, Backend] = {}
         self._in_sessions: set[str] = set()
         self._refusable: set[str] = set()
@@ -217,7 +217,7 @@ class EntryCounts:
             yield
             return
         if graphs.of_functions():
-            counted = self._counter(plan, calls).assign_add(1)
+            counted = self._count_in_function(plan, calls)
         else:
             with self._lock:
                 self._know(plan, calls)
@@ -289,12 +289,17 @@ class EntryCounts:
         with self._lock:
             self._eager[key] = self._eager.get(key, 0) + 1
 
-    def _counter(self, plan: Plan, calls: Sequence[Call] | None) -> Any:
+    def _count_in_function(self, plan: Plan, calls: Sequence[Call] | None) -> Any:
         with self._lock:
             self._know(plan, calls)
             if plan.key not in self._graph:
-                self._graph[plan.key] = graphs.lasting_variable(0, tf.int64, "hvkeras_entries")
-            return self._graph[plan.key]
+                self._graph[plan.key] = graphs.FunctionCounter()
+            return self._graph[plan.key].count_one()
+
+    def _close_counts(self) -> None:
+        """Lets go of the counters whose functions are all gone, and keeps what they counted; called under the lock."""
+        for key in [key for key, counter in self._graph.items() if not counter.is_captured]:
+            self._eager[key] = self._eager.get(key, 0) + self._graph.pop(key).read()
 
     def site(self, key: str) -> str:
         """Where the user's code entered a plan last, or was traced to do so; "" where it did not.
@@ -327,10 +332,11 @@ class EntryCounts:
     def snapshot(self) -> dict[str, tuple[int, Plan]]:
         """Reads every count; called from the heartbeat thread."""
         with self._lock:
-            plans, eager, graph, compiled = (dict(counts) for counts in (self._plans, self._eager, self._graph,
-                                                                         self._compiled))
+            self._close_counts()
+            plans, eager = dict(self._plans), dict(self._eager)
+            graph, compiled = dict(self._graph), dict(self._compiled)
         return {
-            key: (eager.get(key, 0) + (int(graph[key].numpy()) if key in graph else 0)
+            key: (eager.get(key, 0) + (graph[key].read() if key in graph else 0)
                   + (compiled[key].entered(key) if key in compiled else 0), plan)
             for key, plan in plans.items()
         }

@@ -229,7 +229,7 @@ def broadcast(
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @graphs.custom_gradient
     def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             summed = _summed_for_gradient(upstream, ranks, name)
@@ -266,7 +266,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
     """Gathers rows; with a gradient that has gradients in turn."""
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @graphs.custom_gradient
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             mine = ranks.index(context.current().topology.rank)
@@ -310,7 +310,7 @@ def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], nam
               operation: str) -> list[Any]:
     """Combines tensors; the gradient is the same operation, and has gradients in turn."""
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @graphs.custom_gradient
     def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
         def gradient(*upstream: Any) -> list[Any]:
             if scaled.op not in (Average, Sum, Adasum):

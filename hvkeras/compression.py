@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from hvkeras.autograph import leave_as_it_is
+
 
 class Compressor:
     """Turns a tensor into what travels, and back; subclass it for a scheme of your own.
@@ -100,3 +102,6 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+leave_as_it_is(__name__)

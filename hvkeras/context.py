@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvkeras.autograph import leave_as_it_is
 from hvkeras.backends import BUILT_IN, backend_class, backend_names
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.cause import Cause
@@ -466,3 +467,6 @@ def _check_size(launch: Launch, engine: Backend, counted: int) -> None:
             f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",
             "the engine was built for another launcher or MPI; see hvkeras run --check-build",
             launcher_size=launch.size, engine_size=counted))
+
+
+leave_as_it_is(__name__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -69,6 +71,86 @@ def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> An
     maker.start()
     maker.join()
     return made[0]
+
+
+def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.custom_gradient`, of which nothing is left when the graph is gone.
+
+    TensorFlow registers the gradient of each call in a graph under a name of its own, and for ever; it holds the graph.
+    Here the graph's operation holds it instead.
+
+    Args:
+        function: Returns results and a function of their gradients, as for `tf.custom_gradient`.
+    """
+    differentiable = tf.custom_gradient(function)
+
+    @functools.wraps(function)
+    def call(*tensors: Any) -> Any:
+        results = differentiable(*tensors)
+        if not tf.executing_eagerly():
+            for result in tf.nest.flatten(results):
+                _hold_gradient(result.op)
+        return results
+
+    return call
+
+
+def _hold_gradient(operation: Any) -> None:
+    name = operation.node_def.attr["_gradient_op_type"].s.decode()
+    if name in ops.gradient_registry.list():
+        operation._gradient_function = ops.gradient_registry.lookup(name)
+        del ops.gradient_registry._registry[name]
+
+
+class OrderHandles:
+    """Resources without content, by key: TensorFlow puts into one order what touches the same resource in a function.
+
+    Only the functions that capture one keep it.
+    """
+
+    def __init__(self) -> None:
+        self._handles: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def of(self, key: str) -> Any:
+        """The handle of a key's resource, to be captured by the function under construction.
+
+        Args:
+            key: What is kept in order.
+        """
+        handle = self._handles.get(key)
+        if handle is None:
+            handle = lasting_variable(0, tf.int32, "hvkeras_order").handle
+            self._handles[key] = handle
+        return handle
+
+
+class FunctionCounter:
+    """A count that functions raise as they run, and that tells when the last of these functions is gone.
+
+    Functions capture an alias of the variable's handle, which nobody else keeps.
+    """
+
+    def __init__(self) -> None:
+        self._variable = lasting_variable(0, tf.int64, "hvkeras_entries")
+        self._alias: Callable[[], Any] = lambda: None
+
+    def count_one(self) -> Any:
+        """An operation of the function under construction that adds one."""
+        alias = self._alias()
+        if alias is None:
+            with tf.init_scope(), tf.device("/CPU:0"):
+                alias = tf.identity(self._variable.handle)
+            self._alias = weakref.ref(alias)
+        return tf.raw_ops.AssignAddVariableOp(resource=alias, value=tf.constant(1, tf.int64))
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether any function is left that counts."""
+        return self._alias() is not None
+
+    def read(self) -> int:
+        """The count."""
+        return int(self._variable.numpy())
 
 
 def now() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvkeras.autograph import leave_as_it_is
 from hvkeras.context import current
 from hvkeras.topology import Topology
 
@@ -164,3 +165,6 @@ def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Ho
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+leave_as_it_is(__name__)

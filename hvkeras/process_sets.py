@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvkeras import context
+from hvkeras.autograph import leave_as_it_is
 from hvkeras.errors import UsageError, explain
 
 
@@ -197,3 +198,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     del _sets[number]
     process_set.process_set_id = None
     return True
+
+
+leave_as_it_is(__name__)

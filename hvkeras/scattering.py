@@ -111,7 +111,7 @@ def reducescatter(
         raise ArgumentError(explain("reducescatter deals rows, so its tensor needs a first dimension",
                                     "hvd.allreduce a scalar", shape=value.shape))
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @graphs.custom_gradient
     def scatter(whole: Any) -> tuple[Any, Callable[[Any], Any]]:
         sent = scaled.sent(whole, len(ranks), reducing_engine(ranks))
         part = reducescatter_raw(sent.tensor, ranks, name, scaled.text, sent.factors, sent.spec)
@@ -161,7 +161,7 @@ def grouped_reducescatter(
 def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Any, Any]:
     """Deals rows; with a gradient that has gradients in turn. The second result is how many came from each rank."""
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @graphs.custom_gradient
     def exchange(sent: Any) -> tuple[tuple[Any, Any], Callable[..., Any]]:
         received, counts = alltoall_raw(sent, rows, ranks, name)
 

@@ -16,6 +16,7 @@ from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.control.client import ControlClient
+    from hvkeras.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
 
@@ -46,7 +47,6 @@ class NativeBackend(Backend):
         self._groups: dict[tuple[int, ...], int] = {}  # numbers are in graphs, so they stay for the process's life
         self._open: set[tuple[int, ...]] = set()
         self._sessions = 0
-        self._tokens: dict[str, Any] = {}
         self._compiled: CompiledOperations | None = None
 
     @classmethod
@@ -184,17 +184,21 @@ class NativeBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import compiled_by_xla, lasting_variable, of_functions
+        from hvkeras.graphs import compiled_by_xla, of_functions
 
         group = self._groups[tuple(ranks)]
         if tf.executing_eagerly():
             return {"key": "", "group": group, "order": [], "named": [_letters(key)]}
         order: list[Any] = []
         if of_functions() and not compiled_by_xla():
-            if key not in self._tokens:
-                self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
-            order = [self._tokens[key].handle]
+            order = [self._order.of(key)]
         return {"key": key, "group": group, "order": order, "named": []}
+
+    @functools.cached_property
+    def _order(self) -> OrderHandles:
+        from hvkeras.graphs import OrderHandles
+
+        return OrderHandles()
 
     def _open_group(self, ranks: Sequence[int]) -> None:
         """Has all members on a host map the same new memory; its name is gone as soon as they have."""

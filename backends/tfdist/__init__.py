@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
     from hvkeras.backends.tfdist.cluster import Cluster
+    from hvkeras.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
 
 _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Reduction.PRODUCT: "Mul"}
@@ -41,7 +43,6 @@ class TfdistBackend(Backend):
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
-        self._tokens: dict[str, Any] = {}
 
     @classmethod
     def availability(cls) -> Availability:
@@ -213,6 +214,12 @@ class TfdistBackend(Backend):
             input=tensor, group_size=count, group_key=_number("group", *ranks), instance_key=_instance(key, tensor),
             ordering_token=self._token(key), communication_hint=self._hint))
 
+    @functools.cached_property
+    def _order(self) -> OrderHandles:
+        from hvkeras.graphs import OrderHandles
+
+        return OrderHandles()
+
     def _token(self, key: str) -> list[Any]:
         """A resource of the collective's own, for a graph under construction.
 
@@ -222,13 +229,9 @@ class TfdistBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import lasting_variable
-
         if tf.executing_eagerly() or self._hint != "ring":
             return []
-        if key not in self._tokens:
-            self._tokens[key] = lasting_variable(0, tf.int32, "hvkeras_order")
-        return [self._tokens[key].handle]
+        return [self._order.of(key)]
 
     def _widen(self, tensor: Tensor, taken: Sequence[str], dtype: str) -> Tensor:
         import tensorflow as tf

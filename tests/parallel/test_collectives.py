@@ -70,6 +70,14 @@ def test_functions_may_be_traced_again(outcome: Outcome) -> None:
     assert outcome.results("functions_traced_again") == [[[size], [size] * 2, [size] * 3]] * outcome.np
 
 
+def test_a_function_that_is_gone_leaves_no_graph_behind(outcome: Outcome) -> None:
+    assert outcome.results("graph_of_a_function_that_is_gone") == [False] * outcome.np
+
+
+def test_autograph_leaves_our_functions_as_they_are(outcome: Outcome) -> None:
+    assert outcome.results("converted") == [["True"]] * outcome.np
+
+
 def test_groups_keep_dtypes_and_shapes(outcome: Outcome) -> None:
     size = outcome.np
     ranks = sum(range(size))

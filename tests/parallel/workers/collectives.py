@@ -7,8 +7,10 @@ gradients, which are the same on every engine.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -518,6 +520,66 @@ def variables() -> list[Any]:
              (([2], "float32"), ([], "int64"), ([2, 2], "float32"), ([1], "bool"), ([3], "float16"))]
     hvd.broadcast_variables(found, root_rank=hvd.size() - 1)
     return [float(tf.reduce_max(tf.cast(each, tf.float32))) for each in found]
+
+
+@check
+def graph_of_a_function_that_is_gone() -> bool:
+    """Whether anything keeps it."""
+    function = tf.function(lambda tensor: hvd.allreduce(hvd.allgather(tensor)), autograph=False)
+    tensor = tf.ones([3])
+    graph = weakref.ref(function.get_concrete_function(tensor).graph)
+    function(tensor)
+    del function
+    gc.collect()
+    return graph() is not None
+
+
+@check
+def converted() -> list[str]:
+    """Which of our functions AutoGraph converts in a user's function that calls whatever has a place in one."""
+    import keras
+    from tensorflow.python.autograph.impl import api
+
+    dense = tf.Variable([[1.0], [2.0]])
+    rows = tf.Variable(tf.ones([4, 2]))
+    local = tf.Variable([3.0])
+    normalized = hvd.SyncBatchNormalization()
+    normalized.build((None, 1))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam())
+    optimizer.build([dense, rows])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(tensor: Any) -> Any:
+        found = [hvd.allreduce(tensor), *hvd.grouped_allreduce([tensor, 2 * tensor]), hvd.allgather(tensor),
+                 *hvd.grouped_allgather([tensor]), hvd.broadcast(tensor, 0),
+                 hvd.alltoall(tensor, tf.ones([hvd.size()], tf.int32)),
+                 hvd.reducescatter(tensor), *hvd.grouped_reducescatter([tensor]),
+                 hvd.allreduce(tf.IndexedSlices(tensor, tf.range(len(tensor)), tensor.shape)).values,
+                 *([hvd.allreduce(tensor, op=hvd.Adasum)] if hvd.size() in (2, 4) else []),
+                 hvd.allreduce(tensor, compression=hvd.Compression.fp16), normalized(tensor, training=True)]
+        everyone = hvd.global_process_set
+        here = [hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
+                hvd.is_initialized(), hvd.is_homogeneous(), hvd.mpi_enabled(), hvd.nccl_built(),
+                hvd.gpu_available(), everyone.included(), everyone.rank(), everyone.size(),
+                hvd.Compression.fp16.compress(tensor)[0]]
+        places = 0
+        if hvd.rank_op() >= 0:  # a condition, so that AutoGraph has something to convert
+            places = hvd.size_op() + hvd.local_rank_op() + hvd.local_size_op() + hvd.process_set_included_op()
+        hvd.broadcast_variables([dense, rows], 0)
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(tensor @ dense[:1]) + tf.reduce_sum(tf.gather(rows, [0, 1]))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [dense, rows]), [dense, rows], strict=True))
+        with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[]) as partial:
+            loss = tf.reduce_sum(tensor @ dense[:1] * local)
+        partial.gradient(loss, [dense, local])
+        return places, found, here
+
+    step(tf.ones([2 * hvd.size(), 1])[: hvd.size()])
+    codes = list(api._TRANSPILER._cache._cache)
+    ours = str(Path(hvd.__file__).parent)
+    return [str(any(code.co_name == "step" for code in codes)),
+            *(f"{code.co_filename}:{code.co_firstlineno} {code.co_name}" for code in codes
+              if code.co_filename.startswith(ours))]
 
 
 @check
