@@ -13,7 +13,7 @@ from hvkeras import compat, context, graphs, recording, sparse_rows, stamps, tim
 from hvkeras.adasum import adasum_raw
 from hvkeras.agreement import Call, Plan
 from hvkeras.backends.interface import Reduction
-from hvkeras.collectives import combined, combined_slices
+from hvkeras.collectives import combined, combined_slices, gathering_gradient
 from hvkeras.compression import Compression
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.joining import joining
@@ -31,6 +31,7 @@ from hvkeras.operations import (
     shaped,
 )
 from hvkeras.process_sets import ProcessSet, global_process_set
+from hvkeras.run_shapes import compared
 
 # The first bucket is small, so that its collective starts while backward is still at work.
 FIRST_BUCKET = 1024**2
@@ -126,7 +127,8 @@ def reduce_gradients(
         local: Keys of the variables whose gradients stay on this rank.
         skips_together: Whether a gradient of a local variable that is not finite on one rank must
             be seen by all ranks.
-        differentiable: Whether the reduced gradients have gradients in turn; they are not fused into buckets then.
+        differentiable: Whether the reduced gradients have gradients in turn; where a tape records them, they are not
+            fused into buckets.
 
     Returns:
         The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside of the
@@ -155,10 +157,10 @@ def reduce_gradients(
     shared = [None if place in kept else gradient for place, gradient in enumerate(results)]
     if verdict is not None:
         shared, names, variables = [*shared, verdict], [*names, "local gradients are finite"], [*variables, None]
-    if differentiable:
+    if differentiable and graphs.under_tape():
         reduced = _reduce_differentiably(shared, names, exchange, ranks)
-    else:
-        reduced = _reduce_all(shared, variables, names, exchange, ranks)
+    else:  # who differentiates a function from outside, under a tape of his own, comes when it has been traced
+        reduced = _reduce_all(shared, variables, names, exchange, ranks, differentiable and not tf.executing_eagerly())
     for place in kept:
         mine = results[place]
         factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
@@ -210,7 +212,7 @@ def _sparse_places(gradients: Sequence[Any], names: Sequence[str], exchange: Exc
 
 
 def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], exchange: Exchange,
-                ranks: tuple[int, ...]) -> list[Any]:
+                ranks: tuple[int, ...], differentiable: bool = False) -> list[Any]:
     job = context.current()
     results = list(gradients)
     sparse = _sparse_places(gradients, names, exchange)
@@ -227,24 +229,48 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                   *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
-    # Adasum's collectives have plans of their own.
-    with job.entries.entering(plan, [*(() if exchange.op == Adasum else calls), *itertools.chain(*gathers)]):
+    # Adasum's collectives have plans of their own, and it takes no sparse gradients.
+    made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
+    order = [names[place] for place in [*itertools.chain(*buckets), *(place for place in sparse for _ in range(2))]]
+    with job.entries.entering(plan, made):
+        if made:
+            checked = iter(compared(job, plan, made, order))
+            calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
         with stamps.in_step():
             engine = timeline.watched(job.backend, plan)
+        run = _run_differentiably if differentiable else Call.run
         with on_device(exchange.device_dense):
             for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
                 back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum
-                        else call.run(engine))
+                        else run(call, engine))
                 for place, tensor in zip(bucket, back, strict=True):
                     results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
         with on_device(exchange.device_sparse):
             for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
-                values = scaling.received(of_values.run(engine), sent[place], len(ranks))
+                values = scaling.received(run(of_values, engine), sent[place], len(ranks))
                 slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
                 results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
     if tf.executing_eagerly():  # graphs of training end the job instead, without an operation for each gradient
         raise_if_refused(plan)
     return results
+
+
+def _run_differentiably(call: Call, engine: Any) -> Any:
+    """Makes a bucket's collective in a graph, with the gradient of the one that users call."""
+    name = "the gradients of a tape's gradients"
+
+    @graphs.custom_gradient
+    def make(*tensors: Any) -> tuple[Any, Any]:
+        results = call.on(list(tensors)).run(engine)
+        if call.operation == "allgather":
+            _, ranks = call.arguments
+            return results, lambda upstream: gathering_gradient(tensors[0], upstream, ranks, name)
+        _, _, ranks, *factors = call.arguments
+        return results, lambda *upstream: combined(upstream, Scaling(Sum, Compression.none, *factors), ranks, name,
+                                                   "allreduce")
+
+    back = make(*call.tensors)
+    return [back] if isinstance(call.data, list) and not isinstance(back, (list, tuple)) else back
 
 
 def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],

@@ -268,18 +268,20 @@ def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
 
     @graphs.custom_gradient
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
-        def gradient(upstream: Any) -> Any:
-            mine = ranks.index(context.current().topology.rank)
-            summed = _summed_for_gradient(upstream, ranks, name)
-            if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
-                return tf.split(summed, len(ranks))[mine]
-            counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
-            start = tf.reduce_sum(counts[:mine])
-            return summed[start : start + counts[mine]]
-
-        return allgather_raw(rows, ranks, name), gradient
+        return allgather_raw(rows, ranks, name), lambda upstream: gathering_gradient(rows, upstream, ranks, name)
 
     return gather(value)
+
+
+def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
+    """What reaches this rank's rows of the gradient of all gathered ones."""
+    mine = ranks.index(context.current().topology.rank)
+    summed = _summed_for_gradient(upstream, ranks, name)
+    if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
+        return tf.split(summed, len(ranks))[mine]
+    counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
+    start = tf.reduce_sum(counts[:mine])
+    return summed[start : start + counts[mine]]
 
 
 def _summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:

@@ -21,13 +21,15 @@ _ROWS_ARE_FREE = ("allgather", "alltoall")  # where the first dimension may diff
 _MOST_DIMENSIONS = 8
 
 
-def compared(job: context.Job, plan: Plan, calls: Sequence[Call]) -> Sequence[Call]:
+def compared(job: context.Job, plan: Plan, calls: Sequence[Call],
+             names: Sequence[str] | None = None) -> Sequence[Call]:
     """Has a graph end in an error, before it makes a plan's calls, if the ranks' shapes do not fit together.
 
     Args:
         job: The running job.
         plan: The plan.
         calls: Its calls.
+        names: The names of the calls' tensors; the plan's own where the calls have them in its order.
 
     Returns:
         The calls, on tensors that have been compared.
@@ -39,8 +41,8 @@ def compared(job: context.Job, plan: Plan, calls: Sequence[Call]) -> Sequence[Ca
     table = job.backend.allgather(tf.concat(rows, 0)[None], key, plan.ranks)
     raises = mismatch.operations()
     inputs = [tensor for call in calls for tensor in call.tensors]
-    differ = functools.partial(_difference, plan, [tensor.dtype.name for tensor in inputs],
-                               [int(row.shape[0]) for row in rows])
+    differ = functools.partial(_difference, plan, names or plan.names,
+                               [tensor.dtype.name for tensor in inputs], [int(row.shape[0]) for row in rows])
     compare = functools.partial(mismatch.refuse_in_graph if raises else mismatch.refuse_at_once, key, differ)
     agreed = tf.numpy_function(compare, [table], tf.bool)
     graphs.run_independently(agreed.op)
@@ -66,13 +68,13 @@ def _row(tensor: Any, rows_are_free: bool) -> Any:
     return tf.ensure_shape(row, [1 + (_MOST_DIMENSIONS if known is None else known)])
 
 
-def _difference(plan: Plan, dtypes: Sequence[str], lengths: Sequence[int], table: Any) -> str:
+def _difference(plan: Plan, names: Sequence[str], dtypes: Sequence[str], lengths: Sequence[int], table: Any) -> str:
     """What differs in the table of all ranks' shapes, in words; "" if nothing does."""
     starts = np.cumsum([0, *lengths])
     for place, (start, end) in enumerate(itertools.pairwise(starts)):
         other = next((row for row in range(1, len(table)) if (table[row, start:end] != table[0, start:end]).any()), 0)
         if other:
-            one, two = (f"{plan.names[place]} {dtypes[place]}{_in_words(table[row, start:end])} on rank"
+            one, two = (f"{names[place]} {dtypes[place]}{_in_words(table[row, start:end])} on rank"
                         f" {plan.ranks[row]}" for row in (0, other))
             return (f"ranks {plan.ranks[0]} and {plan.ranks[other]} communicate different things: in {plan.label},"
                     f" tensor {place + 1} is {one} and {two}")

@@ -8,9 +8,13 @@ summed in the first case, and only put together in the second (docs/decisions/ro
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
+
+from hvkeras import context
+from hvkeras.output import prints_at, say
 
 _SAME_ELEMENTS = ("Reshape", "Identity", "Cast")
 _DISTINCT = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
@@ -22,16 +26,39 @@ def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
     Args:
         gathered: `tf.IndexedSlices` with all ranks' rows.
         own_indices: This rank's indices; in a graph they tell how they were made, in eager mode they do not, and rows
-            stay as they are.
+            stay as they are, with a warning if one process may have fewer.
 
     Returns:
         `tf.IndexedSlices`; with each index once, in the order in which they come first, if rows were summed.
     """
-    if tf.executing_eagerly() or not _distinct(own_indices):
+    if tf.executing_eagerly():
+        _warn_of_rows_apart(gathered.indices, own_indices)
+        return gathered
+    if not _distinct(own_indices):
         return gathered
     indices, places = tf.unique(gathered.indices)
     values = tf.math.unsorted_segment_sum(gathered.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, gathered.dense_shape)
+
+
+def _warn_of_rows_apart(gathered: Any, own: Any) -> None:
+    """Warns where rows of several ranks have one index, and each rank may have it once by construction."""
+
+    def repeats(indices: Any) -> bool:
+        return int(tf.size(tf.unique(indices)[0])) < int(tf.size(indices))
+
+    if not repeats(own) and repeats(gathered):
+        _say_rows_stay_apart()
+
+
+@functools.cache
+def _say_rows_stay_apart() -> None:
+    job = context.current()
+    if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+        say("sparse gradients of several ranks have rows of the same index, and in eager mode they stay apart, so that"
+            " Keras 3's optimizers take them one by one. If the model takes sparse inputs, or looks rows up by"
+            " tf.nn.embedding_lookup_sparse, one process would have one row with their sum: pass sparse_as_dense=True,"
+            " or put the step into a tf.function")
 
 
 def _distinct(indices: Any) -> bool:

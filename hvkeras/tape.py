@@ -57,8 +57,8 @@ class _DistributedTape:
     ) -> Any:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over the ranks.
 
-        Where another tape records it (a gradient penalty, for instance), the results have gradients in turn: those of
-        `hvd.allreduce`.
+        Where another tape records it (a gradient penalty, for instance), or the function that it is part of, the
+        results have gradients in turn: those of `hvd.allreduce`.
 
         Args:
             target: What to differentiate.
@@ -79,8 +79,7 @@ class _DistributedTape:
         local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
 
         def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
-            return reduce_gradients(rank_gradients, variables, self._exchange, local,
-                                    differentiable=graphs.under_tape())
+            return reduce_gradients(rank_gradients, variables, self._exchange, local, differentiable=True)
 
         if within is None:
             reduced = over_ranks(flat)

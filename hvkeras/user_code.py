@@ -20,11 +20,14 @@ _PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")  
 def folders_of(package: str) -> tuple[str, ...]:
     """Where a package's files are, each folder with a separator at its end; () where it is not installed.
 
+    An editable install also searches the folder around the sources, which is the user's.
+
     Args:
         package: Its name, of a module that need not be imported.
     """
     spec = importlib.util.find_spec(package)
-    return tuple(str(folder) + os.sep for folder in (spec and spec.submodule_search_locations) or ())
+    folders = (spec and spec.submodule_search_locations) or ()
+    return tuple(str(folder) + os.sep for folder in folders if (Path(folder) / "__init__.py").is_file())
 
 
 @functools.cache

@@ -248,7 +248,10 @@ def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
     """Makes a collective, in a function of its own if it is within a loop of the graph under construction.
 
     TensorFlow counts loop and iteration to what identifies a collective, so that one rank's would not meet another's
-    which is in no loop, or in another iteration. A function that is not inlined begins anew.
+    which is in no loop, or in another iteration. A function that is not inlined begins anew. (It is no way for all
+    collectives: TensorFlow runs calls of functions one after the other, so that ranks could no longer put named
+    collectives into their graphs in any order. A user's function that is traced outside of a loop and called in one
+    therefore meets its like alone, and not a rank that has joined.)
     """
     import tensorflow as tf
 

@@ -26,10 +26,11 @@ SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
 _KERAS_2 = "hvkeras.as_horovod.keras_2"
-# Modules of Keras 3 that get Keras 2's ways, once they are imported: those of `hvkeras.compat.keras_2.MODULES`, which
-# cannot be imported here, where TensorFlow may not be needed.
+# Modules of Keras 3, and of tf_keras, that get Keras 2's ways, once they are imported: those of
+# `hvkeras.compat.keras_2.MODULES`, which cannot be imported here, where TensorFlow may not be needed.
 _OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
-             "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer", "keras.src.legacy.backend")
+             "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer", "keras.src.legacy.backend",
+             "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")
 
 
 class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -5,6 +5,10 @@ They derive from the callbacks of the Keras that `tf.keras` is when they are imp
 
 from __future__ import annotations
 
+from hvkeras.requirements import require_tensorflow
+
+require_tensorflow()
+
 from hvkeras.callbacks.backup_and_restore import BackupAndRestore
 from hvkeras.callbacks.best_model import BestModelCheckpoint
 from hvkeras.callbacks.broadcast import BroadcastGlobalVariablesCallback

@@ -1,12 +1,16 @@
 """Keras 2's ways on Keras 3, for scripts that are left as they are: what Keras 3 has dropped, and such scripts use.
 
 `variable.ref()`, `optimizer.variables()`, `optimizer.lr`, `lr=`, `compile(experimental_run_tf_function=...)`, and
-`tf.keras.backend.set_value` of a variable, which Keras 3 still has, but only takes variables of TensorFlow.
+`tf.keras.backend.set_value` of a variable, which Keras 3 still has, but only takes variables of TensorFlow; the classes
+in `tf.keras.optimizers.legacy`, which are those of Keras 3 here. With tf_keras, `tf.keras.__version__`, which its
+`tf.keras` lacks.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +19,7 @@ import numpy as np
 from hvkeras.compat.variables import native
 
 WAYS = ("variable.ref()", "optimizer.variables()", "optimizer.lr", "lr=", "compile(experimental_run_tf_function=...)",
-        "backend.set_value")
+        "optimizers.legacy", "backend.set_value")
 
 _before: dict[tuple[Any, str], Any] = {}  # what stood in a class or module of Keras; None where nothing did
 
@@ -120,6 +124,29 @@ def _of_models(module: Any, used: Callable[[], None]) -> None:
     _put(module.Trainer, "compile", compiled)
 
 
+def _of_legacy_optimizers(module: Any, used: Callable[[], None]) -> None:
+    def class_of(name: str) -> Any:
+        found: Any = getattr(importlib.import_module(f"keras.src.optimizers.{name.lower()}"), name)
+
+        class Legacy(found):  # type: ignore[misc]  # a class that is only known here
+            """An optimizer of Keras 3 under the name of Keras 2's older one."""
+
+            def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+                used()
+                return found(*args, **kwargs)
+
+        Legacy.__name__ = Legacy.__qualname__ = name
+        return Legacy
+
+    for name in ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD"):
+        _put(module, name, class_of(name))
+
+
+def _of_tf_keras(module: Any, used: Callable[[], None]) -> None:  # noqa: ARG001 - it is what Keras 2 had
+    if not hasattr(module, "__version__") and "tf_keras" in sys.modules:
+        _put(module, "__version__", sys.modules["tf_keras"].__version__)
+
+
 def _of_backend(module: Any, used: Callable[[], None]) -> None:
     def set_value(x: Any, value: Any) -> None:
         """Assigns a value to a variable."""
@@ -143,4 +170,7 @@ MODULES: dict[str, Callable[[Any, Callable[[], None]], None]] = {
     "keras.src.optimizers.loss_scale_optimizer": _of_loss_scale,
     "keras.src.trainers.trainer": _of_models,
     "keras.src.legacy.backend": _of_backend,
+    "keras.optimizers.legacy": _of_legacy_optimizers,
+    "tf_keras.api._v2.keras": _of_tf_keras,
+    "tensorflow.keras": _of_tf_keras,  # the same once more, where a script imports it by this name
 }

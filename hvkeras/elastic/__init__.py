@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvkeras.requirements import require_tensorflow
+
+require_tensorflow()
+
 from hvkeras.elastic.running import run, run_fn
 from hvkeras.elastic.state import ObjectState, State
 from hvkeras.elastic.tensorflow_state import KerasState, TensorFlowKerasState, TensorFlowState

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvkeras.requirements import require_tensorflow
+
+require_tensorflow()
+
 from hvkeras.compression import Compression
 from hvkeras.partial import PartialDistributedOptimizer
 from hvkeras.tensorflow import keras as _twin
@@ -84,4 +88,4 @@ def allreduce(
                            compression)
 
 
-from hvkeras.keras import callbacks, elastic  # noqa: E402 - submodules, as Horovod's users expect them
+from hvkeras.keras import callbacks, elastic  # submodules, as Horovod's users expect them

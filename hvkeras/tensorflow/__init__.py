@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvkeras.requirements import require_tensorflow
+
+require_tensorflow()
+
 import tensorflow as tf
 
 from hvkeras.batch_norm import sync_batch_normalization
@@ -129,4 +133,4 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     )
 
 
-from hvkeras.tensorflow import elastic  # noqa: E402 - a submodule, as Horovod's users expect it
+from hvkeras.tensorflow import elastic  # a submodule, as Horovod's users expect it

@@ -25,7 +25,7 @@ MEET = Path(__file__).parent / "workers" / "meet.py"
 NO_TENSORFLOW = """
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
-PathFinder.find_spec = staticmethod(lambda name, *more: None if "tensorflow" in name else find(name, *more))
+PathFinder.find_spec = staticmethod(lambda name, *more: None if name.startswith("tensorflow") else find(name, *more))
 """
 
 
@@ -101,6 +101,9 @@ def test_a_machine_without_tensorflow_says_what_to_install(tmp_path: Path) -> No
     assert fix in done.stderr
     done = run_hvkeras(["-np", "1", *python("import hvkeras as hvd; hvd.DistributedOptimizer")], tmp_path, env)
     assert told in done.stderr
+    for package in ("tensorflow", "tensorflow.keras", "keras.callbacks", "callbacks", "elastic"):
+        done = shell(shlex.join([sys.executable, "-c", f"import hvkeras.{package}"]), tmp_path, env)
+        assert done.stderr.splitlines()[-1].startswith(f"hvkeras.errors.{told}"), done.stderr
     done = run_hvkeras(["--json"], tmp_path, env, command="doctor")
     assert done.returncode == 1
     assert done.stdout.count(fix) == 3  # TensorFlow, and the engines that need it

@@ -60,6 +60,9 @@ def test_sparse_gradients_stay_sparse_unless_asked(outcome: Outcome) -> None:
         assert (found["sparse"], found["dense"]) == (True, False)
         assert found["values"] == found["values of the dense"] == [0.5, 1.0, 0.0, 1.5]
         assert found["table"] == [0.5, 0.0, 1.0, -0.5]
+    warning = "rows of the same index, and in eager mode they stay apart"
+    warned = [outcome.stderr(rank).count(warning) for rank in (0, 1)]
+    assert warned == [1, 0]
 
 
 def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:

@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.util import env
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
+from tensorflow.keras.optimizers import legacy as optimizers  # as newer ones do
 
 announced = [int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK",
                                                              "CROSS_SIZE")]
@@ -36,7 +37,8 @@ def flat(model):
 
 def trained_by_fit():
     model, rate = make_model(), 0.001 * hvd.size()
-    optimizer = hvd_keras.DistributedOptimizer(tf.optimizers.Adam(rate), backward_passes_per_step=1,
+    assert tf.keras.__version__
+    optimizer = hvd_keras.DistributedOptimizer(optimizers.Adam(rate), backward_passes_per_step=1,
                                                average_aggregated_gradients=True)
     model.compile(loss=loss, optimizer=optimizer, metrics=["accuracy"], experimental_run_tf_function=False)
     callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback(),
@@ -136,7 +138,7 @@ variables = models[0].variables
 names = {variable.ref(): place for place, variable in enumerate(variables)}
 found["places"] = [names[variable.ref()] for variable in variables]
 found["same"] = [one.ref().deref() is one for one in variables]
-if not tf.keras.__name__.startswith("tf_keras"):  # there only `optimizers.legacy` takes it
+if os.environ["TF_USE_LEGACY_KERAS"] == "0":  # there only `optimizers.legacy` takes it
     found["lr="] = float(tf.optimizers.SGD(lr=0.5).lr)
 found["apart"] = variables[0].ref() in {variable.ref() for variable in models[1].variables}
 

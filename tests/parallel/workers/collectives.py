@@ -439,6 +439,26 @@ def gradients_of_reduced_gradients() -> dict[str, float]:
             loss = tf.reduce_mean(tf.linalg.matvec(mine, weights) ** 4)
         return hvd.DistributedGradientTape(tape).gradient(loss, weights)
 
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def traced_before() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(mine, weights) + tf.gather(table, [0, 1, 0, 2, 3, 1])) ** 4)
+        dense, sparse = hvd.DistributedGradientTape(tape).gradient(loss, [weights, table])
+        return tf.reduce_sum(dense**2) + tf.reduce_sum(tf.convert_to_tensor(sparse) ** 2)
+
+    def alone_before() -> Any:
+        with tf.GradientTape() as tape:
+            looked_up = tf.gather(table, [0, 1, 0, 2, 3, 1] * hvd.size())
+            loss = tf.reduce_mean((tf.linalg.matvec(whole, weights) + looked_up) ** 4)
+        dense, sparse = tape.gradient(loss, [weights, table])
+        return tf.reduce_sum(dense**2) + tf.reduce_sum(tf.convert_to_tensor(sparse) ** 2)
+
+    def slopes(objective: Any, wrap: Any) -> Any:
+        with tf.GradientTape() as outer:
+            value = objective()
+        return tf.concat([tf.convert_to_tensor(each) for each in wrap(outer).gradient(value, [weights, table])], 0)
+
+    traced_before()  # where no tape records it
     with tf.GradientTape() as outer:
         squared = tf.reduce_sum(reduced() ** 2)  # the tape is outside of the function
     with tf.GradientTape() as outer_alone:
@@ -450,6 +470,7 @@ def gradients_of_reduced_gradients() -> dict[str, float]:
         "graph": tf.concat(inside(mine, dense, weights, table), 0) - truth,
         "outside": hvd.DistributedGradientTape(outer).gradient(squared, weights)
         - outer_alone.gradient(squared_alone, weights),
+        "traced before": slopes(traced_before, hvd.DistributedGradientTape) - slopes(alone_before, lambda tape: tape),
         "slices": tape.gradient(total, slices) - 3.0,
     }
     return {name: float(tf.reduce_max(tf.abs(difference))) for name, difference in found.items()}

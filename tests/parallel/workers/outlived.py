@@ -93,6 +93,21 @@ def in_a_function_for_any_shape() -> Any:
 
 
 @check
+def gradients_for_any_shape() -> Any:
+    """As `in_a_function_for_any_shape`, for the gradients of a tape."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])  # type: ignore[untyped-decorator]
+    def gradient(tensor: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            loss = tf.reduce_sum(tensor**2)
+        return hvd.DistributedGradientTape(tape).gradient(loss, tensor)
+
+    [raised, total] = refusal(lambda: gradient(tf.ones([3 + hvd.rank(), 2])))
+    return [raised, total, float(tf.reduce_mean(gradient(tf.ones([4, 2]))))]
+
+
+@check
 def of_a_group_in_a_function() -> Any:
     mixed = [tf.ones([2], tf.int32), tf.ones([2 + hvd.rank()])]
     return TFDIST or refusal(lambda: tf.function(hvd.grouped_allreduce)(mixed, name="y"))
