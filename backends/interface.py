@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from hvkeras.control.client import ControlClient
+    from hvkeras.host.topology import Topology
     from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
-    from hvkeras.topology import Topology
 
 Tensor = Any  # tf.Tensor; TensorFlow ships no types
 
@@ -58,7 +58,7 @@ class Backend(abc.ABC):
     """One collective engine.
 
     Every collective takes a `key`: a name that is the same on all ranks for the same collective
-    and different for any other (it is a hash of what is communicated, see `hvkeras.agreement`).
+    and different for any other (it is a hash of what is communicated, see `hvkeras.plans.plan`).
     `ranks` are the global ranks that take part, ascending; only they call. Tensors may be eager
     or symbolic. Collectives without a data dependency may run in any order and at the same time.
 
@@ -140,7 +140,7 @@ class Backend(abc.ABC):
         XLA keeps what a graph does to variables until all of it has run, so the engine counts.
 
         Args:
-            key: The plan's, see `hvkeras.agreement`.
+            key: The plan's, see `hvkeras.plans.plan`.
         """
         raise NotImplementedError
 

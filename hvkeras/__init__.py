@@ -35,38 +35,48 @@ __version__ = "0.1.0"
 
 # Where each public name lives.
 _HOMES = {
-    "hvkeras.context": ("init", "shutdown", "is_initialized"),
-    "hvkeras.numbers": ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous",
-                        "mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled",
-                        "nccl_built", "ccl_built", "cuda_built", "ddl_built", "rocm_built", "sycl_built",
-                        "gpu_available"),
-    "hvkeras.optimizer": ("DistributedOptimizer",),
-    "hvkeras.tape": ("DistributedGradientTape",),
-    "hvkeras.partial": ("PartialDistributedOptimizer", "PartialDistributedGradientTape"),
-    "hvkeras.collectives": ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "barrier"),
-    "hvkeras.number_ops": ("rank_op", "size_op", "local_rank_op", "local_size_op", "process_set_included_op"),
-    "hvkeras.sessions": ("BroadcastGlobalVariablesHook",),
+    "hvkeras.startup": ("init", "shutdown"),
+    "hvkeras.job.state": ("is_initialized",),
+    "hvkeras.job.queries": (
+        "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous", "mpi_built",
+        "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built", "ccl_built",
+        "cuda_built", "ddl_built", "rocm_built", "sycl_built", "gpu_available",
+    ),
+    "hvkeras.gradients.optimizer": ("DistributedOptimizer",),
+    "hvkeras.gradients.tape": ("DistributedGradientTape",),
+    "hvkeras.gradients.partial": ("PartialDistributedOptimizer", "PartialDistributedGradientTape"),
+    "hvkeras.collectives.reductions": (
+        "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "barrier",
+    ),
+    "hvkeras.collectives.rank_ops": (
+        "rank_op", "size_op", "local_rank_op", "local_size_op", "process_set_included_op",
+    ),
+    "hvkeras.gradients.sessions": ("BroadcastGlobalVariablesHook",),
     "hvkeras.tensorflow.sync_batch_norm": ("SyncBatchNormalization",),
-    "hvkeras.scattering": ("alltoall", "reducescatter", "grouped_reducescatter"),
-    "hvkeras.functions": ("broadcast_variables", "broadcast_", "broadcast_global_variables", "broadcast_object",
-                          "broadcast_object_fn", "allgather_object"),
-    "hvkeras.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
-    "hvkeras.compression": ("Compression",),
-    "hvkeras.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    "hvkeras.collectives.scattering": ("alltoall", "reducescatter", "grouped_reducescatter"),
+    "hvkeras.collectives.broadcasts": (
+        "broadcast_variables", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
+        "allgather_object",
+    ),
+    "hvkeras.collectives.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
+    "hvkeras.collectives.compression": ("Compression",),
+    "hvkeras.job.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
     "hvkeras.sharding": ("shard",),
-    "hvkeras.adapting": ("adapt",),
-    "hvkeras.prediction": ("predict",),
-    "hvkeras.saving": ("load_model",),
-    "hvkeras.output": ("verbose", "rank0_callbacks"),
-    "hvkeras.fit": ("alone",),
+    "hvkeras.training.adaptation": ("adapt",),
+    "hvkeras.training.prediction": ("predict",),
+    "hvkeras.training.model_loading": ("load_model",),
+    "hvkeras.training.verbosity": ("verbose", "rank0_callbacks"),
+    "hvkeras.training.fit_hooks": ("alone",),
     "hvkeras.launcher.functions": ("run",),
     "hvkeras.comparison.functions": ("compare",),
-    "hvkeras.company": ("join",),
+    "hvkeras.collectives.join": ("join",),
     "hvkeras.strategies": ("strategy",),
-    "hvkeras.timeline": ("start_timeline", "stop_timeline"),
-    "hvkeras.tensorflow_errors": ("ArgumentError", "DuplicateNameError", "MismatchError"),
-    "hvkeras.errors": ("HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError",
-                       "MachineError", "PeerError"),
+    "hvkeras.profiling.timeline": ("start_timeline", "stop_timeline"),
+    "hvkeras.compat.tensorflow_errors": ("ArgumentError", "DuplicateNameError", "MismatchError"),
+    "hvkeras.errors": (
+        "HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError", "MachineError",
+        "PeerError",
+    ),
 }
 _ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("callbacks", "elastic", "keras", "parameter_server", "tensorflow")
@@ -78,7 +88,7 @@ def _quiet_before_tensorflow() -> None:
     """Makes the log level count for TensorFlow's C++ part, which reads its own only when it is loaded."""
     if "tensorflow" not in sys.modules:
         from hvkeras.errors import UsageError
-        from hvkeras.output import quiet_engines
+        from hvkeras.host.console import quiet_engines
         from hvkeras.settings import Settings
 
         with contextlib.suppress(UsageError):  # init() tells it

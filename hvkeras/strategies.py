@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvkeras import context
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.job.state import current_job, is_initialized
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
+from hvkeras.startup import init_for_strategy
 
 UNCOUNTED = 10  # seconds by which TensorFlow's own deadline comes after that of the control channel, which names ranks
 
@@ -61,8 +62,8 @@ def strategy(name: str, **options: Any) -> Any:
 def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     import tensorflow as tf
 
-    engine = context.init_for_strategy()
-    job = context.current()
+    engine = init_for_strategy()
+    job = current_job()
     if job.topology.size > 1:
         from hvkeras.compat.strategies import stand_around_steps
 
@@ -78,9 +79,9 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
 @contextlib.contextmanager
 def _counted(step: str) -> Iterator[None]:
     """Has the control channel know that this rank comes to a step of Keras's, so that it can name one that does not."""
-    from hvkeras.agreement import Plan
+    from hvkeras.plans.plan import Plan
 
-    job = context.current() if context.is_initialized() else None
+    job = current_job() if is_initialized() else None
     if job is None or job.control is None:
         yield
         return

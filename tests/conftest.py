@@ -192,7 +192,7 @@ def no_leaked_files() -> Iterator[None]:
 def no_leaked_job() -> Iterator[None]:
     """A test that calls `init()` in this process calls `shutdown()` as well."""
     yield
-    context = sys.modules.get("hvkeras.context")
-    if context is not None and context.is_initialized():
-        context.shutdown()
+    startup = sys.modules.get("hvkeras.startup")
+    if startup is not None and startup.is_initialized():
+        startup.shutdown()
         pytest.fail("the test left hvkeras initialised")

@@ -24,9 +24,10 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras import optimizer, recording, stamps
-from hvkeras.agreement import Plan
 from hvkeras.bench.models import MODELS, Model
+from hvkeras.gradients import optimizer
+from hvkeras.plans.plan import Plan
+from hvkeras.profiling import collective_times, recorder
 
 
 def train_step(model: Model) -> Callable[[], None]:
@@ -42,10 +43,10 @@ def train_step(model: Model) -> Callable[[], None]:
 
 def copy_gradients(gradients: Sequence[Any], variables: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
     """What one process does instead of an exchange of gradients, with its stamps."""
-    recording.step(gradients, variables)
+    recorder.step(gradients, variables)
     plan = Plan.of("gradients average", gradients, (0,), "copies of the gradients")
-    with stamps.in_step():
-        engine = stamps.stamped(Copies(), plan) if recording.is_on() else Copies()
+    with collective_times.in_step():
+        engine = collective_times.stamped(Copies(), plan) if recorder.is_on() else Copies()
     half = len(gradients) // 2
     return [*engine.allreduce(gradients[:half], f"{plan.key}.1"), *engine.allreduce(gradients[half:], f"{plan.key}.0")]
 
@@ -87,7 +88,7 @@ def main() -> None:
     for _ in range(flags.copies):
         steps[True].append(train_step(model))
         block(steps[True][-1], flags.steps)
-        with recording.paused():
+        with recorder.paused():
             steps[False].append(train_step(model))
             block(steps[False][-1], flags.steps)
     times: dict[bool, list[list[float]]] = {True: [], False: []}
@@ -99,7 +100,7 @@ def main() -> None:
         print(f"{flags.model}, {hvd.size()} ranks{cpu}, {flags.pairs} pairs of blocks of {flags.steps} steps:")
         for percentile in (5, 10, 25, 50):
             print(f"  {compared(np.array(times[False]), np.array(times[True]), percentile)}")
-        print(f"  writing the record takes {recording.writing_share():.2%} of a core")
+        print(f"  writing the record takes {recorder.writing_share():.2%} of a core")
     hvd.shutdown()
 
 

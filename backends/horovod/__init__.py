@@ -205,7 +205,7 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import lasting_variable, of_functions
+        from hvkeras.compat.graphs import lasting_variable, of_functions
 
         if not of_functions():  # a session would have to initialise a variable
             zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
@@ -225,7 +225,7 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import lasting_variable, of_functions
+        from hvkeras.compat.graphs import lasting_variable, of_functions
 
         if not of_functions():  # a session runs what is fetched, and nothing else
             return results
@@ -245,7 +245,7 @@ class HorovodBackend(Backend):
         import importlib.util
 
         if importlib.util.find_spec("mpi4py") is not None:
-            from hvkeras.mpi import mpi_world
+            from hvkeras.host.mpi import mpi_world
 
             mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout).Free()
 

@@ -14,11 +14,11 @@ from typing import Any
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod.store import bounded_store
 from hvkeras.backends.interface import Start
-from hvkeras.common.util import env
 from hvkeras.errors import MachineError, explain
-from hvkeras.launch_environments.horovod_numbers import numbers_of_topology
-from hvkeras.network import LOOPBACK, interface_of, own_addresses, own_name_resolves_to
-from hvkeras.topology import topology_from_hosts
+from hvkeras.host.environment import env
+from hvkeras.host.network import LOOPBACK, interface_of, own_addresses, own_name_resolves_to
+from hvkeras.host.topology import topology_from_hosts
+from hvkeras.launch_environments.horovod_variables import numbers_of_topology
 
 # Horovod may not print walls of names for a late rank: our control channel says who is late in one line.
 _ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}

@@ -15,8 +15,8 @@ from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
+    from hvkeras.compat.graphs import OrderHandles
     from hvkeras.control.client import ControlClient
-    from hvkeras.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
 
@@ -107,7 +107,7 @@ class NativeBackend(Backend):
         return 0 if self._library is None else self._library.entered(key)
 
     def keep_times(self, key: str, capacity: int) -> bool:
-        from hvkeras.graphs import compiled_by_xla
+        from hvkeras.compat.graphs import compiled_by_xla
 
         if self._library is None or compiled_by_xla():
             return False
@@ -158,7 +158,7 @@ class NativeBackend(Backend):
             **self._identity(key, ranks))
 
     def _operations(self, tensor: Tensor) -> Any:
-        from hvkeras.graphs import compiled_by_xla
+        from hvkeras.compat.graphs import compiled_by_xla
 
         assert self._library is not None
         if tensor.dtype.name not in _NUMBERS:
@@ -184,7 +184,7 @@ class NativeBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.graphs import compiled_by_xla, of_functions
+        from hvkeras.compat.graphs import compiled_by_xla, of_functions
 
         group = self._groups[tuple(ranks)]
         if tf.executing_eagerly():
@@ -196,7 +196,7 @@ class NativeBackend(Backend):
 
     @functools.cached_property
     def _order(self) -> OrderHandles:
-        from hvkeras.graphs import OrderHandles
+        from hvkeras.compat.graphs import OrderHandles
 
         return OrderHandles()
 

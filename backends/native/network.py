@@ -103,7 +103,7 @@ class Network:
     """
 
     def __init__(self, start: Start) -> None:
-        from hvkeras.mpi import mpi_world
+        from hvkeras.host.mpi import mpi_world
 
         launch, timeout = start.launch, start.settings.start_timeout
         if objection := objection_to_hosts(launch):

@@ -14,7 +14,7 @@ from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
     from hvkeras.backends.tfdist.cluster import Cluster
-    from hvkeras.graphs import OrderHandles
+    from hvkeras.compat.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
 
 _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Reduction.PRODUCT: "Mul"}
@@ -216,7 +216,7 @@ class TfdistBackend(Backend):
 
     @functools.cached_property
     def _order(self) -> OrderHandles:
-        from hvkeras.graphs import OrderHandles
+        from hvkeras.compat.graphs import OrderHandles
 
         return OrderHandles()
 
@@ -255,7 +255,7 @@ def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
     """
     import tensorflow as tf
 
-    from hvkeras import graphs
+    from hvkeras.compat import graphs
 
     if not graphs.in_loop():
         return collective()

@@ -11,7 +11,7 @@ from pathlib import Path
 from hvkeras import as_horovod
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments import detect_launch
-from hvkeras.launch_environments.horovod_numbers import numbers_of_launch
+from hvkeras.launch_environments.horovod_variables import numbers_of_launch
 
 USAGE = "usage: python -m hvkeras.as_horovod [-m MODULE | SCRIPT.py] ..."
 

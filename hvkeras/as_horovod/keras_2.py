@@ -8,8 +8,8 @@ from typing import Any
 from hvkeras import as_horovod
 from hvkeras.compat import keras_2
 from hvkeras.errors import UsageError
+from hvkeras.host.console import prints_at, say
 from hvkeras.launch_environments import detect_launch
-from hvkeras.output import prints_at, say
 from hvkeras.settings import Settings
 
 

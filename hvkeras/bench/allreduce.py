@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
 from hvkeras.bench import peers
-from hvkeras.bench.contestant import Contestant
+from hvkeras.bench.participant import Participant
+from hvkeras.bench.plan import Stage
 from hvkeras.bench.ranks import WrongResultError
 from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, Row, title_of
-from hvkeras.bench.worker import Stage
 from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
 
@@ -88,7 +88,7 @@ class Task:
                 wrong_elements=len(wrong), elements=len(right)))
 
 
-class Chain(Contestant):
+class Chain(Participant):
     """A chain inside one `tf.function`.
 
     Args:
@@ -126,7 +126,7 @@ class Chain(Contestant):
         self._task.check(self.row.name, self._result.numpy())
 
 
-class MpiChain(Contestant):
+class MpiChain(Participant):
     """The same chain by MPI on NumPy's arrays, without TensorFlow: what the machine's MPI can do."""
 
     def __init__(self, row: Row, task: Task, world: Any) -> None:
@@ -155,7 +155,7 @@ class MpiChain(Contestant):
         self._task.check(self.row.name, self._result)
 
 
-def contestants(stage: Stage, label: str) -> list[Contestant]:
+def participants(stage: Stage, label: str) -> list[Participant]:
     """The chains of one job.
 
     Args:
@@ -172,7 +172,8 @@ def contestants(stage: Stage, label: str) -> list[Contestant]:
     def reduce(tensor: Any, name: str) -> Any:
         return backend.allreduce([tensor], name, Reduction.SUM, everyone)[0]
 
-    made: list[Contestant] = [Chain(Row(label, backend.name, engine=backend.engine, memory=stage.memory), task, reduce)]
+    row = Row(label, backend.name, engine=backend.engine, memory=stage.memory)
+    made: list[Participant] = [Chain(row, task, reduce)]
     if peer is not None:
         row = Row(label, title_of(backend.name), PEER, peer.engine, peer.reason)
         made.append(Chain(row, task, peer.reduce, peer.scope))

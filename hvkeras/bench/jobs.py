@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvkeras.bench.line import Exchange, Line, LineClosedError
+from hvkeras.bench.channel import Channel, ChannelClosedError, Exchange
 from hvkeras.bench.row import Row
 
 TICK = 0.1  # seconds between two looks at a job
@@ -82,7 +82,7 @@ class Job:
         self.folder = folder
         self._command, self._words, self._end_process, self._deadline = [*command, str(folder)], words, end, deadline
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Line | None = None
+        self._line: Channel | None = None
         self._pids: list[int] = []
         self.reason = ""
 
@@ -114,7 +114,7 @@ class Job:
             exchange.close()
         try:
             self._pids = self._answer()
-        except LineClosedError:
+        except ChannelClosedError:
             self._fail()
             return
         guard.watch(self._pids)
@@ -136,7 +136,7 @@ class Job:
             with self._awake():
                 self._line.send(request)
                 return self._answer()
-        except LineClosedError:
+        except ChannelClosedError:
             self._fail()
             return None
 
@@ -145,7 +145,7 @@ class Job:
         if self._process is None:
             return
         if self._line is not None and not self.reason:
-            with contextlib.suppress(LineClosedError, TimeIsUpError):
+            with contextlib.suppress(ChannelClosedError, TimeIsUpError):
                 self._signal(signal.SIGCONT)
                 self._line.send(["end"])
                 self._await_exit()
@@ -197,12 +197,12 @@ class Job:
 
 
 class Remote:
-    """A contestant in a job, as whoever calls the turns sees it. What fails becomes the reason in its row.
+    """A participant in a job, as whoever calls the turns sees it. What fails becomes the reason in its row.
 
     Args:
         row: Its row.
         job: The job.
-        place: Its place among the contestants of that job.
+        place: Its place among the participants of that job.
     """
 
     def __init__(self, row: Row, job: Job | None, place: int) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import gc
 from pathlib import Path
 
-from hvkeras.memory import resident
+from hvkeras.host.memory import resident
 
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # see proc(5), clear_refs

@@ -60,7 +60,7 @@ def mpi(ranks: Ranks) -> Any:
     """A communicator of mpi4py for all ranks; None where it is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
-    from hvkeras.mpi import mpi_world
+    from hvkeras.host.mpi import mpi_world
 
     launch = ranks.job.launch
     return mpi_world(launch.launcher, launch.size, ranks.job.settings.start_timeout)

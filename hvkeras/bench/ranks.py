@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hvkeras.context import Job
 from hvkeras.errors import HvkerasError, PeerError
+from hvkeras.job.state import Job
 
 LONELY = 20.0  # seconds that a rank which failed in a collective waits for the others, which may be stuck in it
 
@@ -55,7 +55,7 @@ class Ranks:
         value, reason, wrong, problem = None, "", False, None
         try:
             value = action()
-        except Exception as error:  # noqa: BLE001 - whatever a contestant dies of is the reason in its row
+        except Exception as error:  # noqa: BLE001 - whatever a participant dies of is the reason in its row
             reason, wrong, problem = one_line(error), isinstance(error, WrongResultError), error
         try:
             told = self.gather([value, reason, wrong], None if problem is None else LONELY)

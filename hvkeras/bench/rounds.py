@@ -1,4 +1,4 @@
-"""Contestants that take turns in many short blocks, so that whatever disturbs the machine disturbs all alike."""
+"""Participants that take turns in many short blocks, so that whatever disturbs the machine disturbs all alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        seconds: Seconds for all contestants on one piece of work, together.
+        seconds: Seconds for all participants on one piece of work, together.
         rounds: How many rounds instead, or None.
         block: Seconds that a block should take, if it has several calls.
     """
@@ -26,15 +26,15 @@ class Effort:
     block: float
 
 
-def compete(contestants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
-    """Lets contestants take turns until their time is up; who fails leaves the contest with the reason in its row.
+def compete(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
+    """Has participants take turns until their time is up; one that fails leaves, with the reason in its row.
 
     Args:
-        contestants: Who takes part. Those with a reason in their row do not.
+        participants: Who takes part. Those with a reason in their row do not.
         effort: How long to measure.
         show: Told what share is done, and what is being done.
     """
-    left = _left(contestants)
+    left = _left(participants)
     for place, one in enumerate(left):
         show(0.3 * place / len(left), f"{one.row.work}: {one.row.name} warms up")
         one.prepare()
@@ -52,13 +52,13 @@ def compete(contestants: Sequence[Remote], effort: Effort, show: Callable[[float
         left = _left(left)
     for one in left:
         one.finish()
-    for one in contestants:
+    for one in participants:
         if one.row.reason:
             one.row.blocks = []
 
 
-def _left(contestants: Sequence[Remote]) -> list[Remote]:
-    return [one for one in contestants if not one.row.reason]
+def _left(participants: Sequence[Remote]) -> list[Remote]:
+    return [one for one in participants if not one.row.reason]
 
 
 def _cost(one: Remote, block: float) -> float:

@@ -19,7 +19,7 @@ def title_of(backend: str) -> str:
 
 @dataclass
 class Row:
-    """What one contestant did on one piece of work.
+    """What one participant did on one piece of work.
 
     Attributes:
         work: The size of the allreduce as the user wrote it, or the model.

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 import hvkeras
 from hvkeras import compat
-from hvkeras.bench.contestant import Contestant
 from hvkeras.bench.models import MODELS, Model
+from hvkeras.bench.participant import Participant
+from hvkeras.bench.plan import ONE, Plan, Stage
 from hvkeras.bench.ranks import Ranks, WrongResultError
 from hvkeras.bench.row import APART, ONE_PROCESS, PEER, REFERENCE, Row, title_of
-from hvkeras.bench.worker import ONE, Plan, Stage
 from hvkeras.errors import explain
 
 VERIFIED = 3  # steps after which weights are compared
@@ -94,7 +94,7 @@ class Task:
         return off / moved
 
 
-class Training(Contestant):
+class Training(Participant):
     """A training loop of one's own, as a user would write it.
 
     Args:
@@ -217,7 +217,7 @@ def _distributed(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any
     return found
 
 
-def contestants(stage: Stage, name: str) -> list[Contestant]:
+def participants(stage: Stage, name: str) -> list[Participant]:
     """The training loops of one job.
 
     Args:
@@ -233,7 +233,7 @@ def contestants(stage: Stage, name: str) -> list[Contestant]:
         return [Training(Row(name, who + way, REFERENCE, words), task, _plain, ranks, jit=way == XLA) for way in ways]
     backend = ranks.job.backend
     ways = ["", XLA] if plan.jit and backend.supports_xla else [""]
-    made: list[Contestant] = [
+    made: list[Participant] = [
         Training(Row(name, backend.name + way, engine=backend.engine, memory=stage.memory), task, _distributed, ranks,
                  jit=way == XLA) for way in ways]
     if peer is not None:

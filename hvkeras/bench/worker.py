@@ -7,69 +7,20 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.bench.line import Line, LineClosedError
-from hvkeras.bench.machine import spread
+from hvkeras.bench.channel import Channel, ChannelClosedError
 from hvkeras.bench.memory import PeakMemory
+from hvkeras.bench.plan import Plan, Stage
+from hvkeras.host.cores import usable_cores
+from hvkeras.host.machine import spread
 from hvkeras.launch_environments import detect_launch
-from hvkeras.threads import usable_cores
 
 if TYPE_CHECKING:
-    from hvkeras.bench.contestant import Contestant
+    from hvkeras.bench.participant import Participant
     from hvkeras.bench.peers import Peer
     from hvkeras.bench.ranks import Ranks
-
-
-ONE = "local"  # the backend of the job of one process
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a job is for.
-
-    Attributes:
-        kind: `allreduce` or `step`.
-        backend: The engine; "" for MPI alone, or for processes that do not communicate.
-        ranks: How many ranks the benchmark is about; a job of one process has fewer.
-        peer: Whether the engine is also used directly, without hvkeras.
-        jit: Whether steps are also compiled by XLA, where the engine can.
-        pin: Whether each rank gets a core of its own.
-        timeout: Seconds until all must be over.
-        shared: The folder of the benchmark, where jobs leave files for each other.
-        port: Where rank 0 calls.
-        key: What it shows there.
-    """
-
-    kind: str
-    backend: str
-    ranks: int
-    peer: bool
-    jit: bool
-    pin: bool
-    timeout: float
-    shared: str
-    port: int = 0
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What contestants of a job share.
-
-    Attributes:
-        plan: What the job is for.
-        ranks: The ranks.
-        memory: Bytes by which the engine's start raised the peak of this rank's memory, or None.
-        peer: The engine used directly, or None.
-    """
-
-    plan: Plan
-    ranks: Ranks
-    memory: int | None
-    peer: Peer | None
 
 
 def main(folder: Path) -> None:
@@ -83,8 +34,9 @@ def main(folder: Path) -> None:
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
     import hvkeras
-    from hvkeras import context
     from hvkeras.bench.ranks import Ranks
+    from hvkeras.job.state import current_job
+    from hvkeras.startup import init_without_engine
 
     memory: int | None = None
     if plan.backend:
@@ -93,17 +45,17 @@ def main(folder: Path) -> None:
         before = PeakMemory()
         hvkeras.init(plan.backend)
         memory = before.rise()
-        job = context.current()
+        job = current_job()
     else:
-        job = context.init_without_engine()
+        job = init_without_engine()
     ranks = Ranks(job, plan.timeout)
-    line = Line.to(plan.port, plan.key) if ranks.rank == 0 else None
+    line = Channel.to(plan.port, plan.key) if ranks.rank == 0 else None
     pids = ranks.gather(os.getpid())
     if line is not None:
         line.send(pids)
     try:
         _serve(Stage(plan, ranks, memory, _peer(plan, ranks)), line)
-    except LineClosedError:
+    except ChannelClosedError:
         sys.exit("hvkeras: the benchmark has gone")
     hvkeras.shutdown()
 
@@ -116,11 +68,11 @@ def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
     return direct(ranks.job.backend, ranks)
 
 
-def _serve(stage: Stage, line: Line | None) -> None:
-    from hvkeras.bench import contestant
+def _serve(stage: Stage, line: Channel | None) -> None:
+    from hvkeras.bench import participant
 
     ranks = stage.ranks
-    found: list[Contestant] = []
+    found: list[Participant] = []
     while True:
         request = ranks.gather(line.receive() if line is not None else None)[0]
         what, arguments = request[0], request[1:]
@@ -134,22 +86,22 @@ def _serve(stage: Stage, line: Line | None) -> None:
         else:
             one = found[arguments[0]]
             if what == "time":
-                answer = [contestant.timed(one, arguments[1], ranks), one.row.to_json()]
+                answer = [participant.timed(one, arguments[1], ranks), one.row.to_json()]
             else:
-                {"prepare": contestant.prepare, "finish": contestant.finish}[what](one, ranks)
+                {"prepare": participant.prepare, "finish": participant.finish}[what](one, ranks)
                 answer = one.row.to_json()
         if line is not None:
             line.send(answer)
 
 
-def _extend(found: list[Contestant], stage: Stage, work: str) -> None:
-    found.extend(_contestants(stage, work))
+def _extend(found: list[Participant], stage: Stage, work: str) -> None:
+    found.extend(_participants(stage, work))
 
 
-def _contestants(stage: Stage, work: str) -> Sequence[Contestant]:
-    make: Callable[..., Sequence[Contestant]]
+def _participants(stage: Stage, work: str) -> Sequence[Participant]:
+    make: Callable[..., Sequence[Participant]]
     if stage.plan.kind == "allreduce":
-        from hvkeras.bench.allreduce import contestants as make
+        from hvkeras.bench.allreduce import participants as make
     else:
-        from hvkeras.bench.step import contestants as make
+        from hvkeras.bench.step import participants as make
     return make(stage, work)

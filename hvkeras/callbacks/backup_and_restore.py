@@ -10,11 +10,11 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.callbacks import callback_states, randomness
 from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
-from hvkeras.callbacks.company import Company, company_of
-from hvkeras.callbacks.leading import tells
+from hvkeras.callbacks.chief import tells
+from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
-from hvkeras.optimizer import distributed_part
-from hvkeras.output import say
+from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.host.console import say
 
 _Callback: Any = compat.default_keras().callbacks.Callback
 
@@ -63,7 +63,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         self._folder = BackupFolder(Path(self.backup_dir), double_checkpoint)
         if steps:  # not as a method: Keras waits for the logs of each step where there is one
             self.on_train_batch_end = self._after_step
-        self._company = Company(leads=True)
+        self._group = TrainingGroup(leads=True)
         self._restored: Backup | None = None  # until its epoch has begun
         self._others: Sequence[Any] = ()
         self._random_at_epoch: Any = None
@@ -84,20 +84,20 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
             raise UsageError(explain("BackupAndRestore needs a model with its weights", "give it an input shape, or"
                                      " call it on a batch before fit()", model=getattr(model, "name", model)))
         compat.build_optimizer(model.optimizer, model.trainable_variables)
-        self._company = company_of(model)
+        self._group = group_of(model)
         self._restored, self._owed = None, False
         self._begun = self._counted = self._since = 0
         self._steps = (self.params or {}).get("steps")
         compat.begin_with_epoch(model, None)
         own = randomness.capture()
-        found = self._company.give(self._read(own) if self._company.leads else None)
+        found = self._group.give(self._read(own) if self._group.leads else None)
         if isinstance(found, str):
             raise UsageError(found)
         if found is None:
             return
         backup, seeds, random_of_chief = found
-        self._company.give_learned(model)
-        self._company.give_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
+        self._group.give_learned(model)
+        self._group.give_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
         if backup.seeds is not None:
             randomness.restore_layer_seeds(model, backup.seeds, seeds)
         alike = [None if states is None else randomness.of_alike(states, own, random_of_chief)
@@ -136,12 +136,12 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, when all other callbacks had their say."""
         if self.save_freq == "epoch" or self._owed:
-            self._save(Position(epoch + 1, 0, self._steps, self._rows, self._company.workers))
+            self._save(Position(epoch + 1, 0, self._steps, self._rows, self._group.workers))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Removes the backup, if that is wished."""
         compat.begin_with_epoch(self.model, None)
-        if self.delete_checkpoint and self._company.leads:
+        if self.delete_checkpoint and self._group.leads:
             self._folder.remove()
 
     def _read(self, own: Any) -> Any:
@@ -172,16 +172,16 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         """Learns of the data of an epoch, and says what of them was trained on."""
         if self._steps is not None:  # else Keras guesses from the second epoch on
             self._steps = facts.steps
-        self._rows = None if facts.rows is None else facts.rows * self._company.size
+        self._rows = None if facts.rows is None else facts.rows * self._group.size
         restored, self._restored = self._restored, None
         if restored is None:
             return None
         position = restored.position
-        step = position.step_for(self._steps, self._rows, self._company.workers)
+        step = position.step_for(self._steps, self._rows, self._group.workers)
         if step is None:
             step = 0
             if tells(self.model):
-                say(f"nobody can tell where {self._company.workers} workers go on in data of unknown length that"
+                say(f"nobody can tell where {self._group.workers} workers go on in data of unknown length that"
                     f" {position.workers} workers had: epoch {position.epoch + 1} begins anew")
         at_epoch = self._random_at_epoch
         if step and restored.random_at_epoch is not None:
@@ -206,7 +206,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         if done == self._steps:  # validation, and the callbacks of the epoch's end, belong to it
             self._owed = True
         else:
-            self._save(Position(self._epoch, done, self._steps, self._rows, self._company.workers))
+            self._save(Position(self._epoch, done, self._steps, self._rows, self._group.workers))
 
     def _done(self) -> int:
         """The steps of this epoch that are done."""
@@ -220,7 +220,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
 
     def _save(self, position: Position) -> None:
         self._since, self._owed = 0, False
-        if self._company.leads:
+        if self._group.leads:
             self._folder.write(self.model, Backup(
                 position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),
                 self._random_at_epoch if position.step else None, callback_states.states_of(self._others)))

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks.whole_files import plain_state, remove_leftovers, replacing
+from hvkeras.callbacks.model_files import plain_state, remove_leftovers, replacing
 from hvkeras.errors import MachineError, UsageError, explain
 
 _GROUP, _FORMAT, _ARRAY = "hvkeras", 1, "array of this file"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hvkeras import compat, context
+from hvkeras import compat
 from hvkeras.callbacks.model_checkpoint import ModelCheckpoint
 from hvkeras.errors import UsageError, explain
+from hvkeras.job.state import current_job
 
 
 class BestModelCheckpoint(ModelCheckpoint):
@@ -44,7 +45,7 @@ class BestModelCheckpoint(ModelCheckpoint):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that there is a path."""
-        context.current()
+        current_job()
         name = type(self).__name__
         if not isinstance(self.filepath, (str, os.PathLike)) or not os.fspath(self.filepath):
             raise UsageError(explain(f"{name} must know where to write", f'pass filepath="best.keras" to {name}, or set'

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from hvkeras import compat, context, graphs
-from hvkeras.collectives import allreduce
-from hvkeras.functions import broadcast_variables
-from hvkeras.learned import broadcast_learned
-from hvkeras.operations import Min, require_root
-from hvkeras.optimizer import distributed_part
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import broadcast_variables
+from hvkeras.collectives.operations import Min, require_root
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.compat import graphs
+from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.job.state import current_job
+from hvkeras.training.learned_state import broadcast_learned
 
 _Callback: Any = compat.default_keras().callbacks.Callback
 
@@ -51,7 +53,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts, if the model has its weights on every rank."""
-        size = context.current().topology.size
+        size = current_job().topology.size
         require_root(self.root_rank, range(size))
         self.broadcast_done = False
         optimizer = getattr(self.model, "optimizer", None)

@@ -8,13 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, graphs
-from hvkeras.callbacks.leading import leads
-from hvkeras.collectives import allreduce
+from hvkeras import compat
+from hvkeras.callbacks.chief import leads
+from hvkeras.collectives.operations import Min
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
-from hvkeras.fit import shared_by
-from hvkeras.operations import Min
-from hvkeras.output import prints_at, say
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.state import current_job
+from hvkeras.training.fit_hooks import shared_by
 
 _Callback: Any = compat.default_keras().callbacks.Callback
 
@@ -74,7 +76,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Checks the optimizer."""
-        context.current()
+        current_job()
         self._ahead, self._unfinished, self._begun = None, False, False
         optimizer = self.model.optimizer
         if compat.learning_rate(optimizer) is None:
@@ -113,7 +115,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 
     def _start(self, epoch: int) -> None:
         """Places the first epoch of this `fit` in the schedule; the same on every rank."""
-        job = context.current()
+        job = current_job()
         steps = self.steps_per_epoch or _steps(self.params or {})
         counted = compat.step_counter(self.model.optimizer)
         together = shared_by(self.model)

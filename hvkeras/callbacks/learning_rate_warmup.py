@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hvkeras import context
-from hvkeras.callbacks.leading import leads
+from hvkeras.callbacks.chief import leads
 from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
-from hvkeras.output import say
+from hvkeras.host.console import say
+from hvkeras.job.state import current_job
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -50,7 +50,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def _warming(self, epoch: float) -> float:
         """The share of `initial_lr` at an epoch."""
-        size = context.current().topology.size
+        size = current_job().topology.size
         warmed = min((epoch + 1 / self._steps) / self.warmup_epochs, 1.0)
         return (1 + warmed * (size - 1)) / size
 

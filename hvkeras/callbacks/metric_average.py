@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras import compat, context
-from hvkeras.callbacks.leading import leads
-from hvkeras.fit import exact_logs, shared_by
-from hvkeras.functions import allgather_object
-from hvkeras.output import prints_at, say
+from hvkeras import compat
+from hvkeras.callbacks.chief import leads
+from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.state import current_job
+from hvkeras.training.fit_hooks import exact_logs, shared_by
 
 _Callback: Any = compat.default_keras().callbacks.Callback
 
@@ -39,7 +40,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Averages the logs in place, for the callbacks that follow."""
-        context.current()
+        current_job()
         together = shared_by(self.model)
         if together is None:
             return
@@ -57,7 +58,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
                 logs[key] = _mean(values)
 
     def _say_lacking(self, key: str, ranks: list[int]) -> None:
-        settings = context.current().settings
+        settings = current_job().settings
         if key not in self._said and leads(self.model) and prints_at(settings, "WARNING"):
             self._said.add(key)
             say(f"MetricAverageCallback: {key!r} is no number in the logs of rank{'s' * (len(ranks) > 1)}"

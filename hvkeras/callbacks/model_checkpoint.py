@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras import compat
-from hvkeras.callbacks.leading import leads
-from hvkeras.callbacks.whole_files import files_at_once, remove_leftovers
+from hvkeras.callbacks.chief import leads
+from hvkeras.callbacks.model_files import files_at_once, remove_leftovers
 
 _ModelCheckpoint: Any = compat.default_keras().callbacks.ModelCheckpoint
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat, context, stamps
+from hvkeras import compat
 from hvkeras.callbacks import summaries
-from hvkeras.callbacks.leading import leads, spanning_strategy
+from hvkeras.callbacks.chief import leads, spanning_strategy
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.rank_times import LATEST, Execution, RankTimes, figures
+from hvkeras.job.state import current_job, is_initialized
+from hvkeras.profiling import collective_times
+from hvkeras.profiling.rank_times import LATEST, Execution, RankTimes, figures
 
 _Callback: Any = compat.default_keras().callbacks.Callback
 _TensorBoard: Any = compat.default_keras().callbacks.TensorBoard
@@ -70,7 +72,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
                                      profile_rank=profile_rank))
         self.profile_batch, self.profile_rank = profile_batch, profile_rank
         self.rank_scalars = rank_scalars
-        self.gathers = False  # whether `fit` brings the times of all ranks here (`hvkeras.fit_run`)
+        self.gathers = False  # whether `fit` brings the times of all ranks here (`hvkeras.training.fit_run`)
         self._profiles = self._should_trace
         self._rank, self._chief = 0, True
         self._elsewhere: Any = None  # Keras's callback that profiles on a rank other than the chief
@@ -116,8 +118,8 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
     def on_train_begin(self, logs: Any = None) -> None:
         """Has the step traced anew, with stamps around its collectives."""
         self.gathers, self._traced = False, False
-        if self.rank_scalars and context.is_initialized() and context.current().topology.size > 1:
-            stamps.start(_USER)
+        if self.rank_scalars and is_initialized() and current_job().topology.size > 1:
+            collective_times.start(_USER)
             if not getattr(self.model.train_function, "_hvkeras_stamps", False):
                 compat.forget_train_function(self.model)
                 self.model.make_train_function()
@@ -129,7 +131,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the files."""
-        stamps.stop(_USER)
+        collective_times.stop(_USER)
         if self._chief:
             super().on_train_end(logs)
         elif self._elsewhere is not None:
@@ -149,11 +151,11 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         elif self._elsewhere is not None:
             self._elsewhere.on_train_batch_begin(batch)
         self._first, self._began = batch, time.time()
-        stamps.set_in_step(True)
+        collective_times.set_in_step(True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Ends it; the first one of all, in which TensorFlow traces, is not measured."""
-        stamps.set_in_step(False)
+        collective_times.set_in_step(False)
         if self._traced:
             self._executions.append(Execution(self._began, time.time(), self._first, batch))
         self._traced = True
@@ -193,7 +195,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
     def rank_times(self) -> RankTimes:
         """What this rank measured since the epoch began."""
         compiled = bool(getattr(self.model, "jit_compile", False))  # by XLA: only what is outside of it has stamps
-        return RankTimes.of(list(self._executions), {} if compiled else stamps.collected())
+        return RankTimes.of(list(self._executions), {} if compiled else collective_times.collected())
 
     def write_rank_times(self, epoch: int, everyone: Mapping[int, RankTimes]) -> None:
         """Writes the times of ranks, on the chief.
@@ -223,7 +225,7 @@ def _place(model: Any) -> tuple[int, int, bool]:
         before = len(jobs.get("chief", ())) if resolver.task_type == "worker" else 0
         size = len(jobs.get("chief", ())) + len(jobs.get("worker", ()))
         return before + (resolver.task_id or 0), size, leads(model)
-    if not context.is_initialized():
+    if not is_initialized():
         return 0, 1, True
-    topology = context.current().topology
+    topology = current_job().topology
     return topology.rank, topology.size, leads(model)

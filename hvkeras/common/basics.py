@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras import context, numbers, timeline
-from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
-from hvkeras.process_sets import add_process_set, process_set_of, registered_process_sets, remove_process_set
+from hvkeras.collectives.operations import Adasum, Average, Max, Min, Product, Sum
+from hvkeras.job import queries
+from hvkeras.job.process_sets import add_process_set, process_set_of, registered_process_sets, remove_process_set
+from hvkeras.job.state import is_initialized
+from hvkeras.profiling import timeline
+from hvkeras.startup import init, shutdown
 
 __all__ = ["HorovodBasics"]
 
@@ -25,27 +28,27 @@ class HorovodBasics:
     """
 
     Average, Sum, Adasum, Min, Max, Product = Average, Sum, Adasum, Min, Max, Product
-    init = staticmethod(context.init)
-    shutdown = staticmethod(context.shutdown)
-    is_initialized = staticmethod(context.is_initialized)
-    rank = staticmethod(numbers.rank)
-    size = staticmethod(numbers.size)
-    local_rank = staticmethod(numbers.local_rank)
-    local_size = staticmethod(numbers.local_size)
-    cross_rank = staticmethod(numbers.cross_rank)
-    cross_size = staticmethod(numbers.cross_size)
-    is_homogeneous = staticmethod(numbers.is_homogeneous)
-    mpi_threads_supported = staticmethod(numbers.mpi_threads_supported)
-    mpi_enabled = staticmethod(numbers.mpi_enabled)
-    mpi_built = staticmethod(numbers.mpi_built)
-    gloo_enabled = staticmethod(numbers.gloo_enabled)
-    gloo_built = staticmethod(numbers.gloo_built)
-    nccl_built = staticmethod(numbers.nccl_built)
-    ddl_built = staticmethod(numbers.ddl_built)
-    ccl_built = staticmethod(numbers.ccl_built)
-    cuda_built = staticmethod(numbers.cuda_built)
-    rocm_built = staticmethod(numbers.rocm_built)
-    sycl_built = staticmethod(numbers.sycl_built)
+    init = staticmethod(init)
+    shutdown = staticmethod(shutdown)
+    is_initialized = staticmethod(is_initialized)
+    rank = staticmethod(queries.rank)
+    size = staticmethod(queries.size)
+    local_rank = staticmethod(queries.local_rank)
+    local_size = staticmethod(queries.local_size)
+    cross_rank = staticmethod(queries.cross_rank)
+    cross_size = staticmethod(queries.cross_size)
+    is_homogeneous = staticmethod(queries.is_homogeneous)
+    mpi_threads_supported = staticmethod(queries.mpi_threads_supported)
+    mpi_enabled = staticmethod(queries.mpi_enabled)
+    mpi_built = staticmethod(queries.mpi_built)
+    gloo_enabled = staticmethod(queries.gloo_enabled)
+    gloo_built = staticmethod(queries.gloo_built)
+    nccl_built = staticmethod(queries.nccl_built)
+    ddl_built = staticmethod(queries.ddl_built)
+    ccl_built = staticmethod(queries.ccl_built)
+    cuda_built = staticmethod(queries.cuda_built)
+    rocm_built = staticmethod(queries.rocm_built)
+    sycl_built = staticmethod(queries.sycl_built)
     start_timeline = staticmethod(timeline.start_timeline)
     stop_timeline = staticmethod(timeline.stop_timeline)
 

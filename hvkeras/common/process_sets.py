@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from packaging import version
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.numbers import ccl_built, ddl_built, gloo_built, gpu_available, mpi_built, nccl_built
+from hvkeras.host.environment import env
+from hvkeras.job.queries import ccl_built, ddl_built, gloo_built, gpu_available, mpi_built, nccl_built
 
 __all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_available", "gloo_built", "gpu_available",
            "is_iterable", "is_version_greater_equal_than", "mpi_built", "nccl_built", "num_rank_is_power_2",
@@ -40,33 +39,6 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG
     """
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"hvkeras serves TensorFlow and Keras, and not {ext_name}")
-
-
-@contextlib.contextmanager
-def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables in the body.
-
-    Example:
-        with env(HVKERAS_LOG_LEVEL="DEBUG"):
-            hvd.init()
-
-    Args:
-        **kwargs: The variables; None takes one away.
-    """
-    before = {name: os.environ.get(name) for name in kwargs}
-    _set(kwargs)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: dict[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

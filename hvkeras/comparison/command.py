@@ -18,22 +18,22 @@ from typing import NoReturn
 from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
-from hvkeras.bench.machine import facts
 from hvkeras.comparison import report, results_file
-from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, records_of, trials_of
 from hvkeras.comparison.table import explanations, projection_table, scaling_table, table
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.cores import fair_share, operation_threads, usable_cores
+from hvkeras.host.machine import facts
 from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.check_build import verdict
 from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.screen import Screen
 from hvkeras.projection import arguments as projection
+from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
-from hvkeras.threads import fair_share, operation_threads, usable_cores
 
 PROG = "hvkeras compare"
 TIMEOUT = 3600.0  # seconds that a run may take by default

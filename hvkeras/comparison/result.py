@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hvkeras.record import WEIGHTS, Array, Record
+from hvkeras.projection.rows import ONE_PROCESS
+from hvkeras.records.record import WEIGHTS, Array, Record
+from hvkeras.records.time_split import TimeSplit, time_splits
 from hvkeras.report.findings import Finding, findings
 from hvkeras.report.run_summary import Summary
-from hvkeras.time_split import TimeSplit, time_splits
 
-ONE_PROCESS = "one process"
 WARM_UP = 5  # first steps that are left out, or half of few: TensorFlow traces graphs and fills caches in them
 FEW = 10  # steps below which a median says little
 

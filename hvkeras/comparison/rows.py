@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.comparison.result import ONE_PROCESS, Number, Result, quartiles
-from hvkeras.projection.rows import Projected
-from hvkeras.time_split import TimeSplit
+from hvkeras.comparison.result import Number, Result, quartiles
+from hvkeras.projection.rows import ONE_PROCESS, Projected
+from hvkeras.records.time_split import TimeSplit
 
 
 @dataclass(frozen=True)

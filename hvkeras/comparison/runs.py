@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvkeras.comparison.result import ONE_PROCESS, Result, result, weight_difference
+from hvkeras.comparison.result import Result, result, weight_difference
 from hvkeras.comparison.rows import Row
+from hvkeras.launcher.exit_report import TAIL_LINES
 from hvkeras.launcher.screen import Screen
 from hvkeras.launcher.trial import Trial
-from hvkeras.launcher.verdict import TAIL_LINES
-from hvkeras.record import WEIGHTS, Record
+from hvkeras.projection.rows import ONE_PROCESS
+from hvkeras.records.record import WEIGHTS, Record
 
 Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.comparison.result import ONE_PROCESS, WARM_UP, Number
+from hvkeras.comparison.result import WARM_UP, Number
 from hvkeras.comparison.rows import Comparison, Row, reference_of
-from hvkeras.projection.rows import Projected
+from hvkeras.projection.rows import ONE_PROCESS, Projected
 
 UNKNOWN, NOT_HERE = "?", "-"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import graphs
-from hvkeras.compat import repairs
+from hvkeras.compat import graphs, repairs
 
 _APART = 2_654_435_761  # between the seeds of two replicas: a prime, so that users' seeds do not meet it
 

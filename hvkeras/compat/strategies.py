@@ -17,8 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import graphs
-from hvkeras.compat import repairs
+from hvkeras.compat import graphs, repairs
 from hvkeras.errors import UnsupportedError, explain
 
 

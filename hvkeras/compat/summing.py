@@ -14,8 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import graphs
-from hvkeras.compat import repairs
+from hvkeras.compat import graphs, repairs
 
 _SUMMED = "_hvkeras_summed"  # the replicas that are applying sums, in an optimizer's attributes
 

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hvkeras import whereabouts
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.clock import Clock
-from hvkeras.control.ending import Ending
-from hvkeras.control.stops import Stop
-from hvkeras.control.watch import Watch, steps_of
-from hvkeras.errors import PeerError, UsageError, explain
-from hvkeras.network import host_identity
-from hvkeras.output import in_words, say
+from hvkeras.control.connection import Introduction
+from hvkeras.control.exchange import Exchange
+from hvkeras.control.process_exit import Ending
+from hvkeras.control.progress_watch import Watch, steps_of
+from hvkeras.control.stop_agreement import Stop
+from hvkeras.host.console import say
+from hvkeras.host.network import host_identity
+from hvkeras.progress import location
 
 if TYPE_CHECKING:
-    from hvkeras.agreement import EntryCounts
+    from hvkeras.plans.entry_counts import EntryCounts
 
 BEAT = 0.5  # seconds between two signs of life
-BEAT_IN_COMPANY = 0.01  # the same while some rank has joined, and waits to hear what the others do
+BEAT_WHILE_JOINED = 0.01  # the same while some rank has joined, and waits to hear what the others do
 FROZEN = 2.0  # a beat later than this means that this very process was stopped
 
 
-@dataclass(frozen=True)
-class Introduction:
-    """What a rank says of itself when it connects."""
-
-    rank: int
-    size: int
-    host: str
-
-
-class ControlClient:
+class ControlClient(Exchange):
     """One rank's connection to the job's control server.
 
     Args:
@@ -63,8 +53,6 @@ class ControlClient:
         liveness_timeout: float,
         on_end: Callable[[Cause], None],
     ) -> None:
-        self.introduction = introduction
-        self.cause: Cause | None = None
         self.entries: EntryCounts | None = None
         self.watch: Watch | None = None  # see `watch_over`
         self.clock = Clock(host_identity())
@@ -73,91 +61,25 @@ class ControlClient:
         self.server_host = ""
         self._starter: int | None = None
         self._ending: Ending | None = None
-        self._socket = connection
         self._liveness = liveness_timeout
         self._on_end = on_end
-        self._changed = threading.Condition()
-        self._sending = threading.Lock()
         self._beating = threading.Lock()
-        self._gathered: dict[str, list[Any]] = {}
-        self._missing: dict[str, list[int]] = {}
-        self._asking: set[str] = set()  # keys of gathers that wait for others
         self._told: dict[str, int] = {}
         self._told_sites: dict[str, str] = {}
         self._go = threading.Event()
-        self._in_company = False
+        self._some_joined = False
         self._called: set[str] = set()  # plans whose calls the server knows
-        self.on_company: Callable[[wire.Message], None] | None = None  # see `hvkeras.company.hear`
-        self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.mismatch.refuse`
+        self.on_involvement: Callable[[wire.Message], None] | None = None  # see `hvkeras.collectives.join.hear`
+        self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
         self._stops: dict[str, Stop] = {}
-        self._closed = threading.Event()
         self._heard = time.monotonic()
-        self._seal = self._prove(secret)
-        self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
-                    "pid": os.getpid()})
-        answer = self._read()
-        if answer["type"] == "refused":
-            raise UsageError(answer["reason"])
-        connection.settimeout(None)
+        super().__init__(connection, secret, introduction)
         self._threads = [
             threading.Thread(target=self._listen, name="hvkeras-control-listen", daemon=True),
             threading.Thread(target=self._live, name="hvkeras-control-beat", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
-
-    def gather(
-        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
-        describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
-    ) -> list[Any]:
-        """Collects one value from every rank.
-
-        Args:
-            key: Names the exchange; all ranks give the same, each key at most once at a time.
-            value: Anything that JSON can carry.
-            timeout: Seconds to wait for the others.
-            on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
-            describe: Words the missing ranks for the error; `ranks 1, 3` by default.
-            given_up: Asked while waiting; once it says yes, nobody needs the answer any more.
-
-        Returns:
-            The values in rank order; none if it was given up.
-
-        Raises:
-            PeerError: The job ended, or ranks were missing at the deadline; they are named.
-        """
-        with self._changed:
-            self._asking.add(key)
-        try:
-            return self._await_all(key, value, timeout, on_missing, describe, given_up)
-        finally:
-            with self._changed:
-                self._asking.discard(key)
-
-    def _await_all(
-        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
-        describe: Callable[[list[int]], str] | None, given_up: Callable[[], bool] | None,
-    ) -> list[Any]:
-        start, told = time.monotonic(), 0.0
-        self._send({"type": "put", "key": key, "value": value})
-        with self._changed:
-            while key not in self._gathered:
-                self.raise_if_ended()
-                waited = time.monotonic() - start
-                missing = self._missing.get(key, [])
-                if waited >= timeout:
-                    who = (describe or in_words)(missing) if missing else "the server's answer"
-                    raise PeerError(explain(
-                        f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not"
-                        " come", "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
-                if on_missing is not None and waited - told >= 1.0 and missing:
-                    told = waited
-                    on_missing(missing, waited)
-                if given_up is not None and given_up():
-                    return []
-                self._changed.wait(0.1)
-            self._missing.pop(key, None)
-            return self._gathered.pop(key)
 
     def watch_over(self, *limits: float) -> None:
         """Has heartbeats say when this rank has not moved for any of so many seconds; 0 of them is none."""
@@ -233,17 +155,6 @@ class ControlClient:
         """
         self._send({"type": "failed", "cause": cause.to_message(), "secondary": secondary})
 
-    def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Waits until the server has said why the job ends."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.cause is not None, timeout)
-            return self.cause
-
-    @property
-    def local_address(self) -> str:
-        """The address of this host that reaches the server, and so the other hosts."""
-        return str(self._socket.getsockname()[0])
-
     def ended(self, timeout: float) -> None:
         """Says that this rank has printed its last line, and waits until all have."""
         self._send({"type": "ended"})
@@ -258,60 +169,6 @@ class ControlClient:
         """Has this rank's process end late, as it waits for others."""
         if self._ending is not None:
             self._ending.excuse()
-
-    def let_go(self) -> None:
-        """Leaves the connection to the end of this process, which closes it: so the server sees when that comes."""
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            os.dup(self._socket.fileno())  # Python closes its own before it runs finalizers
-            self._socket.shutdown(socket.SHUT_RD)
-        self._join_threads()
-
-    def in_child(self) -> None:
-        """Closes a forked process's copy of the connection, which tells of this process's end."""
-        self._socket.close()
-
-    def close(self) -> None:
-        """Closes the connection and ends the threads."""
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._join_threads()
-
-    def _join_threads(self) -> None:
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=2.0)
-
-    def _prove(self, secret: bytes) -> wire.Seal:
-        challenge = self._exactly(len(wire.MAGIC) + wire.NONCE_BYTES)
-        if not challenge.startswith(wire.MAGIC):
-            raise wire.ProofError(explain("The address must be hvkeras's control channel",
-                                          "another program listens there", first_bytes=challenge[:8]))
-        server_nonce, client_nonce = challenge[len(wire.MAGIC) :], wire.nonce()
-        self._socket.sendall(client_nonce + wire.proof(secret, b"client", server_nonce, client_nonce))
-        wire.check_proof(self._exactly(wire.CODE_BYTES), wire.proof(secret, b"server", server_nonce, client_nonce))
-        return wire.Seal(wire.proof(secret, b"session", server_nonce, client_nonce), b"client", b"server")
-
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            part = self._socket.recv(count)
-            if not part:
-                raise ConnectionError("the control channel was closed by the other side")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
-
-    def _read(self) -> wire.Message:
-        length = wire.payload_length(self._exactly(wire.HEADER.size))
-        code = self._exactly(wire.CODE_BYTES)
-        return self._seal.open_frame(code, self._exactly(length))
-
-    def _send(self, message: wire.Message) -> None:
-        with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(self._seal.close_frame(message))
 
     def _listen(self) -> None:
         try:
@@ -329,8 +186,8 @@ class ControlClient:
             self._end(Cause.from_message(message["cause"]))
         if message["type"] == "where":
             self._tell_where(message.get("stall"))
-        if message["type"] == "in company":
-            self._in_company = message["any"]
+        if message["type"] == "some joined":
+            self._some_joined = message["any"]
         if message["type"] == "stopping":
             self._send({"type": "come to", "fit": message["fit"], "executions": self.stop_of(message["fit"]).answer()})
         if message["type"] == "stop after":
@@ -339,18 +196,15 @@ class ControlClient:
             self._forget(message["counts"])
         if message["type"] == "refused":
             self._refuse(message["key"], message["text"], message["owed"])
-        if message["type"] in ("company", "all joined") and self.on_company is not None:
-            self.on_company(message)
+        if message["type"] in ("involved", "all joined") and self.on_involvement is not None:
+            self.on_involvement(message)
         self._note(message)
 
     def _note(self, message: wire.Message) -> None:
         """Keeps what other threads of this rank wait for."""
         with self._changed:
-            if message["type"] == "all":
-                self._gathered[message["key"]] = message["values"]
-            elif message["type"] == "missing":
-                self._missing[message["key"]] = message["ranks"]
-            elif message["type"] == "go":
+            self._take_values(message)
+            if message["type"] == "go":
                 self._go.set()
             elif message["type"] == "closing":
                 self.detached = True
@@ -365,7 +219,7 @@ class ControlClient:
             still = self.watch.still(time.monotonic())
             self.watch.is_told |= stall is not None
         rank, host = self.introduction.rank, self.introduction.host
-        self._send({"type": "here", "outside": whereabouts.outside_tensorflow(), "doing": whereabouts.tell(
+        self._send({"type": "here", "outside": location.outside_tensorflow(), "doing": location.tell(
             rank, host, steps_of(self.entries), still, stall)})
 
     def _tell_move(self, still: float) -> None:
@@ -396,7 +250,7 @@ class ControlClient:
 
     def _live(self) -> None:
         last = time.monotonic()
-        while not self._closed.wait(BEAT_IN_COMPANY if self._in_company else BEAT):
+        while not self._closed.wait(BEAT_WHILE_JOINED if self._some_joined else BEAT):
             now = time.monotonic()
             if now - last > FROZEN:
                 self._heard = now
@@ -450,15 +304,10 @@ class ControlClient:
             sites = {key: entries.site(key) for key in changed}
             message["sites"] = {key: site for key, site in sites.items() if self._told_sites.get(key) != site}
             self._told_sites.update(message["sites"])
-            if self._in_company:
+            if self._some_joined:
                 message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
                 self._called.update(message["calls"])
         if self.watch is not None:
             still = self.watch.look(time.monotonic(), bool(message.get("counts")), entries)
             message["still"] = None if self._asking else still
         return message
-
-    def raise_if_ended(self) -> None:
-        """Raises PeerError if the job has ended."""
-        if self.cause is not None:
-            raise PeerError(f"The job ended: {self.cause.sentence()}")

@@ -41,7 +41,7 @@ class Clock:
     """Compares this host's clock with the server's.
 
     Args:
-        host: What tells this host from others (`hvkeras.network.host_identity`): on one host there is one clock.
+        host: What tells this host from others (`hvkeras.host.network.host_identity`): on one host there is one clock.
         now: This host's clock, in seconds since the epoch.
     """
 

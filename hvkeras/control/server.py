@@ -5,74 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import socket
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
-from hvkeras.control.company import Company
-from hvkeras.control.stalls import Stalls
-from hvkeras.control.stops import Request, Stops
-from hvkeras.control.strangers import Strangers
-from hvkeras.control.waits import Waits
-from hvkeras.errors import MachineError, explain
-from hvkeras.network import host_identity
-from hvkeras.settings import Settings
+from hvkeras.control.connections import Member
+from hvkeras.control.relay import Deadlines, Relay
+from hvkeras.host.network import host_identity
 
 TICK = 0.25  # seconds between two looks at the ranks
 FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
-PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
 TOGETHER = 2.0  # seconds within which scripts that do the same end
 ANSWER_GRACE = 2.0  # seconds that ranks have to say where they are
 
 
-@dataclass
-class Member:
-    """One connected rank."""
-
-    rank: int
-    host: str
-    pid: int
-    writer: asyncio.StreamWriter
-    seal: wire.Seal
-    seen: float
-    left: bool = False
-    ended: bool = False
-    over: bool = False  # its script has ended, and its process shall
-    failed: bool = False
-    outside: str | None = None  # where it said to be, outside of TensorFlow; "" if within, None if it was not asked
-    doing: str = ""  # what it said to be doing when it was asked last
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def send(self, message: wire.Message) -> None:
-        """Queues a message; a broken connection shows up on the reading side."""
-        if not self.writer.is_closing():
-            self.writer.write(self.seal.close_frame(message))
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """How long the server waits for what, in seconds (see `hvkeras.settings`)."""
-
-    liveness: float = 15.0
-    stall_warning: float = 60.0
-    stall_shutdown: float = 600.0
-    exit_grace: float = 3.0
-    mismatch: float = 3.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Deadlines:
-        """The deadlines that the settings ask for."""
-        return cls(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown, settings.exit_grace,
-                   settings.mismatch_after)
-
-
-class ControlServer:
+class ControlServer(Relay):
     """Serves one job's control channel from a thread of its own.
 
     Args:
@@ -102,52 +51,15 @@ class ControlServer:
         on_warning: Callable[[str], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
-        self.size = size
+        super().__init__(size, secret, host, port, deadlines or Deadlines())
         self.cause: Cause | None = None
-        self._secret = secret
         self._host = host_identity()
-        self._deadlines = deadlines or Deadlines()
         self._on_end = on_end
         self._on_warning = on_warning
         self._on_note = on_note
-        self._strangers = Strangers(size)
-        self._members: dict[int, Member] = {}
-        self._lost: dict[int, Member] = {}
-        self._gathers: dict[str, float] = {}
-        self._company = Company()
-        self._told_busy = False
-        self._stops = Stops()
-        self._waits = Waits(self._deadlines.mismatch, self._deadlines.stall_warning, self._deadlines.stall_shutdown)
-        self._stalls = Stalls(self._deadlines.stall_warning, self._deadlines.stall_shutdown)
-        self._stopping: asyncio.Event | None = None
-        self._listening: asyncio.Server | None = None
         self._own_rank: int | None = None  # the one whose process this is, once it waits for the others to end
         self._all_over: float | None = None
         self._told_over: dict[int, float] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._socket = _listen(host, port, size)
-        self._loop = asyncio.new_event_loop()
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        self._thread = threading.Thread(target=self._run, name="hvkeras-control-server", daemon=True)
-
-    def start(self) -> tuple[str, int]:
-        """Starts serving.
-
-        Returns:
-            The host and port that ranks connect to.
-        """
-        self._thread.start()
-        return self.address
-
-    def stop(self) -> None:
-        """Stops serving and frees the socket and the thread."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._request_stop)
-            self._thread.join(timeout=5.0)
-        elif not self._loop.is_closed():
-            self._loop.close()  # it was never started
-        self._socket.close()
 
     def fail(self, cause: Cause) -> None:
         """Ends the job from outside: a launcher saw a process die, say."""
@@ -175,88 +87,7 @@ class ControlServer:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._broadcast, {"type": "where"})
 
-    @property
-    def connected(self) -> frozenset[int]:
-        """The ranks that are connected now."""
-        return frozenset(self._members)
-
-    @property
-    def met(self) -> frozenset[int]:
-        """The ranks that have ever been connected."""
-        return self.connected | frozenset(self._lost)
-
     # What follows runs in the server's thread.
-
-    def _request_stop(self) -> None:
-        if self._stopping is not None:
-            self._stopping.set()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(self._on_loop_error)
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-
-    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Counts connections that could not be accepted, of each of which asyncio would print a traceback."""
-        if not self._strangers.finds_no_room(context.get("exception")):
-            loop.default_exception_handler(context)
-
-    async def _serve(self) -> None:
-        self._stopping = asyncio.Event()
-        self._listening = server = await asyncio.start_server(self._greet, sock=self._socket)
-        watch = asyncio.ensure_future(self._watch())
-        await self._stopping.wait()
-        self._broadcast({"type": "closing"})
-        watch.cancel()
-        server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        for member in self._members.values():
-            member.writer.close()
-        await asyncio.gather(watch, *self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)
-
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        member: Member | None = None
-        proven = False
-        try:
-            if not self._strangers.arrives():
-                return
-            seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
-            proven = True
-            self._strangers.proves()
-            hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
-            member = self._admit(hello, writer, seal)
-            while member is not None:
-                self._hear(member, await _read(reader, seal))
-        except asyncio.CancelledError:
-            pass  # the server stops; asyncio would print the cancellation of a connection's task
-        except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
-            pass
-        finally:
-            if not proven:
-                self._strangers.fails(writer.get_extra_info("peername"))
-            if member is not None:
-                self._lose(member)
-            with contextlib.suppress(OSError):
-                await writer.drain()
-            writer.close()
-
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Seal:
-        challenge = wire.nonce()
-        writer.write(wire.MAGIC + challenge)
-        answer = await reader.readexactly(wire.NONCE_BYTES + wire.CODE_BYTES)
-        other, shown = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
-        wire.check_proof(shown, wire.proof(self._secret, b"client", challenge, other))
-        writer.write(wire.proof(self._secret, b"server", challenge, other))
-        return wire.Seal(wire.proof(self._secret, b"session", challenge, other), b"server", b"client")
 
     def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
         rank, size, host, pid = int(hello["rank"]), int(hello["size"]), str(hello["host"]), int(hello["pid"])
@@ -309,7 +140,7 @@ class ControlServer:
         elif kind == "noted":
             self._refused(member, message)
         elif kind == "forgotten":
-            self._company.forget(self._waits.forgotten(member.rank, message["asked"], message["keys"]))
+            self._participation.forget(self._waits.forgotten(member.rank, message["asked"], message["keys"]))
         elif kind == "stop":
             self._tell(self._stops.ask(member.rank, message["fit"], message["ranks"]))
         elif kind == "come to":
@@ -322,60 +153,12 @@ class ControlServer:
             self._all_over = time.monotonic()
             self._broadcast({"type": "all over"})
 
-    def _refused(self, member: Member, message: wire.Message) -> None:
-        text = self._company.confirm(member.rank, message["key"])
-        if not message["raises"]:
-            self._end(Cause("mismatch", None, "", None, text))
-        self._keep_company()
-
     def _hear_of_failure(self, member: Member, cause: Cause, secondary: bool) -> None:
         member.failed = True
         if secondary:
             self._later(self._end_unless_explained(cause))
         else:
             self._end(cause)
-
-    def _count(self, member: Member, message: wire.Message) -> None:
-        for key, plan in message.get("plans", {}).items():
-            self._waits.describe(key, plan)
-        self._waits.update(member.rank, message.get("counts", {}), message.get("sites", {}))
-        self._company.learn(message.get("calls", {}))
-        if "still" in message:
-            self._stalls.update(member.rank, message["still"])
-        self._keep_company()
-
-    def _keep_company(self) -> None:
-        self._tell(self._company.requests(self._waits))
-        if self._company.is_busy != self._told_busy:
-            self._told_busy = self._company.is_busy
-            self._broadcast({"type": "in company", "any": self._told_busy})
-
-    def _come_or_go(self, member: Member, left: bool) -> None:
-        member.left = left
-        self._waits.set_left(member.rank, left)
-        if left and self._company.joined:
-            self._end(Cause("left", member.rank, member.host, member.pid, "left the job in good order while rank"
-                            f" {self._company.joined[0]} waits for it in join()"))
-
-    def _join(self, member: Member) -> None:
-        left = next((other for other in [*self._members.values(), *self._lost.values()] if other.left), None)
-        if left is not None:
-            self._end(Cause("left", left.rank, left.host, left.pid, "left the job in good order before rank"
-                            f" {member.rank} called join(), which all ranks must call"))
-            return
-        self._company.joined.append(member.rank)
-        if len(self._company.joined) == self.size:
-            self._company.joined.clear()
-            self._broadcast({"type": "all joined", "last": member.rank})
-        self._keep_company()
-
-    def _gather(self, member: Member, key: str, value: Any) -> None:
-        member.values[key] = value
-        self._gathers.setdefault(key, time.monotonic())
-        if len(self._members) == self.size and all(key in other.values for other in self._members.values()):
-            del self._gathers[key]
-            values = [self._members[rank].values.pop(key) for rank in range(self.size)]
-            self._broadcast({"type": "all", "key": key, "values": values})
 
     def _lose(self, member: Member) -> None:
         if self._members.get(member.rank) is not member:
@@ -451,7 +234,7 @@ class ControlServer:
                     member.seen = now
             last_tick = now
             self._look(now)
-            if (line := self._strangers.line(now)) and self._on_note is not None:
+            if (line := self._unproven.line(now)) and self._on_note is not None:
                 self._on_note(line)
             if now - last_beat >= 1.0:
                 last_beat = now
@@ -467,13 +250,13 @@ class ControlServer:
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
         self._look_at_ends(now)
-        if not self._company.is_busy:
+        if not self._participation.is_busy:
             self._tell((rank, {"type": "forget", "counts": counts})
                        for rank, counts in self._waits.to_forget(now).items())
         places = {rank: member.doing for rank, member in self._members.items()}
         for finding in [*self._waits.check(now, places), *self._stalls.check(self._occupied())]:
-            if finding.keys and self._company.refuse(finding, now):
-                self._keep_company()
+            if finding.keys and self._participation.refuse(finding, now):
+                self._involve_joined()
                 continue
             found = None if finding.rank is None else self._members.get(finding.rank) or self._lost.get(finding.rank)
             cause = Cause(finding.kind, finding.rank, found.host if found else "", found.pid if found else None,
@@ -507,47 +290,4 @@ class ControlServer:
     def _occupied(self) -> set[int]:
         """The ranks whose standing still says nothing: they wait for others, are waited for, or have left."""
         left = {rank for rank, member in self._members.items() if member.left}
-        return self._waits.concerned() | left | set(self._company.joined)
-
-    def _tell_missing(self) -> None:
-        for key in self._gathers:
-            missing = [rank for rank in range(self.size)
-                       if rank not in self._members or key not in self._members[rank].values]
-            for member in self._members.values():
-                if key in member.values:
-                    member.send({"type": "missing", "key": key, "ranks": missing})
-
-    def _tell(self, requests: Iterable[Request]) -> None:
-        for rank, request in requests:
-            if rank in self._members:
-                self._members[rank].send(request)
-
-    def _broadcast(self, message: wire.Message) -> None:
-        for member in self._members.values():
-            member.send(message)
-
-    def _later(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _listen(host: str, port: int, size: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(max(size, 16))
-    except OSError as error:
-        listening.close()
-        raise MachineError(explain(f"The control channel must be able to listen on its address ({error.strerror})",
-                                   "choose another port or interface, or end the program that has it",
-                                   address=f"{host}:{port}")) from error
-    return listening
-
-
-async def _read(reader: asyncio.StreamReader, seal: wire.Seal) -> wire.Message:
-    length = wire.payload_length(await reader.readexactly(wire.HEADER.size))
-    code = await reader.readexactly(wire.CODE_BYTES)
-    return seal.open_frame(code, await reader.readexactly(length))
+        return self._waits.concerned() | left | set(self._participation.joined)

@@ -1,7 +1,7 @@
 """Ranks that do not move, though they wait for no other rank: a dead source of data, a callback that hangs.
 
-Each rank tells how long it has stood still, and where (`hvkeras.control.watch`). Ranks that wait for others, or that
-others wait for, are a matter of `hvkeras.control.waits`.
+Each rank tells how long it has stood still, and where (`hvkeras.control.progress_watch`). Ranks that wait for others,
+or that others wait for, are a matter of `hvkeras.control.waits`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who waits for whom: deadlocks and stalls, seen from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.agreement`), and leaves it only when
+A rank enters a plan just before the collective runs (`hvkeras.plans.plan`), and leaves it only when
 all others entered it as often. So a rank whose count of a plan is higher than another's waits for
 that other one. Two ranks that wait for each other in different plans will wait for ever: that is a
 mismatch. One that waits for a rank that has left is stuck as well. One that waits for a rank that is

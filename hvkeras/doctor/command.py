@@ -15,9 +15,9 @@ from rich.table import Table
 
 from hvkeras.doctor import hosts, machine, software
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding
-from hvkeras.launcher.arguments import Parser
 from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.placement import THIS_HOST, place
+from hvkeras.launcher.run_arguments import Parser
 from hvkeras.settings import Settings
 
 ALL_HOSTS = "all hosts"

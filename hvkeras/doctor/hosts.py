@@ -16,8 +16,8 @@ from typing import Any
 
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
 from hvkeras.errors import UsageError
+from hvkeras.host.network import address_towards
 from hvkeras.launcher.host_agents import Ssh
-from hvkeras.network import address_towards
 
 CALL_DEADLINE = 5.0  # seconds for a connection between hosts
 ANSWER_DEADLINE = 180.0  # seconds in which a host has looked at itself

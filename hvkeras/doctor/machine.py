@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
-from hvkeras.network import LOOPBACK
+from hvkeras.host.network import LOOPBACK
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")

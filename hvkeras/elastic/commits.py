@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvkeras.commits_folder import commit_path
 from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError, MachineError, UsageError, explain
-from hvkeras.private_files import create_private, read_private, why_not_private
-from hvkeras.room import room_left
+from hvkeras.host.commit_files import commit_path
+from hvkeras.host.disk_space import room_left
+from hvkeras.host.private_files import create_private, read_private, why_not_private
 
 
 @dataclass(frozen=True)

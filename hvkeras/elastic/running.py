@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvkeras import context
-from hvkeras.commits_folder import remove_commits
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.elastic.state import State
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerError, UsageError, explain
-from hvkeras.output import in_words, prints_at, say
+from hvkeras.host.commit_files import remove_commits
+from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.job.state import Job, current_job
+from hvkeras.startup import init, shutdown
 
 _numbers = itertools.count()  # of the calls, which are the same in every process that runs the script
 
@@ -96,7 +97,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
 
 def _begin(state: State) -> tuple[CommitFile | None, bool]:
     """Gives all ranks the state to go on with; returns where rank 0 commits, and whether training is over."""
-    number, job = next(_numbers), context.current()
+    number, job = next(_numbers), current_job()
     commits = _commits(number)
     state.keep_commits_in(commits)
     over = commits is not None and _take(state, commits)
@@ -110,7 +111,7 @@ def _begin(state: State) -> tuple[CommitFile | None, bool]:
 
 def _commits(number: int) -> CommitFile | None:
     """Where rank 0 keeps its commits for the case that the job is started again."""
-    job = context.current()
+    job = current_job()
     if job.topology.rank:
         return None
     if job.settings.elastic_dir:
@@ -139,24 +140,24 @@ def _take(state: State, commits: CommitFile) -> bool:
 
 def _as_rank_0_says(own: list[bool], key: str) -> list[bool]:
     """What rank 0 says, which alone has commits."""
-    job = context.current()
+    job = current_job()
     told: list[bool] = own if job.control is None else job.control.gather(key, own, job.settings.start_timeout)[0]
     return told
 
 
 def _tell(text: str) -> None:
-    job = context.current()
+    job = current_job()
     if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
         say(f"hvd.elastic.run {text}")
 
 
 def _is_over() -> bool:
     """Whether a rank is lost: then this process ends as well."""
-    control = context.current().control
+    control = current_job().control
     return control is not None and control.cause is not None
 
 
-def _forget(job: context.Job, folder: Path) -> None:
+def _forget(job: Job, folder: Path) -> None:
     """Removes the commits once all ranks have come to their end in good order; a job that failed may be started again.
 
     Under `hvkeras run` the launcher does so, if it can.
@@ -184,6 +185,6 @@ def _forget(job: context.Job, folder: Path) -> None:
 
 
 def _start_anew() -> None:
-    backend = context.current().backend.name
-    context.shutdown()
-    context.init(backend)
+    backend = current_job().backend.name
+    shutdown()
+    init(backend)

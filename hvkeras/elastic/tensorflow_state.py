@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UsageError, explain
-from hvkeras.functions import broadcast_object, broadcast_variables
-from hvkeras.learned import broadcast_learned
-from hvkeras.numbers import rank
+from hvkeras.job.queries import rank
+from hvkeras.training.learned_state import broadcast_learned
 
 
 class TensorFlowState(ObjectState):

@@ -8,8 +8,8 @@ from hvkeras.requirements import require_tensorflow
 
 require_tensorflow()
 
-from hvkeras.compression import Compression
-from hvkeras.partial import PartialDistributedOptimizer
+from hvkeras.collectives.compression import Compression
+from hvkeras.gradients.partial import PartialDistributedOptimizer
 from hvkeras.tensorflow import keras as _twin
 from hvkeras.tensorflow.keras import (
     Adasum,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.network import split_address
 from hvkeras.launch_environments.launch import Launch, Rendezvous
-from hvkeras.network import split_address
 
 LAUNCHER = "TF_CONFIG"
 CLUSTER = "TF_CONFIG"

@@ -1,20 +1,12 @@
 """Starts the ranks of one host, passes on what they print, and leaves none behind.
 
-The launcher sends this file's text to a bare Python, here or over ssh, so it needs nothing but the standard
-library, and no installation on the other host. On standard input come lines of JSON: ports to keep for the ranks
-(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, then signals to send (`{"signal": 15, "ranks": [0]}`). On standard
-output go events (read by `hvkeras.launcher.host_agents`):
-
-    {"type": "hello", "pid": 7, "host": "node1"}
-    {"type": "reserved", "ports": [4711, 4712], "address": "10.0.0.2"}
-    {"type": "started", "rank": 0, "pid": 8}
-    {"type": "failed", "rank": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
-    {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
-    {"type": "exit", "rank": 0, "code": -9}
+The launcher sends this file's text to a bare Python, here or over ssh, so it needs nothing but the standard library. On
+standard input come lines of JSON: ports to keep for the ranks (`{"reserve": 2, "interfaces": ["eth0"]}`), the job, then
+signals to send (`{"signal": 15, "ranks": [0]}`). On standard output go events (`hvkeras.launcher.host_agents`).
 
 When standard input ends, because the job is over or the launcher is gone, every process below this one ends. The agent
-itself is the child of a guard, which does nothing but wait: if the agent is killed, or stays stopped, the guard ends
-what is left; if the guard is killed, the agent does.
+is the child of a guard, which does nothing but wait: if the agent is killed, or stays stopped, the guard ends what is
+left; if the guard is killed, the agent does.
 """
 
 from __future__ import annotations
@@ -42,8 +34,7 @@ LOOK = 0.5  # seconds between two looks of the guard at the agent
 PATIENCE = 15.0  # seconds for which the agent may be stopped, unless the command line says otherwise
 CHUNK = 65536
 SPARE = 4  # open files: what looking through /proc takes, and more
-_SET_PARENT_DEATH_SIGNAL = 1  # prctl's numbers, from <linux/prctl.h>
-_SET_CHILD_SUBREAPER = 36
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl's numbers, from <linux/prctl.h>
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,10 +43,7 @@ class Rank:
     """One running rank: its process, which leads a session of its own, and the ends of its output."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
-        self.number = number
-        self.process = process
-        self.streams = streams
-        self.over = False
+        self.number, self.process, self.streams, self.over = number, process, streams, False
 
 
 class Agent:
@@ -68,8 +56,7 @@ class Agent:
         self._job: dict[str, Any] | None = None
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._launcher_is_there = True
-        self._guard_is_there = True
+        self._launcher_is_there = self._guard_is_there = True
         self._partial = b""
         self._held: list[socket.socket] = []
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when files run out

@@ -16,7 +16,7 @@ from hvkeras.backends import backend_class, backend_names
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.interface import Backend
 from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.link import horovod_is_installed
+from hvkeras.launcher.horovodrun import horovod_is_installed
 
 PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod")
 _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`

@@ -19,12 +19,12 @@ from typing import Any
 import cloudpickle
 
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
+from hvkeras.host.console import in_notebook
 from hvkeras.launcher.agent import terminal
 from hvkeras.launcher.limits import require_current_folder
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import CLEAR, TAIL
-from hvkeras.output import in_notebook
 
 CALL = "call.pickle"
 BOOT = "boot.py"

@@ -1,4 +1,14 @@
-"""The launcher's side of an agent: starts it here or over ssh, hands it the job, and reads its events."""
+"""The launcher's side of an agent: starts it here or over ssh, hands it the job, and reads its events.
+
+An agent writes its events as lines of JSON:
+
+    {"type": "hello", "pid": 7, "host": "node1"}
+    {"type": "reserved", "ports": [4711, 4712], "address": "10.0.0.2"}
+    {"type": "started", "rank": 0, "pid": 8}
+    {"type": "failed", "rank": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
+    {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
+    {"type": "exit", "rank": 0, "code": -9}
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.network import is_local
+from hvkeras.host.network import is_local
 
 THIS_HOST = "localhost"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::(?P<slots>\d+))?")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hvkeras.errors import MachineError, explain
-from hvkeras.room import room_left
+from hvkeras.host.disk_space import room_left
 
 # What TensorFlow says of itself when it is loaded, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")

@@ -1,4 +1,4 @@
-"""Runs one job: starts its ranks on all hosts, watches them, and ends them all when one fails."""
+"""Runs a job once: starts its ranks on all hosts, watches them, and ends them all when one fails."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from hvkeras.control.cause import Cause
-from hvkeras.control.server import ControlServer, Deadlines
-from hvkeras.errors import MachineError, explain
-from hvkeras.launch_environments import hvkeras_run, tf_config
-from hvkeras.launch_environments.horovod_numbers import announced, named
-from hvkeras.launcher.host_agents import Event, HostAgent, Ssh, exported
-from hvkeras.launcher.limits import how_to_make_room, require_open_files
-from hvkeras.launcher.placement import HostRanks
+from hvkeras.control.relay import Deadlines
+from hvkeras.control.server import ControlServer
+from hvkeras.errors import MachineError
+from hvkeras.host.network import LOOPBACK, address_towards, interface_address, split_address
+from hvkeras.launcher.exit_report import described_end, exit_code, known_better, last_words, shell_code, why_not_started
+from hvkeras.launcher.host_agents import Event, HostAgent
+from hvkeras.launcher.job import Job
+from hvkeras.launcher.orders import order_of
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.trace import forget_traces, merged_after, trace_of
-from hvkeras.launcher.verdict import described_end, exit_code, known_better, last_words, shell_code
-from hvkeras.network import LOOPBACK, address_towards, interface_address, split_address
-from hvkeras.output import quiet_variables
-from hvkeras.report.after_run import forget_run, report_on_run, reports_to, tell_outcome
 from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
@@ -35,38 +30,6 @@ KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 AGENT_GRACE = 10.0  # seconds in which an agent has ended what is left on its host
 STALLS = 100  # warnings that are kept for a report, the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass
-class Job:
-    """What to run.
-
-    Attributes:
-        command: The ranks' command line.
-        hosts: Where they run.
-        folder: Their working folder, on every host.
-        environment: Their environment, the settings of hvkeras among it.
-        ssh: How other hosts are reached.
-        verbose: Whether each step is said.
-        terminal: Columns and rows for rank 0's standard output, or None for a pipe.
-        reset_limit: How often all ranks are started again after one has failed.
-        tf_config: Whether ranks get a TF_CONFIG, in which each is a worker.
-    """
-
-    command: Sequence[str]
-    hosts: Sequence[HostRanks]
-    folder: str
-    environment: Mapping[str, str]
-    ssh: Ssh = field(default_factory=Ssh)
-    verbose: bool = False
-    terminal: tuple[int, int] | None = None
-    reset_limit: int = 0
-    tf_config: bool = False
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return sum(len(host.ranks) for host in self.hosts)
 
 
 class Launcher:
@@ -192,8 +155,12 @@ class Launcher:
             self._workers += found
 
     async def _run_ranks(self, secret: str) -> None:
-        listening = [asyncio.ensure_future(self._listen(agent, self._order(agent.host, secret)))
-                     for agent in self._agents]
+        if self._server is None:
+            raise AssertionError("the control channel is served before ranks start")
+        address = "{}:{}".format(*self._server.address)
+        orders = [order_of(self._job, agent.host, secret, address, self._workers) for agent in self._agents]
+        listening = [asyncio.ensure_future(self._listen(agent, order))
+                     for agent, order in zip(self._agents, orders, strict=True)]
         watching = asyncio.ensure_future(self._watch())
         await self._all_over.wait()
         watching.cancel()
@@ -203,35 +170,6 @@ class Launcher:
         for task in listening:
             task.cancel()
         await asyncio.gather(watching, *listening, return_exceptions=True)
-
-    def _order(self, host: HostRanks, secret: str) -> dict[str, Any]:
-        """The job as an agent wants it."""
-        if self._server is None:
-            raise AssertionError("the control channel is served before ranks start")
-        address = "{}:{}".format(*self._server.address)
-        shared = {"HVKERAS_SECRET": secret, hvkeras_run.CONTROL_ADDRESS: address,
-                  hvkeras_run.PROCESS_COUNT: str(self._job.size),
-                  hvkeras_run.LOCAL_PROCESS_COUNT: str(len(host.ranks))}
-        defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(self._settings.log_level)}
-        environment = dict(self._job.environment) if host.local else exported(self._job.environment)
-        return {
-            "folder": self._job.folder,
-            "environment": {**defaults, **environment, **shared},
-            "ranks": [{"rank": rank, "command": list(self._job.command),
-                       "environment": {hvkeras_run.PROCESS_ID: str(rank),
-                                       hvkeras_run.LOCAL_PROCESS_ID: str(local_rank),
-                                       **self._numbers(host, rank, local_rank),
-                                       **(tf_config.worker_variables(self._workers, rank, environment)
-                                          if self._workers else {})},
-                       "terminal": self._job.terminal if rank == 0 else None}
-                      for local_rank, rank in enumerate(host.ranks)],
-        }
-
-    def _numbers(self, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
-        """A rank's numbers under Horovod's names."""
-        column = [each.name for each in self._job.hosts if len(each.ranks) > local_rank]
-        return announced(hvkeras_run.LAUNCHER, named(rank, self._job.size, local_rank, len(host.ranks),
-                                                     column.index(host.name), len(column), host.name))
 
     async def _listen(self, agent: HostAgent, order: dict[str, Any]) -> None:
         await agent.run(order)
@@ -261,12 +199,7 @@ class Launcher:
         elif event["type"] == "started":
             self._tell(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
-            hint = "check its spelling, the PATH and the current folder there"
-            if event["culprit"].endswith(".py"):
-                hint = f"scripts are started by Python: hvkeras run ... python {event['culprit']}"
-            hint = how_to_make_room(event["errno"]) or hint
-            problem = explain(f"The command must start on every host ({event['error']})", hint,
-                              command=event["culprit"])
+            problem = why_not_started(event["error"], event["errno"], event["culprit"])
             self._fail(Cause("setup", rank, agent.host_name, None, f"could not be started: {problem}", "",
                              event["code"]))
             self._over(rank, event["code"])
@@ -395,46 +328,3 @@ class Launcher:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError, MachineError):
             self._printer.say(text)
-
-
-def run(job: Job, printer: Callable[[bool], Printer]) -> int:
-    """Runs a job to its end, with as many starts as it may have.
-
-    Args:
-        job: What to run.
-        printer: Makes what shows the ranks' output; called for each start, with whether it is another one.
-
-    Returns:
-        The exit code: 0, or that of the rank that failed first, or 128 and the signal that ended the launcher.
-
-    Raises:
-        HvkerasError: The job could not be started.
-    """
-    settings = Settings(job.environment)
-    require_open_files(job.size, len(job.hosts))
-    folder, trace = reports_to(settings), trace_of(settings, job.folder)
-    forget_traces(trace)
-
-    async def go(shown: Printer) -> tuple[int, bool, str]:
-        launcher = Launcher(job, shown)
-        forget_run(folder)
-        try:
-            return await launcher.run(), launcher.may_start_again, launcher.last_words
-        finally:
-            tell_outcome(folder, launcher.outcome)
-
-    for start in range(job.reset_limit + 1):
-        shown = printer(start > 0)
-        code, again, words = asyncio.run(go(shown))
-        if not again or start == job.reset_limit:
-            break
-        _say(shown, words, f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
-    _say(shown, "" if folder is None else report_on_run(folder),
-         "" if trace is None else f"hvkeras run: {merged_after(trace)}", words)
-    return code
-
-
-def _say(shown: Printer, *texts: str) -> None:
-    with contextlib.suppress(OSError, MachineError):
-        for text in filter(None, texts):
-            shown.say(text)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from hvkeras.output import in_notebook
+from hvkeras.host.console import in_notebook
 
 
 class Screen:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.screen import Screen
-from hvkeras.launcher.verdict import root_cause
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and the other orders that a terminal takes
 TICK = 0.1  # seconds between two looks at a job
@@ -24,7 +24,7 @@ END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts
 _HVKERAS_RUN = """{ends_with_parent}
 import sys
 sys.path[:] = filter(None, sys.path)
-from hvkeras.launcher.cli import main
+from hvkeras.cli.main import main
 sys.exit(main(["run", *sys.argv[1:]]))"""
 
 @dataclass(frozen=True)

@@ -66,12 +66,12 @@ def train(
         PeerError: A task is missing at the start, or a parameter server is lost.
         SystemExit: In all tasks but the chief, when the job has ended.
     """
-    from hvkeras import context
+    from hvkeras.host.console import quiet_engines
+    from hvkeras.job.state import is_initialized
     from hvkeras.launch_environments import parameter_server_launch
-    from hvkeras.output import quiet_engines
     from hvkeras.settings import Settings
 
-    if context.is_initialized():
+    if is_initialized():
         raise UsageError(explain("Training with parameter servers must not be mixed with synchronous training in one"
                                  " process", "leave hvd.init() out"))
     for name, number in {"epochs": epochs, "steps_per_epoch": 1 if steps_per_epoch is None else steps_per_epoch,

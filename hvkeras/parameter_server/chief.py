@@ -16,16 +16,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.control.announcements import forget_note
 from hvkeras.control.cause import Cause
+from hvkeras.control.rendezvous import claim_port, meets_at_port, serve_parameter_servers
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
-from hvkeras.failure import SignalWatch, silence_engines, summary
-from hvkeras.grpc_ports import held_port
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.error_text import summary
+from hvkeras.host.grpc_ports import held_port
+from hvkeras.host.network import split_address
+from hvkeras.job.failure import silence_engines
+from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
-from hvkeras.network import split_address
-from hvkeras.output import prints_at, say
+from hvkeras.parameter_server.membership import Membership
 from hvkeras.parameter_server.placement import balanced_over
-from hvkeras.parameter_server.roll_call import RollCall
-from hvkeras.rendezvous import claim_port, forget_note, meets_at_port, serve_parameter_servers
 from hvkeras.settings import Settings
 
 _CAUSE_GRACE = 3.0  # seconds to learn that a task was lost, after an error of TensorFlow's
@@ -71,7 +74,7 @@ class Chief:
         self._ended = threading.Event()  # no failure of a task matters any more
         self._log_level = logging.getLogger("tensorflow").level
         self._signals = SignalWatch(self._on_signal)
-        self._server: RollCall | None = None
+        self._server: Membership | None = None
         self.strategy: Any = None
         self.coordinator: Any = None
 
@@ -87,13 +90,13 @@ class Chief:
             PeerError: A task is missing.
             MachineError: A port is taken.
         """
-        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> RollCall:
-            server = RollCall(launch, settings, secret, host, port, self._job_ended)
+        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Membership:
+            server = Membership(launch, settings, secret, host, port, self._job_ended)
             server.start()
             return server
 
         server = serve_parameter_servers(self._launch, self._settings, serve)
-        assert isinstance(server, RollCall)
+        assert isinstance(server, Membership)
         self._server = server
         if threading.current_thread() is threading.main_thread():
             self._signals.install()
@@ -158,7 +161,7 @@ class Chief:
                                     " tasks again; training goes on from the last checkpoint in checkpoint_dir"),
                             ) from None
 
-    def _lost_task(self, server: RollCall, error: BaseException) -> Cause | None:
+    def _lost_task(self, server: Membership, error: BaseException) -> Cause | None:
         """The loss of a task, of which an error of TensorFlow's is but the echo."""
         if isinstance(error, (HvkerasError, KeyboardInterrupt)):
             return None

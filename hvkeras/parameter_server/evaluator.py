@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from hvkeras.callbacks import summaries
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.console import say
 from hvkeras.launch_environments import Launch
-from hvkeras.output import say
 from hvkeras.parameter_server.datasets import whole
-from hvkeras.parameter_server.server import Attendance
+from hvkeras.parameter_server.server import Registration
 from hvkeras.parameter_server.training import Plan, built_model
 from hvkeras.settings import Settings
 
@@ -37,22 +37,22 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir
         raise UsageError(explain("An evaluator needs checkpoints, and data to evaluate them on", "pass checkpoint_dir="
                                  " and validation_data= to train(), or start no evaluator",
                                  checkpoint_dir=checkpoints and "given", validation_data=validation_data))
-    attendance = Attendance(launch, settings)
+    registration = Registration(launch, settings)
     dataset = whole(validation_data, "validation_data")
     model = built_model(plan, dataset.element_spec)
     writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
     seen = max(0, plan.initial_epoch)
     while True:
-        is_over = attendance.is_over  # asked before the look, so that the last checkpoint is seen
+        is_over = registration.is_over  # asked before the look, so that the last checkpoint is seen
         found = checkpoints.epochs()
-        if found and found[-1] > seen and not attendance.failed:
+        if found and found[-1] > seen and not registration.failed:
             seen = found[-1]
             if _restored(checkpoints, model, seen):
                 _tell(seen, model.evaluate(dataset, verbose=0, return_dict=True), writer)
         elif is_over:
-            attendance.leave()
+            registration.leave()
         else:
-            attendance.wait(_LOOK)
+            registration.wait(_LOOK)
 
 
 def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:

@@ -12,18 +12,19 @@ from typing import Any, NoReturn
 
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
+from hvkeras.control.rendezvous import claim_port, join_parameter_servers
 from hvkeras.errors import MachineError, explain
-from hvkeras.failure import SignalWatch, silence_engines
+from hvkeras.host.console import say
+from hvkeras.job.failure import silence_engines
+from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
-from hvkeras.output import say
-from hvkeras.rendezvous import claim_port, join_parameter_servers
 from hvkeras.settings import Settings
 
 _LOOK = 0.1  # seconds between two looks at whether the job is over
 _UNWIND = 1.0  # seconds that a task may take to unwind before it is ended
 
 
-class Attendance:
+class Registration:
     """A task's tie to its chief: whether the job is over, and how it ended.
 
     Args:
@@ -95,11 +96,11 @@ def serve(launch: Launch, settings: Settings) -> NoReturn:
         SystemExit: The job has ended.
     """
     server = _started(launch)
-    attendance = Attendance(launch, settings)
-    while not attendance.wait(60.0):
+    registration = Registration(launch, settings)
+    while not registration.wait(60.0):
         pass
     del server  # TensorFlow cannot stop it; it ends with this process
-    attendance.leave()
+    registration.leave()
 
 
 def _started(launch: Launch) -> Any:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import compat, metrics
+from hvkeras import compat
 from hvkeras.compat import asynchronous
 from hvkeras.parameter_server.datasets import DatasetFunction, part
+from hvkeras.training import metrics
 
 _ASSOCIATIVE = ("sum", "max", "min", "first")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.compat import asynchronous
 from hvkeras.errors import UsageError, explain
-from hvkeras.output import say
+from hvkeras.host.console import say
 from hvkeras.parameter_server.checkpoints import Checkpoints
 from hvkeras.parameter_server.chief import Chief
 from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_workers, steps_of, whole

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hvkeras.errors import UsageError, explain
 from hvkeras.projection.model import ALGORITHMS, Cluster
 from hvkeras.projection.rows import Measured, Projected, projected
-from hvkeras.record import Record
+from hvkeras.records.record import Record
 from hvkeras.settings import size_in_bytes
 
 RANKS_PER_HOST, LATENCY, BANDWIDTH = 8, 50e-6, 10e9 / 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvkeras.projection.model import Bucket
-from hvkeras.record import Array, Record
+from hvkeras.records.record import Array, Record
 
 WARM_UP = 5  # first runs of each collective that are left out, or half of few
 GRADIENTS = "gradients "  # how the operation of a bucket begins

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.projection.model import Cluster, Engine, engine_of, step
 from hvkeras.projection.observed import Observed, observed
-from hvkeras.record import Record
+from hvkeras.records.record import Record
+
+ONE_PROCESS = "one process"
 
 # How much longer or shorter allreduces took than the model said, where both were measured: docs/projection.md.
 FASTEST, SLOWEST = 0.8, 1.4

@@ -21,7 +21,7 @@ def reports_to(settings: Any) -> Path | None:
 def forget_run(folder: Path | None) -> None:
     """Removes the records of an earlier job."""
     if folder is not None:
-        from hvkeras.record import remove
+        from hvkeras.records.record import remove
 
         Outcome.remove(folder / "records")
         remove(folder / "records")
@@ -61,7 +61,7 @@ def await_records(folder: Path, size: int) -> None:
 
 
 def _is_over(folder: Path, rank: int) -> bool:
-    from hvkeras.record import Record
+    from hvkeras.records.record import Record
 
     try:
         record = Record.read(folder / "records", rank)

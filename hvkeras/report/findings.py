@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from hvkeras.records.time_split import TimeSplit
 from hvkeras.report.run_summary import Summary
-from hvkeras.time_split import TimeSplit
 
 # From when on a share of the typical step, or of all time, is worth a word; docs/report.md has the same table.
 THRESHOLDS: Mapping[str, float] = {

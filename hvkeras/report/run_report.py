@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras import __version__
-from hvkeras.record import WELL
+from hvkeras.records.record import WELL
 from hvkeras.report import charts
 from hvkeras.report.findings import (
     Finding,

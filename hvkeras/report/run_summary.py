@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from hvkeras.errors import MachineError, explain
-from hvkeras.record import WELL, Record
+from hvkeras.records.record import WELL, Record
+from hvkeras.records.time_split import TimeSplit, pauses, shortest_runs, time_splits
 from hvkeras.report.outcome import Outcome
-from hvkeras.time_split import TimeSplit, pauses, shortest_runs, time_splits
 
 RUNNING = "was running when its record was last written, or was killed"
 UNREADABLE = "its record cannot be read"

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import compat, context
+from hvkeras import compat
+from hvkeras.collectives.operations import members
 from hvkeras.errors import UsageError, explain
-from hvkeras.operations import members
-from hvkeras.output import prints_at, say
-from hvkeras.process_sets import ProcessSet, global_process_set
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job
 from hvkeras.sharding.arrays import shard_arrays
 from hvkeras.sharding.datasets import shard_dataset
-from hvkeras.sharding.dealing import Coverage, Deal
+from hvkeras.sharding.partition import Coverage, Partition
 from hvkeras.sharding.sequences import shard_sequence
 
 
@@ -66,18 +67,18 @@ def shard(
         PeerError: Reading the data failed on another rank.
     """
     ranks = members(process_set, "shard")
-    rank = context.current().topology.rank
+    rank = current_job().topology.rank
     if not isinstance(training, (bool, np.bool_)):
         raise UsageError(explain("training must be True or False", "pass arrays that belong together as one tuple:"
                                  " x, y = hvd.shard((x, y))", training=type(training).__name__))
-    deal = Deal(ranks.index(rank), len(ranks), bool(training))
+    deal = Partition(ranks.index(rank), len(ranks), bool(training))
     share, coverage = _shard(data, deal, shuffle, seed, batched, process_set)
-    if deal.size > 1 and prints_at(context.current().settings, "WARNING"):
+    if deal.size > 1 and prints_at(current_job().settings, "WARNING"):
         say(coverage.line(rank))
     return share
 
 
-def _shard(data: Any, deal: Deal, shuffle: Any, seed: int, batched: bool | None,
+def _shard(data: Any, deal: Partition, shuffle: Any, seed: int, batched: bool | None,
            process_set: ProcessSet) -> tuple[Any, Coverage]:
     if isinstance(data, tf.data.Dataset):
         return shard_dataset(data, deal, shuffle, seed, batched, process_set)

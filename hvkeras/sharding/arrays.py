@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.process_sets import ProcessSet
-from hvkeras.sharding.dealing import Coverage, Deal
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.sharding.partition import Coverage, Partition
 from hvkeras.sharding.proof import Facts, Hints, fingerprint, prove_same
 from hvkeras.sharding.structure import count_rows, leaves, map_leaves, require_arrays, take_rows, take_slice
 
@@ -21,7 +21,7 @@ HINTS = Hints(
 )
 
 
-def shard_arrays(data: Any, deal: Deal, shuffle: Any, seed: int, process_set: ProcessSet) -> tuple[Any, Coverage]:
+def shard_arrays(data: Any, deal: Partition, shuffle: Any, seed: int, process_set: ProcessSet) -> tuple[Any, Coverage]:
     """This rank's rows of a structure of arrays."""
     require_options(shuffle)
     require_arrays(data)
@@ -31,7 +31,7 @@ def shard_arrays(data: Any, deal: Deal, shuffle: Any, seed: int, process_set: Pr
     return deal_arrays(data, deal, shuffle, seed)
 
 
-def deal_arrays(data: Any, deal: Deal, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
+def deal_arrays(data: Any, deal: Partition, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
     """This rank's rows of a structure of arrays that all ranks hold."""
     count = count_rows(data)
     if deal.training and count < deal.size:

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.process_sets import ProcessSet
-from hvkeras.sharding.dealing import Coverage, Deal
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.sharding.partition import Coverage, Partition
 from hvkeras.sharding.pipeline import (
     batch_size,
     batches_of,
@@ -33,7 +33,7 @@ FIRST_ELEMENTS = 8  # of an unbatched dataset that are read to compare ranks; of
 
 
 def shard_dataset(
-    dataset: Any, deal: Deal, shuffle: Any, seed: int, batched: bool | None, process_set: ProcessSet
+    dataset: Any, deal: Partition, shuffle: Any, seed: int, batched: bool | None, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
     """This rank's part of a dataset."""
     _require_options(shuffle, batched)
@@ -106,7 +106,7 @@ def _shuffled(dataset: Any, buffer_size: int, seed: int) -> Any:
     return dataset.shuffle(buffer_size, seed=seed, reshuffle_each_iteration=True) if buffer_size else dataset
 
 
-def deal_samples(dataset: Any, deal: Deal) -> tuple[Any, Coverage]:
+def deal_samples(dataset: Any, deal: Partition) -> tuple[Any, Coverage]:
     """This rank's samples of an unbatched dataset, dealt one by one."""
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
@@ -123,7 +123,7 @@ def deal_samples(dataset: Any, deal: Deal) -> tuple[Any, Coverage]:
     return dataset.take(count - deal.dropped(count)).shard(deal.size, deal.rank), coverage
 
 
-def _full_groups(dataset: Any, deal: Deal) -> Any:
+def _full_groups(dataset: Any, deal: Partition) -> Any:
     """Deals groups of one sample a rank; the end shows only when it comes, so the last group may be incomplete."""
     unpacked = type(dataset.element_spec) is tuple  # then tf.data calls functions with its items
 
@@ -134,7 +134,7 @@ def _full_groups(dataset: Any, deal: Deal) -> Any:
     return dataset.window(deal.size, drop_remainder=True).flat_map(pick)
 
 
-def deal_batches(dataset: Any, deal: Deal, first: list[Any]) -> tuple[Any, Coverage]:
+def deal_batches(dataset: Any, deal: Partition, first: list[Any]) -> tuple[Any, Coverage]:
     """This rank's part of each batch; batches too small to give it any row are left out.
 
     `first` are the arrays of the first batch: a map() may have given it other rows than batch() says.
@@ -159,7 +159,7 @@ def deal_batches(dataset: Any, deal: Deal, first: list[Any]) -> tuple[Any, Cover
     return share, _batches_coverage(dataset, deal, rows, known)
 
 
-def _batches_coverage(dataset: Any, deal: Deal, rows: int | None, known: Any) -> Coverage:
+def _batches_coverage(dataset: Any, deal: Partition, rows: int | None, known: Any) -> Coverage:
     wasted = deal.dropped(rows or 0)
     note = f"{wasted} of every {rows}: a batch of {rows - wasted} or {rows - wasted + deal.size} drops none" \
         if wasted and rows else ""
@@ -172,11 +172,11 @@ def _batches_coverage(dataset: Any, deal: Deal, rows: int | None, known: Any) ->
     return _unknown(deal, f"1/{{size}} of every batch of {whole}, overlap 0, dropped {note or most}")
 
 
-def _unknown(deal: Deal, note: str) -> Coverage:
+def _unknown(deal: Partition, note: str) -> Coverage:
     return Coverage(None, None, 0, note.format(size=deal.size))
 
 
-def _cut(batch: Any, deal: Deal) -> Any:
+def _cut(batch: Any, deal: Partition) -> Any:
     """This rank's rows of a batch."""
     leaf = tf.nest.flatten(batch)[0]
     static = leaf.shape[0] if leaf.shape.rank else None

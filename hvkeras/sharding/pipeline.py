@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.sharding.dealing import Batches
+from hvkeras.sharding.partition import Batches
 
 _BATCHING = {"Batch", "ParallelBatch", "PaddedBatch", "DenseToSparseBatch", "MapAndBatch", "Rebatch", "LegacyRebatch"}
 _SINGLE = {"TensorSlice", "Range", "Random", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Unbatch"}

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.errors import PeerError, UsageError, explain
-from hvkeras.functions import allgather_object
-from hvkeras.process_sets import ProcessSet
+from hvkeras.job.process_sets import ProcessSet
 from hvkeras.sharding.structure import leaves, take_slice
 
 SAMPLED_ROWS = 64

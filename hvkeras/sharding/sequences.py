@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras import compat, context
+from hvkeras import compat
 from hvkeras.errors import UsageError, explain
-from hvkeras.output import prints_at, say
-from hvkeras.process_sets import ProcessSet
-from hvkeras.sharding.dealing import Batches, Coverage, Deal
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.state import current_job, is_initialized
+from hvkeras.sharding.partition import Batches, Coverage, Partition
 from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, prove_same
 from hvkeras.sharding.structure import concatenate, count_rows, map_leaves, take_slice
 
@@ -28,7 +29,7 @@ HINTS = Hints(
 
 
 def shard_sequence(
-    data: Any, deal: Deal, shuffle: Any, seed: int, process_set: ProcessSet
+    data: Any, deal: Partition, shuffle: Any, seed: int, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
     """This rank's share of the batches."""
     if shuffle:
@@ -52,7 +53,7 @@ def shard_sequence(
     comparable = prove_same("shard", look, lambda: _ends(data, count, seed), HINTS, process_set)
     batches = None if count is None else Batches(rows[0], count - (rows[1] < rows[0]), rows[1] % rows[0])
     if not compat.hook_shuffle_of_batches(compat.batches_base(data), _who_shuffles) and prints_at(
-            context.current().settings, "WARNING"):
+            current_job().settings, "WARNING"):
         say("this Keras is not known well enough to shuffle sharded batches; pass shuffle=False to model.fit")
     share, coverage = deal_sequence(data, deal, batches, rows[0], seed, EpochEnd(data, seed, process_set))
     return share, coverage if comparable else coverage.doubtful()
@@ -76,7 +77,7 @@ def _amount(count: int | None, rows: Sequence[int]) -> str:
         f"{count:,} batches, of {rows[0]} rows and the last of {rows[1]}"
 
 
-def deal_sequence(data: Any, deal: Deal, batches: Batches | None, rows: int, seed: int = 0,
+def deal_sequence(data: Any, deal: Partition, batches: Batches | None, rows: int, seed: int = 0,
                   end: EpochEnd | None = None) -> tuple[Any, Coverage]:
     """This rank's share of batches that all ranks can load.
 
@@ -202,7 +203,7 @@ class EpochEnd:
             return
         with common_randomness(self.seed + epoch):
             self.data.on_epoch_end()
-        if not context.is_initialized():
+        if not is_initialized():
             return
         count = compat.count_batches(self.data)
 

@@ -10,13 +10,7 @@ require_tensorflow()
 
 import tensorflow as tf
 
-from hvkeras.batch_norm import sync_batch_normalization
-from hvkeras.buckets import Exchange, checked_groups
-from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allgather, grouped_allreduce
-from hvkeras.company import join
-from hvkeras.compression import Compression
-from hvkeras.context import init, is_initialized, shutdown
-from hvkeras.functions import (
+from hvkeras.collectives.broadcasts import (
     allgather_object,
     broadcast_,
     broadcast_global_variables,
@@ -24,8 +18,26 @@ from hvkeras.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvkeras.number_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
-from hvkeras.numbers import (
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.join import join
+from hvkeras.collectives.operations import Adasum, Average, Max, Min, Product, Sum
+from hvkeras.collectives.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from hvkeras.collectives.reductions import (
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+)
+from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.gradients.exchange import Exchange, checked_groups
+from hvkeras.gradients.optimizer import DistributedOptimizer as _KerasOptimizer
+from hvkeras.gradients.partial import PartialDistributedGradientTape
+from hvkeras.gradients.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
+from hvkeras.gradients.tape import DistributedGradientTape
+from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvkeras.job.queries import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -46,19 +58,15 @@ from hvkeras.numbers import (
     size,
     sycl_built,
 )
-from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
-from hvkeras.optimizer import DistributedOptimizer as _KerasOptimizer
-from hvkeras.partial import PartialDistributedGradientTape
-from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
-from hvkeras.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
-from hvkeras.tape import DistributedGradientTape
+from hvkeras.job.state import is_initialized
+from hvkeras.profiling.timeline import start_timeline, stop_timeline
+from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod, where scripts find it
 from hvkeras.tensorflow.mpi_ops import _grouped_allreduce as _grouped_allreduce
 from hvkeras.tensorflow.mpi_ops import _grouped_reducescatter as _grouped_reducescatter
 from hvkeras.tensorflow.mpi_ops import _reducescatter as _reducescatter
 from hvkeras.tensorflow.util import _executing_eagerly as _executing_eagerly
-from hvkeras.timeline import start_timeline, stop_timeline
+from hvkeras.training.sync_batch_norm import sync_batch_normalization
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hvkeras.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
+from hvkeras.collectives.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvkeras.functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from hvkeras.collectives.broadcasts import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 from hvkeras.tensorflow import util
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hvkeras.collectives import allgather, allreduce, barrier, broadcast, grouped_allgather, grouped_allreduce
+from hvkeras.collectives.broadcasts import broadcast_
+from hvkeras.collectives.join import join
+from hvkeras.collectives.operations import Adasum, Average, Max, Min, Product, Sum
+from hvkeras.collectives.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from hvkeras.collectives.reductions import (
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+)
+from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.common.basics import HorovodBasics
 from hvkeras.common.util import num_rank_is_power_2
-from hvkeras.company import join
-from hvkeras.context import init, is_initialized, shutdown
-from hvkeras.functions import broadcast_
-from hvkeras.number_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
-from hvkeras.numbers import (
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.queries import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -32,11 +41,10 @@ from hvkeras.numbers import (
     size,
     sycl_built,
 )
-from hvkeras.operations import Adasum, Average, Max, Min, Product, Sum
-from hvkeras.process_sets import ProcessSet, global_process_set
-from hvkeras.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.job.state import is_initialized
+from hvkeras.profiling.timeline import start_timeline, stop_timeline
+from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow import util
-from hvkeras.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "ProcessSet", "Product", "Sum", "allgather", "alltoall", "barrier", "broadcast",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras.batch_norm import sync_batch_normalization
-from hvkeras.numbers import rank, size
-from hvkeras.operations import Sum
+from hvkeras.collectives.operations import Sum
+from hvkeras.job.queries import rank, size
+from hvkeras.training.sync_batch_norm import sync_batch_normalization
 
 __all__ = ["Sum", "SyncBatchNormalization", "rank", "size"]  # noqa: F822 - see __getattr__
 

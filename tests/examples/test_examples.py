@@ -79,6 +79,7 @@ def test_the_loop_of_a_strategy_goes_on_from_its_checkpoints(launch: Callable[..
     assert accuracy(second) > max(accuracy(first), 0.93)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits_and_only_rank_0_saves(
     launch: Callable[..., Outcome], tmp_path: Path
 ) -> None:

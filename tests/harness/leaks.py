@@ -24,7 +24,7 @@ _THIRD_PARTY_VARIABLES = frozenset(
         "PYTEST_CURRENT_TEST",  # pytest itself, per phase of a test
         "TF2_BEHAVIOR",  # import tensorflow
         "ENABLE_RUNTIME_UPTIME_TELEMETRY",  # import tensorflow
-        "TF_CPP_MIN_LOG_LEVEL",  # hvkeras.output quiets TensorFlow before its import, which reads it once
+        "TF_CPP_MIN_LOG_LEVEL",  # hvkeras.host.console quiets TensorFlow before its import, which reads it once
     }
 )
 # Open MPI leaves these behind when its ranks are killed; the harness sends its own jobs' elsewhere, so

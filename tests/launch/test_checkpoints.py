@@ -23,7 +23,7 @@ WORKERS = Path(__file__).parent / "workers"
 RUNS = {"native": ("hvkeras_run", "ranks", {"backend": "native"}), "strategy": ("tf_config", "workers", {})}
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if run == "strategy" else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, kind, options = RUNS[request.param]
     return launch_once(launcher, WORKERS / "checkpoints.py", (kind,), np=2, **options)

@@ -37,6 +37,7 @@ def wait_for_epochs(job: Job, more: int) -> int:
     return epoch
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_the_evaluator_sees_the_last_checkpoint(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", EXAMPLE, ("--epochs", "5", "--checkpoint-dir", "saved"), np=5,
                      roles=("chief", "worker", "worker", "ps", "evaluator"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness import Outcome
-from hvkeras.record import WELL, Record
+from hvkeras.records.record import WELL, Record
 from hvkeras.report import findings
 from hvkeras.report.findings import THRESHOLDS
 from hvkeras.report.run_report import write_report

@@ -13,7 +13,7 @@ import pytest
 
 from harness import hosts
 from harness.launchers import BIN, clean_environment
-from hvkeras import rendezvous
+from hvkeras.control import rendezvous
 from hvkeras.errors import MachineError
 from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings

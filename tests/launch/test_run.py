@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvkeras
-from hvkeras.launcher.arguments import parse, parser
+from hvkeras.launcher.run_arguments import parse, parser
 from launch.hvkeras_run import python, run
 
 

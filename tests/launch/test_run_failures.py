@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 import hvkeras.launcher.run
+import hvkeras.launcher.starts
 from harness.launchers import BIN, clean_environment
 from harness.processes import MARK, end_marked
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer
+from hvkeras.launcher.job import Job
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.run import Job
 from launch.hvkeras_run import Started, python, run
 
 FOR_EVER = "time.sleep(1000)"
@@ -275,7 +276,7 @@ def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Pat
     job = Job([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place(1, None, None), str(tmp_path),
               clean_environment(tmp_path), reset_limit=1)
     terminal = io.BytesIO()
-    assert hvkeras.launcher.run.run(job, lambda again: Printer(1, terminal, terminal, False)) == 1
+    assert hvkeras.launcher.starts.run(job, lambda again: Printer(1, terminal, terminal, False)) == 1
     lines = terminal.getvalue().decode().splitlines()
     assert lines[-1].startswith("hvkeras run: rank 0 on ")
     assert lines[-1].endswith("exited with code 1")

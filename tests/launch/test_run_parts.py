@@ -9,10 +9,10 @@ import pytest
 
 from hvkeras.control.cause import Cause
 from hvkeras.errors import UsageError
+from hvkeras.launcher.exit_report import exit_code, last_words
 from hvkeras.launcher.host_agents import Ssh, exported
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.verdict import exit_code, last_words
 
 
 def screen(live: bool = True) -> tuple[Printer, io.BytesIO]:

@@ -18,7 +18,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if "tfdist" in run else ()) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=() if "native" in run else pytest.mark.slow) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})

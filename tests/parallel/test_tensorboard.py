@@ -88,6 +88,7 @@ def test_stamps_and_timelines_put_collectives_into_no_order(outcome: Outcome) ->
         assert without == with_stamps == in_timeline
 
 
+@pytest.mark.slow
 def test_under_a_strategy_the_chief_tells_of_itself(launch_once: Callable[..., Outcome]) -> None:
     outcome = launch_once("tf_config", WORKERS / "tensorboard_strategy.py", np=2, cold=True)
     assert outcome.results("metrics")[0] == outcome.results("metrics")[1]

@@ -18,12 +18,14 @@ RUNS = {
     "tfdist-keras3-2": ("tf_config", "tfdist", "0", 2),
     "tfdist-keras3-2-few": ("tf_config", "tfdist", "0", 2),
     "native-tf_keras-2-few": ("hvkeras_run", "native", "1", 2),
+    "native-keras3-2-few": ("hvkeras_run", "native", "0", 2),
     "native-keras3-2": ("hvkeras_run", "native", "0", 2),
     "native-keras3-4": ("hvkeras_run", "native", "0", 4),
     "horovod-tf_keras-2": ("hvkeras_run", "horovod", "1", 2),
 }
 MARKS = {"tfdist-keras3-2-few": (*OLDEST_ALONE, pytest.mark.sample),
-         **dict.fromkeys(("tfdist-keras3-2", "native-keras3-4", "horovod-tf_keras-2"), pytest.mark.slow)}
+         **dict.fromkeys(("tfdist-keras3-2", "native-keras3-2", "native-keras3-4", "horovod-tf_keras-2"),
+                         pytest.mark.slow)}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])

@@ -138,9 +138,9 @@ def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
 # Says whether the native engine is there, and which of some files count as the user's code.
 PROGRAM = """from importlib.util import find_spec
 from hvkeras.backends.native.loading import availability
-from hvkeras.user_code import is_library
+from hvkeras.progress.user_code import is_library
 print(availability().ok, availability().reason)
-names = ("hvkeras.launcher.cli", "hvkeras.backends.native.loading", "tensorflow", "rich")
+names = ("hvkeras.cli.main", "hvkeras.backends.native.loading", "tensorflow", "rich")
 print("own code:", [not is_library(find_spec(name).origin) for name in names])
 """
 

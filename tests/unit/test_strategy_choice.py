@@ -11,8 +11,12 @@ import pytest
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras import compat, context, fit, graphs, replicas
+from hvkeras import compat
+from hvkeras.compat import graphs
+from hvkeras.gradients import replicas
+from hvkeras.job import state
 from hvkeras.launch_environments.tf_config import worker_variables
+from hvkeras.training import fit_hooks
 
 SERVERS = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
 
@@ -111,7 +115,7 @@ def test_the_wrapper_steps_aside_under_tpus(tpus: Any) -> None:
 def test_callbacks_and_fit_step_aside_under_tpus(tpus: Any) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    assert fit.shared_by(model) is None
+    assert fit_hooks.shared_by(model) is None
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     callback.set_model(model)
     callback.on_train_begin()
@@ -121,6 +125,6 @@ def test_callbacks_and_fit_step_aside_under_tpus(tpus: Any) -> None:
 
 def test_tpus_are_no_part_of_several_ranks(tpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     several = SimpleNamespace(topology=SimpleNamespace(size=2))
-    monkeypatch.setattr(context, "current", lambda: several)
+    monkeypatch.setattr(state, "_job", several)
     with pytest.raises(hvd.UnsupportedError, match=r"cannot be one of several ranks.*start one process"):
         replicas.strategy_within_rank()

@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras import context
 from hvkeras.backends.interface import Reduction
 from hvkeras.bench.models import MODELS
 from hvkeras.bench.ranks import Ranks
+from hvkeras.job.state import current_job
 
 PORT = 5999  # of the probe, in the namespace of rank 0's host
 PINGS = 100
@@ -33,7 +33,7 @@ def main() -> None:
     """Measures what the plan says."""
     plan = json.loads(Path(sys.argv[1]).read_text())
     hvd.init(plan["backend"])
-    ranks = Ranks(context.current(), TIMEOUT)
+    ranks = Ranks(current_job(), TIMEOUT)
     actions: dict[str, Callable[[], float]] = {}
     for label, (size, links) in plan["sizes"].items():
         actions[f"allreduce {label}"] = allreduces(ranks, size, links)

@@ -1,4 +1,4 @@
-// What ends the collectives of a graph in an error, when other ranks do something else instead (hvkeras/mismatch.py).
+// What ends the collectives of a graph in an error, when other ranks do something else instead (hvkeras/collectives/mismatch.py).
 // Python raises in eager mode; graphs have HvkerasRefusable behind their collectives, of whatever backend.
 #include <atomic>
 #include <cstdio>

@@ -30,7 +30,7 @@ struct Message {
   bool there;
 };
 
-// How often this process came to each plan of collectives, see hvkeras/agreement.py.
+// How often this process came to each plan of collectives, see hvkeras/plans/agreement.py.
 class Entries {
  public:
   void add(const std::string& plan) {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras import collectives, scattering
-from hvkeras.compression import Compression
-from hvkeras.context import init, is_initialized, shutdown
-from hvkeras.functions import broadcast_global_variables
-from hvkeras.numbers import (
+from hvkeras.collectives import reductions, scattering
+from hvkeras.collectives.broadcasts import broadcast_global_variables
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.operations import Adasum, Average, Sum
+from hvkeras.gradients.optimizer import DistributedOptimizer
+from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvkeras.job.queries import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -27,11 +29,10 @@ from hvkeras.numbers import (
     size,
     sycl_built,
 )
-from hvkeras.operations import Adasum, Average, Sum
-from hvkeras.optimizer import DistributedOptimizer
-from hvkeras.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from hvkeras.saving import load_model
-from hvkeras.timeline import start_timeline, stop_timeline
+from hvkeras.job.state import is_initialized
+from hvkeras.profiling.timeline import start_timeline, stop_timeline
+from hvkeras.startup import init, shutdown
+from hvkeras.training.model_loading import load_model
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
@@ -68,7 +69,7 @@ def allreduce(
         NotInitializedError: `init()` was not called.
         UsageError: As for `hvkeras.allreduce`.
     """
-    return _value(collectives.allreduce(value, average=average, op=op, prescale_factor=prescale_factor,
+    return _value(reductions.allreduce(value, average=average, op=op, prescale_factor=prescale_factor,
                                         postscale_factor=postscale_factor, compression=compression, name=name))
 
 
@@ -88,7 +89,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Raises:
         NotInitializedError: `init()` was not called.
     """
-    return _value(collectives.allgather(value, name=name))
+    return _value(reductions.allgather(value, name=name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -109,7 +110,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
         NotInitializedError: `init()` was not called.
         UsageError: There is no such root.
     """
-    return _value(collectives.broadcast(value, root_rank, name=name))
+    return _value(reductions.broadcast(value, root_rank, name=name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras import context, recording
+from hvkeras.job.state import current_job
+from hvkeras.profiling import rank_recorder
 
 SLOW = 0.05  # seconds
 STEPS = 40
@@ -76,7 +77,7 @@ def slow_computing() -> None:
 
 def main() -> None:
     if killed:
-        recording.WRITE_EVERY, recording.WRITE_SHARE = 0.1, 1.0
+        rank_recorder.WRITE_EVERY, rank_recorder.WRITE_SHARE = 0.1, 1.0
         hvd.init()
         slow_input(until=STEPS * 2)
     else:
@@ -88,7 +89,7 @@ def main() -> None:
         os.makedirs("input/records", exist_ok=True)
         shutil.copy(f"report/records/rank.{rank}.npz", "input/records")
         hvd.init()
-        assert context.current().settings.report
+        assert current_job().settings.report
         slow_computing()
 
 

@@ -17,7 +17,7 @@ import hvkeras.tensorflow as hvd_tf
 import hvkeras.tensorflow.mpi_ops
 from harness.checks import check, run_checks
 from hvkeras import compat
-from hvkeras.process_sets import process_set_of
+from hvkeras.job.process_sets import process_set_of
 
 keras: Any = tf.keras
 LENGTHS = (1, 5, 64)

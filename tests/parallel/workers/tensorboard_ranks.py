@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras import stamps
+from hvkeras.profiling import collective_times
 
 keras: Any = tf.keras
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
@@ -85,9 +85,9 @@ def order() -> Any:
         return hvd.allreduce(one, name="one"), hvd.allreduce(other, name="other")
 
     counts = [_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph)]
-    stamps.start("test")
+    collective_times.start("test")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
-    stamps.stop("test")
+    collective_times.stop("test")
     hvd.start_timeline("timeline.{rank}.json")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
     hvd.stop_timeline()

@@ -1,0 +1,113 @@
+"""The line between `hvkeras bench` and rank 0 of each of its jobs: messages of JSON, on this machine alone."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+from typing import Any
+
+from hvkeras.errors import PeerError
+
+_LOOPBACK = "127.0.0.1"
+_GREETING = 10.0  # seconds in which whoever connects has to show the key
+
+
+class ChannelClosedError(PeerError):
+    """The other end is gone."""
+
+
+class Channel:
+    """One end of the line.
+
+    Args:
+        connection: The connected socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._read = b""
+
+    @classmethod
+    def to(cls, port: int, key: str) -> Channel:
+        """Connects, and shows the key."""
+        line = cls(socket.create_connection((_LOOPBACK, port)))
+        line.send(key)
+        return line
+
+    def send(self, message: Any) -> None:
+        """Sends what JSON can carry.
+
+        Raises:
+            ChannelClosedError: The other end is gone.
+        """
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """The next message.
+
+        Args:
+            timeout: Seconds to wait for it; None for ever.
+
+        Raises:
+            TimeoutError: It did not come; it may be waited for again.
+            ChannelClosedError: The other end is gone.
+        """
+        while b"\n" not in self._read:
+            self._connection.settimeout(timeout)
+            try:
+                more = self._connection.recv(65536)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from None
+            finally:
+                self._connection.settimeout(None)
+            if not more:
+                raise ChannelClosedError("the other end is gone")
+            self._read += more
+        text, _, self._read = self._read.partition(b"\n")
+        return json.loads(text)
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._connection.close()
+
+
+class Exchange:
+    """Where rank 0 of a job calls.
+
+    Attributes:
+        port: On this machine.
+        key: What it has to show.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server((_LOOPBACK, 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.key = secrets.token_hex(16)
+
+    def accept(self, timeout: float) -> Channel | None:
+        """Waits for a call that shows the key; None if none came."""
+        self._socket.settimeout(timeout)
+        try:
+            connection, _ = self._socket.accept()
+        except TimeoutError:
+            return None
+        line = Channel(connection)
+        try:
+            shown = line.receive(_GREETING)
+        except (TimeoutError, ValueError, ChannelClosedError):
+            shown = None
+        if isinstance(shown, str) and hmac.compare_digest(shown, self.key):
+            return line
+        line.close()
+        return None
+
+    def close(self) -> None:
+        """Takes no more calls."""
+        self._socket.close()

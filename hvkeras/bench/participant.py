@@ -1,0 +1,79 @@
+"""What takes part in a benchmark, as its own ranks see it."""
+
+from __future__ import annotations
+
+import abc
+import time
+
+from hvkeras.bench.memory import PeakMemory
+from hvkeras.bench.ranks import Ranks
+from hvkeras.bench.row import Row
+from hvkeras.errors import explain
+
+
+class Participant(abc.ABC):
+    """Something whose speed is measured.
+
+    Attributes:
+        row: What is known of it, and will be.
+    """
+
+    row: Row
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Builds, traces, runs a first time, and verifies."""
+
+    @abc.abstractmethod
+    def run(self, calls: int) -> None:
+        """Does the work so many times."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Verifies what `run` left.
+
+        Raises:
+            WrongResultError: It is not what NumPy computes.
+        """
+
+    def digest(self) -> str:
+        """A hash of what all ranks must hold alike after the last block; "" if there is nothing."""
+        return ""
+
+
+def prepare(one: Participant, ranks: Ranks) -> None:
+    """Prepares a participant on all ranks; why that failed, and the memory it took, go into its row."""
+    def prepared() -> int | None:
+        memory = PeakMemory()
+        one.prepare()
+        return memory.rise()
+
+    rises, one.row.reason, one.row.wrong = ranks.together(prepared)
+    known = [rise for rise in rises if rise is not None]
+    one.row.memory = max(known) + (one.row.memory or 0) if known else None
+
+
+def timed(one: Participant, calls: int, ranks: Ranks) -> float:
+    """Runs a block on all ranks, verifies what it left, and returns the mean seconds of a call."""
+    def block() -> float:
+        one.run(1)  # not timed: aligns the ranks, and brings back what others threw out of the caches
+        begun = time.perf_counter()
+        one.run(calls)
+        seconds = (time.perf_counter() - begun) / calls
+        one.check()
+        return seconds
+
+    told, one.row.reason, one.row.wrong = ranks.together(block)
+    return 0.0 if one.row.reason else float(sum(told) / len(told))
+
+
+def finish(one: Participant, ranks: Ranks) -> None:
+    """Verifies what only all ranks together can; a difference goes into the row."""
+    digests, one.row.reason, one.row.wrong = ranks.together(one.digest)
+    if one.row.reason:
+        return
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        one.row.wrong = True
+        one.row.reason = explain("All ranks must hold the same weights after training", engine=one.row.name,
+                                 model=one.row.work, differs=f"rank {others[0]} from rank 0")

@@ -1,0 +1,33 @@
+"""Which process prints and writes for those that train a model together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras.compat import graphs
+from hvkeras.host.console import prints_at
+from hvkeras.job.state import current_job, is_initialized
+from hvkeras.settings import Settings
+from hvkeras.training.fit_hooks import shared_by
+
+
+def spanning_strategy(model: Any) -> Any:
+    """The `tf.distribute` strategy of several workers that the model was made under; None if there is none."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy if strategy is not None and graphs.spans_workers(strategy) else None
+
+
+def leads(model: Any) -> bool:
+    """Whether this process is the first of those that train the model together: the chief, or rank 0 as a rule."""
+    strategy = spanning_strategy(model)
+    if strategy is not None:
+        return bool(strategy.extended.should_checkpoint)
+    if not is_initialized():
+        return True
+    process_set = shared_by(model)
+    return current_job().topology.rank == (0 if process_set is None else process_set.ranks[0])
+
+
+def tells(model: Any, level: str = "WARNING") -> bool:
+    """Whether this process is the one to print a line, and lines of that level are printed."""
+    return leads(model) and prints_at(current_job().settings if is_initialized() else Settings(), level)

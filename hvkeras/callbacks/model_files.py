@@ -1,0 +1,125 @@
+"""Files that are replaced at once: whoever reads one gets it whole, and so does who restarts after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.callbacks.chief import spanning_strategy
+from hvkeras.errors import MachineError, explain
+from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.host.disk_space import room_left, why_full
+
+_PARTIAL = ".partial-"
+_SINGLE_FILES = (".keras", ".h5")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
+    """Gives a path to write to; what was written there takes the place of `path` once it is complete and on the disk.
+
+    It lies in a folder of its own beside `path`, since Keras may write further files next to the one it is told.
+
+    Args:
+        path: The file to replace.
+        size: The bytes that it takes at least, where that is known.
+
+    Raises:
+        MachineError: There is no room for it. What was there before still is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_name(_PARTIAL + path.name)
+    _remove(folder)
+    try:
+        folder.mkdir()
+        yield folder / path.name
+        _to_disk(folder / path.name)
+        (folder / path.name).replace(path)
+        _to_disk(path.parent)
+    except Exception as error:
+        why = why_full(error)
+        if not why:
+            raise
+        written = (folder / path.name).stat().st_size if (folder / path.name).exists() else 0
+        _remove(folder)
+        raise MachineError(explain(
+            f"A file must have room on its disk ({why})", "make room, or choose another folder"
+            + ("; the file that was there before is still whole" if path.exists() else ""), path=str(path),
+            size=written if size is None else max(size, written), room_left=room_left(path))) from error
+    finally:
+        _remove(folder)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what a killed process left of its writing to `path`, whose name may have wildcards."""
+    for left in path.parent.glob(_PARTIAL + path.name):
+        _remove(left)
+
+
+@contextlib.contextmanager
+def plain_state(model: Any) -> Iterator[None]:
+    """Meanwhile the model is saved as if it were trained by one process, and saving it starts no collective."""
+    part = distributed_part(getattr(model, "optimizer", None))
+    layers = None if part is None else part.__dict__.pop("_hvkeras_local_layers", None)
+    try:
+        with _local_reads(model):
+            yield
+    finally:
+        if part is not None and layers is not None:
+            part.__dict__["_hvkeras_local_layers"] = layers
+
+
+@contextlib.contextmanager
+def files_at_once(model: Any) -> Iterator[None]:
+    """Meanwhile `model.save` and `model.save_weights` replace a file only when the new one is complete."""
+    names = ("save", "save_weights")
+    before = {name: model.__dict__[name] for name in names if name in model.__dict__}
+    model.__dict__.update({name: _at_once(getattr(model, name)) for name in names})
+    try:
+        with plain_state(model):
+            yield
+    finally:
+        for name in names:
+            del model.__dict__[name]
+        model.__dict__.update(before)
+
+
+def _at_once(write: Callable[..., Any]) -> Callable[..., Any]:
+    def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
+        path = Path(filepath)
+        if "://" in str(filepath) or path.suffix not in _SINGLE_FILES:
+            write(filepath, *args, **kwargs)
+            return
+        with replacing(path) as partial:
+            write(str(partial), *args, **kwargs)
+
+    return save
+
+
+def _local_reads(model: Any) -> Any:
+    """A context in which a variable that workers sum up or average when it is read gives this worker's share."""
+    strategy = spanning_strategy(model)
+    return contextlib.nullcontext() if strategy is None else tf.distribute.ReplicaContext(
+        strategy, replica_id_in_sync_group=0)
+
+
+def _to_disk(path: Path) -> None:
+    """Has the operating system write a file or a folder to the disk, so that it survives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,118 @@
+"""The processes that train a model together: what the chief has, it gives to all."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.callbacks.chief import leads, spanning_strategy
+from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.training.fit_hooks import shared_by
+from hvkeras.training.learned_state import broadcast_learned
+
+_CHUNK = 2**23  # numbers that workers of a strategy sum up at once
+_NAME = "what BackupAndRestore found, which every rank needs"
+
+
+class TrainingGroup:
+    """One process that trains a model by itself.
+
+    Attributes:
+        leads: Whether this process is the chief.
+        size: How many processes there are, each with data of its own; 1 where a strategy deals the data.
+        workers: How many processes there are.
+    """
+
+    size = workers = 1
+
+    def __init__(self, leads: bool) -> None:
+        self.leads = leads
+
+    def give(self, thing: Any) -> Any:
+        """Returns the chief's object on every process; all must call it."""
+        return thing
+
+    def give_variables(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values on every process; all must call it."""
+
+    def give_learned(self, model: Any) -> None:
+        """Gives layers what those of the chief have learned from data, on ranks with models of their own."""
+
+
+class _Ranks(TrainingGroup):
+    """Ranks of hvkeras, which a backend joins."""
+
+    def __init__(self, leads: bool, process_set: ProcessSet) -> None:
+        super().__init__(leads)
+        self._set, self._root = process_set, process_set.ranks[0]
+        self.size = self.workers = len(process_set.ranks)
+
+    def give(self, thing: Any) -> Any:
+        return broadcast_object(thing, self._root, name=_NAME, process_set=self._set)
+
+    def give_variables(self, variables: Sequence[Any]) -> None:
+        broadcast_variables(variables, self._root, self._set)
+
+    def give_learned(self, model: Any) -> None:
+        broadcast_learned(model, self._root, process_set=self._set)
+
+
+class _Workers(TrainingGroup):
+    """Workers of a strategy, whose replicas sum up: the chief's value and zeros."""
+
+    def __init__(self, leads: bool, strategy: Any) -> None:
+        super().__init__(leads)
+        self._strategy = strategy
+        self.workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
+
+        def sum_up(values: Any) -> Any:
+            replica = tf.distribute.get_replica_context()
+            first = replica.replica_id_in_sync_group == 0
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values)))
+
+        self._sum_up = tf.function(sum_up, autograph=False)
+
+    def give(self, thing: Any) -> Any:
+        data = np.frombuffer(pickle.dumps(thing), np.uint8).astype(np.int64)
+        length = int(self._from_chief(np.asarray([data.size]))[0])
+        received = self._from_chief(data if self.leads else np.zeros(length, np.int64))
+        return thing if self.leads else pickle.loads(received.astype(np.uint8).tobytes())
+
+    def give_variables(self, variables: Sequence[Any]) -> None:
+        parts = [compat.local_parts(variable) for variable in variables]
+        for sent in (np.float32, np.float64, np.int64):
+            those = [local for local in parts if _sent_as(local[0].dtype) is sent]
+            if those:
+                flat = np.concatenate([local[0].numpy().astype(sent).ravel() for local in those])
+                flat = np.concatenate([self._from_chief(flat[begin : begin + _CHUNK])
+                                       for begin in range(0, flat.size, _CHUNK)])
+                for local in those:
+                    count = int(local[0].shape.num_elements())
+                    values, flat = flat[:count], flat[count:]
+                    for part in local:
+                        part.assign(tf.cast(tf.reshape(values, part.shape), part.dtype))
+
+    def _from_chief(self, values: Any) -> Any:
+        given = self._strategy.run(self._sum_up, args=(tf.constant(values),))
+        return self._strategy.experimental_local_results(given)[0].numpy()
+
+
+def group_of(model: Any) -> TrainingGroup:
+    """The processes that train a model together."""
+    strategy, process_set = spanning_strategy(model), shared_by(model)
+    if strategy is not None:
+        return _Workers(leads(model), strategy)
+    return TrainingGroup(leads(model)) if process_set is None else _Ranks(leads(model), process_set)
+
+
+def _sent_as(dtype: Any) -> Any:
+    """What the workers of a strategy sum up a type as; nothing is lost on the way."""
+    if dtype == tf.float64:
+        return np.float64
+    return np.float32 if dtype.is_floating else np.int64

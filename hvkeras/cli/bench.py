@@ -1,0 +1,271 @@
+"""`hvkeras bench`: engines in turns, each in a job of its own, on allreduces or on training steps."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hvkeras.backends import backend_class, backend_names
+from hvkeras.bench import report
+from hvkeras.bench.figures import with_figures
+from hvkeras.bench.interleaved import BLOCK, InterleavedRun, Way
+from hvkeras.bench.jobs import TimeIsUpError
+from hvkeras.bench.models import MODELS
+from hvkeras.bench.plan import Plan
+from hvkeras.bench.plot import draw, require_matplotlib
+from hvkeras.bench.rounds import Effort
+from hvkeras.bench.row import PEER, Row
+from hvkeras.comparison.command import ended_by_signals
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host import machine
+from hvkeras.host.cores import usable_cores
+from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.launcher.check_build import found, verdict, version_of
+from hvkeras.launcher.exit_report import root_cause
+from hvkeras.launcher.run_arguments import Parser, seconds
+from hvkeras.launcher.trial import end, hvkeras_run, took_too_long
+from hvkeras.settings import Settings, size_in_bytes
+
+PROG = "hvkeras bench"
+KINDS = ("allreduce", "step")
+SIZES = "4KiB,1MiB,4MiB,64MiB"
+TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
+TIMEOUT = 3600.0  # seconds that all may take by default
+WIDEST = 200  # columns that the table may have; it takes what it needs, and is never cut
+_LAUNCHES = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi")}
+
+# A rank of this installation; not by `-m`, which would look into the current folder first.
+_RANK = """import sys
+sys.path[:] = filter(None, sys.path)
+from pathlib import Path
+from hvkeras.bench.worker import main
+main(Path(sys.argv[1]))"""
+
+_EPILOG = """Each engine has processes of its own, which stand still while others are timed, and every result is
+verified. The exit code is 0 if all backends that were asked for served, and were right.
+Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Builds the parser."""
+    made = Parser(prog=PROG, description="Measures backends against each other, in turns.", epilog=_EPILOG,
+                  allow_abbrev=False)
+    made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
+    made.add_argument("-np", "--np", "--num-proc", type=int, default=2, dest="np", metavar="N",
+                      help="Number of processes on this machine, 2 at least (default: 2).")
+    made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
+    made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
+    made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
+    made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
+                      f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
+    made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
+    made.add_argument("--launcher", choices=tuple(_LAUNCHES), default="hvkeras", help="What starts the ranks; under"
+                      " mpirun Horovod uses MPI, and MPI without TensorFlow is a row as well (default: hvkeras).")
+    made.add_argument("--pin", action=argparse.BooleanOptionalAction, help="Whether each rank has one core of its own"
+                      " (default: for steps, where there are enough cores).")
+    made.add_argument("--peers", action="store_true", help="Also uses Horovod and tf.distribute without hvkeras.")
+    made.add_argument("--jit", action="store_true", help="Also times steps that XLA compiles, where backends can.")
+    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that all may take"
+                      f" (default: {TIMEOUT:g}).")
+    made.add_argument("--json", metavar="FILE", help="Writes the times of all blocks, and facts of the machine.")
+    made.add_argument("--plot", metavar="FILE.png", help="Draws a plot; needs matplotlib.")
+    return made
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Runs `hvkeras bench`.
+
+    Args:
+        arguments: What follows it on the command line.
+
+    Returns:
+        The exit code: 0 if all backends served and all results were right, else 1.
+
+    Raises:
+        UsageError: The command line is wrong.
+        MachineError: No backend works here, something is not installed, or the job failed.
+    """
+    flags = parser().parse_args(list(arguments))
+    cores = usable_cores()
+    work = _checked(flags, cores)
+    names = _backends(flags)
+    facts = machine.facts(cores)
+    folder = Path(tempfile.mkdtemp(prefix="hvkeras-bench-"))
+    rows: list[Row] = []
+    with ended_by_signals():
+        reason = _run(flags, names, work, folder, rows)
+    _print(flags, rows, arguments)
+    if flags.json:
+        _write_json(flags, rows, arguments, facts, reason)
+    if flags.plot:
+        draw(flags.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
+    if reason:
+        raise MachineError(f"{reason}; output of all ranks: {folder}")
+    if not any(str(folder) in row.reason for row in rows):
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(any(row.wrong or (row.reason and row.kind != PEER) for row in rows))
+
+
+def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
+    """Checks the command line before anything starts, and returns what is to be measured: sizes or models."""
+    Settings()  # a wrong variable is an error, too
+    _require_sense(flags, cores)
+    if flags.pin is None:
+        flags.pin = len(cores) >= flags.np and flags.kind == "step"
+    if flags.kind == "allreduce":
+        sizes = _names(flags.sizes or SIZES, "--sizes", SIZES)
+        for size in sizes:
+            _require_size(size)
+        return sizes
+    models = _names(flags.models or ",".join(MODELS), "--models", ",".join(MODELS))
+    for model in models:
+        if model not in MODELS:
+            raise UsageError(explain(f"A model is one of {', '.join(MODELS)}", model=model))
+    return models
+
+
+def _require_sense(flags: argparse.Namespace, cores: Sequence[int]) -> None:
+    """Raises UsageError for flags that do not go together, or cannot be."""
+    if flags.np < 2:
+        raise UsageError(explain("Two processes at least have something to reduce", f"{PROG} {flags.kind} -np 2",
+                                 np=flags.np))
+    for name, kind in (("sizes", "allreduce"), ("models", "step"), ("jit", "step")):
+        if getattr(flags, name) and flags.kind != kind:
+            raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
+    if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
+        raise UsageError(explain("--rounds is a positive number, and stands instead of --time", rounds=flags.rounds,
+                                 time=flags.time))
+    if flags.pin and len(cores) < flags.np:
+        raise UsageError(explain("--pin needs a core for each process", "leave it out", np=flags.np, cores=len(cores)))
+    for path in filter(None, (flags.json, flags.plot)):
+        if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
+            raise UsageError(explain("Files must be writable", "choose another one", file=path))
+    if flags.plot:
+        require_matplotlib()
+
+
+def _names(text: str, flag: str, example: str) -> list[str]:
+    """What is between commas, each once."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError(explain(f"{flag} takes names separated by commas", f"{flag} {example}", received=text))
+    return names
+
+
+def _require_size(text: str) -> None:
+    try:
+        size = size_in_bytes(text)
+    except ValueError as error:
+        raise UsageError(explain(f"--sizes must be readable ({error})", f"--sizes {SIZES}", size=text)) from None
+    if size < 4 or size % 4:
+        raise UsageError(explain("Tensors are of float32, so a size is a multiple of 4 bytes", f"--sizes {SIZES}",
+                                 size=text, bytes=size))
+
+
+def _backends(flags: argparse.Namespace) -> list[str]:
+    if flags.backends is not None:
+        names = _names(flags.backends, "--backends", "horovod,tfdist")
+        for name in names:
+            backend_class(name)
+        return names
+    names = [name for name in backend_names() if not _objection(flags, name)]
+    if not names:
+        raise MachineError(explain(f"A backend must work here under {_LAUNCHES[flags.launcher][0]}",
+                                   "see hvkeras run --check-build"))
+    return names
+
+
+def _objection(flags: argparse.Namespace, name: str) -> str:
+    """Why a backend cannot serve, or ""."""
+    title, kind = _LAUNCHES[flags.launcher]
+    launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
+    return verdict(backend_class(name), launch, "")
+
+
+def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
+    """Starts a job; the job's folder follows."""
+    rank = [sys.executable, "-c", _RANK]
+    if flags.launcher == "hvkeras":
+        return hvkeras_run(["-np", str(ranks), "--", *rank])
+    mpirun = found("mpirun")
+    if not mpirun or not version_of("mpi4py"):
+        raise MachineError(explain("--launcher mpirun needs Open MPI and mpi4py", "pip install 'hvkeras[mpi]'"))
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *rank]
+
+
+def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path, rows: list[Row]) -> str:
+    """Runs everything under a progress bar; rows come as they are known. Returns why it ended early, or ""."""
+    screen = Console(stderr=True, highlight=False)
+    columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
+               TextColumn("{task.description}", markup=False))
+    doing = "starting the ranks"
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task(doing, total=1.0)
+
+        def show(share: float, what: str) -> None:
+            nonlocal doing
+            doing = what
+            progress.update(task, completed=share, description=what)
+
+        mpi = flags.launcher == "mpirun"
+        way = Way(lambda ranks: _command(flags, ranks), lambda name: _objection(flags, name),
+                  _last_own_line if mpi else root_cause, end, mpi)
+        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.pin, flags.timeout, str(folder))
+        effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
+        try:
+            with contextlib.closing(InterleavedRun(plan, way, effort, show)) as interleaved_run:
+                interleaved_run.run(names, flags.peers, work, rows)
+        except TimeIsUpError:
+            return f"{took_too_long(flags.timeout)}; the last that was done: {doing}"
+    return ""
+
+
+def _last_own_line(text: str, code: int) -> str:
+    """Why a job of mpirun failed: what hvkeras said last in it."""
+    said = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
+    return said[-1] if said else f"mpirun exited with code {code}"
+
+
+def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
+    """Prints the table, what its columns are, and the reasons of failures."""
+    if not rows:
+        return
+    console = Console(highlight=False, soft_wrap=True, width=WIDEST)
+    made, notes = report.table(flags.kind, rows, flags.np)
+    where = "each on a core of its own" if flags.pin else f"on {len(usable_cores())} cores"
+    console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes, {where}", markup=False)
+    console.print()
+    console.print(made)
+    console.print()
+    for line in [*notes, *([""] if notes else []), *report.explanations(flags.kind, rows, flags.np)]:
+        console.print(line, markup=False)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    for row in rows:
+        if row.wrong:
+            errors.print(f"{PROG}: {row.name} is wrong: {row.reason}", markup=False)
+
+
+def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str],
+                facts: Mapping[str, Any], reason: str) -> None:
+    content = {
+        "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,
+        "launcher": flags.launcher, "pinned": flags.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "failure": reason,
+        "machine": dict(facts),
+        "rows": with_figures(rows, flags.np),
+    }
+    Path(flags.json).write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,74 @@
+"""The command `hvkeras`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hvkeras import __version__
+from hvkeras.cli.errors import guarded
+from hvkeras.cli.run import run
+from hvkeras.host.console import open_closed_streams
+
+USAGE = """usage: hvkeras COMMAND ...
+
+commands:
+  run               start a training script on several processes and hosts (hvkeras run --help)
+  compare           train by one script on each backend, and set speed and results side by side
+  report            write the report on a run again, from what its ranks have recorded
+  bench             measure backends against each other, in one job, with every result verified
+  trace             merge the ranks' traces of a job into one (hvkeras run --trace-steps records them)
+  doctor            say whether training will work on this machine or these hosts, and what to do
+  link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
+
+options:
+  -h, --help        show this help
+  -v, --version     show the version"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: The command line after `hvkeras`; this process's by default.
+
+    Returns:
+        The exit code.
+    """
+    open_closed_streams()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given[0] if given else "--help"
+    if command in ("-v", "--version"):
+        print(f"hvkeras {__version__}")
+    elif command in ("-h", "--help"):
+        print(USAGE)
+    elif command == "run":
+        return run(given[1:])
+    elif command == "compare":
+        from hvkeras.comparison.command import compare
+
+        return guarded("hvkeras compare", lambda: compare(given[1:]))
+    elif command == "report":
+        from hvkeras.cli.report import report
+
+        return guarded("hvkeras report", lambda: report(given[1:]))
+    elif command == "bench":
+        from hvkeras.cli.bench import bench
+
+        return guarded("hvkeras bench", lambda: bench(given[1:]))
+    elif command == "trace":
+        from hvkeras.cli.trace import trace
+
+        return guarded("hvkeras trace", lambda: trace(given[1:]))
+    elif command == "doctor":
+        from hvkeras.doctor.command import doctor
+
+        return guarded("hvkeras doctor", lambda: doctor(given[1:]))
+    elif command == "link-horovodrun":
+        from hvkeras.cli.link_horovodrun import link
+
+        return guarded("hvkeras link-horovodrun", lambda: link(given[1:]))
+    else:
+        print(f"{USAGE}\n\nhvkeras: there is no command {command!r}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,137 @@
+"""The command `hvkeras run`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hvkeras import as_horovod
+from hvkeras.cli.errors import guarded
+from hvkeras.errors import UsageError, explain
+from hvkeras.host.commit_files import remove_commits
+from hvkeras.host.console import prints_at
+from hvkeras.launcher.horovod_flags import tuning_variables
+from hvkeras.launcher.host_agents import Ssh
+from hvkeras.launcher.job import Job
+from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.run_arguments import parse
+from hvkeras.launcher.starts import run as run_job
+from hvkeras.settings import Settings
+
+_FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits, and whether this command removes them
+
+
+def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
+    """Runs `hvkeras run`.
+
+    Args:
+        arguments: What follows it on the command line.
+        prog: What the command is called in help and errors.
+
+    Returns:
+        The exit code: that of the rank that failed first, 2 for a wrong command line.
+    """
+    return guarded(prog, lambda: _run(arguments, prog))
+
+
+def _run(arguments: Sequence[str], prog: str) -> int:
+    flags = parse(arguments, prog)
+    if flags.check_build:
+        from hvkeras.launcher.check_build import check_build
+
+        return check_build()
+    hosts = place(flags.np, flags.hosts, flags.hostfile)
+    with _commits_folder(flags.reset_limit, hosts) as commits:
+        code = _run_with(flags, hosts, {**_environment(flags), **commits})
+        if not code and _REMOVES in commits:
+            remove_commits(Path(commits[_FOLDER]))
+        return code
+
+
+def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str]) -> int:
+    settings = Settings(environment)
+    if flags.trace_file and settings.trace_steps is None:
+        raise UsageError(explain("--trace-file goes with --trace-steps", "--trace-steps 100:120",
+                                 trace_file=flags.trace_file))
+    folder = Path(flags.output_filename).absolute() if flags.output_filename else None
+    live = sys.stdout.isatty()
+    job = Job(
+        command=flags.command,
+        hosts=hosts,
+        folder=os.getcwd(),
+        environment=environment,
+        ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout),
+        verbose=flags.verbose,
+        terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
+        reset_limit=flags.reset_limit,
+        tf_config=flags.tf_config,
+    )
+
+    def printer(append: bool) -> Printer:
+        try:
+            return Printer(job.size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
+                           quiet=not prints_at(settings, "INFO"), folder=folder, append=append)
+        except OSError as error:
+            raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
+                                     "choose another one", output_filename=flags.output_filename)) from None
+
+    return run_job(job, printer)
+
+
+@contextlib.contextmanager
+def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[dict[str, str]]:
+    """Has a folder for the commits of a job that may be started again, unless the user has chosen one.
+
+    Raises:
+        UsageError: Rank 0 is on another host, where nobody would remove the folder.
+    """
+    chosen = os.environ.get(_FOLDER)
+    if chosen:  # the same for all starts, whatever folder the script changes to
+        yield {_FOLDER: os.path.abspath(chosen), **({_REMOVES: "on"} if hosts[0].local else {})}
+    elif not reset_limit:
+        yield {}
+    elif not hosts[0].local:
+        raise UsageError(explain("Jobs whose rank 0 is on another host need a folder there for commits",
+                                 "set HVKERAS_ELASTIC_DIR", host=hosts[0].name, reset_limit=reset_limit))
+    else:
+        with tempfile.TemporaryDirectory(prefix="hvkeras-commits-") as folder:
+            yield {_FOLDER: folder, _REMOVES: "on"}
+
+
+def _environment(flags: argparse.Namespace) -> dict[str, str]:
+    """This process's environment, with the flags that are settings of hvkeras."""
+    chosen = {
+        "HVKERAS_BACKEND": flags.backend,
+        "HVKERAS_START_TIMEOUT": flags.start_timeout,
+        "HVKERAS_NETWORK_INTERFACES": ",".join(flags.network_interfaces or ()) or None,
+        "HVKERAS_TIMELINE": flags.timeline_filename,
+        "HVKERAS_REPORT": _report_folder(flags.report),
+        "HVKERAS_TRACE_STEPS": flags.trace_steps,
+        "HVKERAS_TRACE_FILE": flags.trace_file,
+        "HVKERAS_BUCKET_SIZE": None if flags.fusion_threshold_mb is None else f"{flags.fusion_threshold_mb}MiB",
+        "HVKERAS_LOG_LEVEL": flags.log_level,
+        "HVKERAS_STALL_WARNING": 0 if flags.no_stall_check else flags.stall_check_warning_time_seconds,
+        "HVKERAS_STALL_SHUTDOWN": 0 if flags.no_stall_check else flags.stall_check_shutdown_time_seconds,
+        **tuning_variables(flags),
+    }
+    environ = as_horovod.environment(os.environ) if flags.as_horovod else os.environ
+    return {**environ, **{name: str(value) for name, value in chosen.items() if value is not None}}
+
+
+def _report_folder(named: str | None) -> str | None:
+    """The folder of the report, the same for all ranks whatever folder they change to."""
+    chosen = named or os.environ.get("HVKERAS_REPORT")
+    return os.path.abspath(chosen) if chosen else None
+
+
+def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:
+    """The size of our terminal, less the room for the prefix."""
+    columns, rows = shutil.get_terminal_size()
+    return max(20, columns - len("[0] ") - (len("2000-01-01 00:00:00 ") if timestamps else 0)), rows

@@ -1,0 +1,268 @@
+"""Functions that bring all ranks to the same state: variables, and any Python object."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.dispatch import allgather_raw, broadcast_raw
+from hvkeras.collectives.operations import members, require_root
+from hvkeras.compat import graphs
+from hvkeras.errors import UsageError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job
+
+
+@graphs.unconverted
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
+    inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
+) -> Any:
+    """Gives every rank the root's values of variables, in few collectives.
+
+    Example:
+        hvd.broadcast_variables(model.variables, root_rank=0)
+
+    Args:
+        variables: `tf.Variable`s or Keras variables; same dtypes and shapes, in the same order, on every rank.
+        root_rank: The global rank whose values all get.
+        process_set: The ranks that take part.
+        inplace: Accepted for Horovod's sake; values are always assigned to the variables.
+
+    Returns:
+        Inside a graph the operation that assigns, which a session of TensorFlow 1 must run; None in eager mode.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: The root or this rank is not in `process_set`, or something is no variable.
+    """
+    ranks = members(process_set, "broadcast")
+    require_root(root_rank, ranks)
+    variables = _without_loose(variables, root_rank, process_set)
+    targets = [compat.native(variable) for variable in variables]
+    wrong = [target for target in targets if not isinstance(target, tf.Variable)]
+    if wrong:
+        raise UsageError(explain("broadcast_variables takes variables", "pass model.variables or a list of tf.Variable",
+                                 received=wrong[0]))
+    assigned = _broadcast_into(targets, variables, root_rank, ranks)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+@graphs.unconverted
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Gives every rank the root's values of variables, and returns them.
+
+    Example:
+        hvd.broadcast_(model.variables, root_rank=0)
+
+    Args:
+        variables: As for `broadcast_variables`.
+        root_rank: The global rank whose values all get.
+        name: Accepted for Horovod's sake: variables are told apart by what they are.
+        process_set: The ranks that take part.
+
+    Returns:
+        The variables in eager mode; inside a graph their new values.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `broadcast_variables`.
+    """
+    done = broadcast_variables(variables, root_rank, process_set)
+    if done is None:
+        return list(variables)
+    with tf.control_dependencies([done]):
+        return [compat.native(variable).read_value() for variable in variables]
+
+
+@graphs.unconverted
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Gives every rank the root's values of a TensorFlow 1 graph's global variables.
+
+    Example:
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(hvd.broadcast_global_variables(0))
+
+    Args:
+        root_rank: The global rank whose values all get.
+
+    Returns:
+        The operation for the session.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: There is no such root, or no graph: eager mode has no global variables.
+    """
+    if tf.executing_eagerly():
+        raise UsageError(explain("Global variables are those of a TensorFlow 1 graph; eager mode has none",
+                                 "hvd.broadcast_variables(model.variables, root_rank)", root_rank=root_rank))
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def _without_loose(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Gives all ranks the root's values of what layers of tf_keras have among their weights, and returns the others.
+
+    A vocabulary is no variable there, and bin boundaries have another shape on each rank.
+    """
+    loose = [one for one in variables if compat.is_loose(one)] if tf.executing_eagerly() else []
+    if not loose:
+        return list(variables)
+    values = broadcast_object([compat.loose_value(one) for one in loose], root_rank, name="what layers have learned",
+                              process_set=process_set)
+    for one, value in zip(loose, values, strict=True):
+        compat.set_loose(one, value)
+    return [one for one in variables if not compat.is_loose(one)]
+
+
+def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank: int,
+                    ranks: Sequence[int]) -> list[Any]:
+    if len(ranks) == 1:
+        return []
+    assigned = []
+    names = [compat.variable_name(variable) for variable in variables]
+    for places in _chunks(targets, current_job().settings.bucket_size):
+        flat = [tf.reshape(targets[place].read_value(), [-1]) for place in places]
+        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places])
+        for place, values in zip(places, fused, strict=True):
+            assigned.append(targets[place].assign(tf.reshape(values, targets[place].shape)))
+    return assigned
+
+
+def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
+    """Splits variables into lists of one dtype, each of at most `limit` bytes unless one alone is larger."""
+    chunks: list[list[int]] = []
+    open_chunk: dict[Any, tuple[list[int], int]] = {}
+    for place, target in enumerate(targets):
+        size = int(target.shape.num_elements() or 0) * int(target.dtype.size)
+        chunk, used = open_chunk.get(target.dtype, ([], 0))
+        if not chunk or used + size > limit:
+            chunk, used = [], 0
+            chunks.append(chunk)
+        chunk.append(place)
+        open_chunk[target.dtype] = (chunk, used + size)
+    return chunks
+
+
+@graphs.unconverted
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Gives every rank the root's Python object.
+
+    Objects travel pickled, between the job's ranks only.
+
+    Example:
+        settings = hvd.broadcast_object(settings, root_rank=0)
+
+    Args:
+        obj: What to send; only the root's matters.
+        root_rank: The global rank that sends.
+        session: Accepted for Horovod's sake: no session is needed.
+        name: Identifies the collective across ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        The object; on the root the very one it gave.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: The root or this rank is not in `process_set`, or a `tf.function` is being traced.
+    """
+    ranks = members(process_set, "broadcast_object")
+    require_root(root_rank, ranks)
+    return _eagerly(lambda: _broadcast_object(obj, root_rank, ranks, name or "object"))
+
+
+def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: str) -> Any:
+    mine = current_job().topology.rank == root_rank
+    data = np.frombuffer(pickle.dumps(obj), np.uint8) if mine else np.zeros(0, np.uint8)
+    length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{called} (length)")[0]
+    if not mine:
+        data = np.zeros(int(length[0]), np.uint8)
+    received = broadcast_raw([tf.constant(data)], root_rank, ranks, called)[0]
+    return obj if mine else pickle.loads(received.numpy().tobytes())
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """Returns a function that gives every rank the root's Python object.
+
+    Example:
+        share = hvd.broadcast_object_fn(root_rank=0)
+        settings = share(settings)
+
+    Args:
+        root_rank: As for `broadcast_object`, like all that follow.
+        session: See there.
+        name: See there.
+        process_set: See there.
+
+    Returns:
+        A function of the object, see `broadcast_object`.
+    """
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+@graphs.unconverted
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Gives every rank the Python objects of all ranks.
+
+    Objects travel pickled, between the job's ranks only.
+
+    Example:
+        scores = hvd.allgather_object({"rank": hvd.rank(), "score": score})
+
+    Args:
+        obj: This rank's object.
+        session: Accepted for Horovod's sake: no session is needed.
+        name: Identifies the collective across ranks.
+        process_set: The ranks that take part.
+
+    Returns:
+        The objects in rank order.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: This rank is not in `process_set`, or a `tf.function` is being traced.
+    """
+    ranks = members(process_set, "allgather_object")
+    return list(_eagerly(lambda: _allgather_object(obj, ranks, name or "object")))
+
+
+def _allgather_object(obj: Any, ranks: Sequence[int], called: str) -> list[Any]:
+    data = np.frombuffer(pickle.dumps(obj), np.uint8)
+    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called} (length)").numpy()
+    everything = allgather_raw(tf.constant(data), ranks, called).numpy()
+    ends = np.cumsum(lengths)
+    return [pickle.loads(everything[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _eagerly(action: Callable[[], Any]) -> Any:
+    """Runs what needs eager mode, also where a graph for a session of TensorFlow 1 is under construction."""
+    if tf.executing_eagerly():
+        return action()
+    if graphs.of_functions():
+        raise UsageError(explain("Python objects are sent when Python runs, not when a graph does",
+                                 "call this outside tf.function"))
+    with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a thread of its own has no graph
+        return pool.submit(_in_eager_mode, action).result()
+
+
+def _in_eager_mode(action: Callable[[], Any]) -> Any:
+    with graphs.eagerly():
+        return action()

@@ -1,0 +1,95 @@
+"""Planned collectives with gradients, which have gradients in turn: what the public functions are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.collectives.adasum import adasum_raw
+from hvkeras.collectives.dispatch import allgather_raw, allreduce_raw, derived
+from hvkeras.collectives.operations import (
+    NAMES,
+    REDUCTIONS,
+    Adasum,
+    Average,
+    Scaling,
+    Sum,
+    gradient_divisor,
+    reducing_engine,
+)
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.job.state import current_job
+
+
+def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
+    """Gathers rows; with a gradient that has gradients in turn."""
+
+    @graphs.custom_gradient
+    def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+        return allgather_raw(rows, ranks, name), lambda upstream: gathering_gradient(rows, upstream, ranks, name)
+
+    return gather(value)
+
+
+def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
+    """What reaches this rank's rows of the gradient of all gathered ones."""
+    mine = ranks.index(current_job().topology.rank)
+    summed = summed_for_gradient(upstream, ranks, name)
+    if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
+        return tf.split(summed, len(ranks))[mine]
+    counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
+    start = tf.reduce_sum(counts[:mine])
+    return summed[start : start + counts[mine]]
+
+
+def summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
+    """What the ranks' gradients of a gathered or broadcast tensor add up to; see `gradient_divisor`."""
+    [summed] = combined([upstream], Scaling(Sum), ranks, derived(name, "gradient"), "allreduce")
+    divisor = gradient_divisor(ranks)
+    return summed if divisor == 1 else summed / tf.cast(divisor, summed.dtype)
+
+
+def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
+              operation: str) -> list[Any]:
+    """Combines tensors; the gradient is the same operation, and has gradients in turn."""
+
+    @graphs.custom_gradient
+    def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        def gradient(*upstream: Any) -> list[Any]:
+            if scaled.op not in (Average, Sum, Adasum):
+                raise UnsupportedError(explain(f"allreduce with op=hvd.{NAMES[scaled.op]} has no gradient",
+                                               "use hvd.Average or hvd.Sum, or tf.stop_gradient"))
+            return combined(upstream, scaled, ranks, derived(name, "gradient"), operation)
+
+        return _combine(inputs, scaled, ranks, name, operation), gradient
+
+    results: list[Any] = reduce(*values)
+    return results if isinstance(results, (list, tuple)) else [results]
+
+
+def combined_slices(slices: Any, scaled: Scaling, ranks: tuple[int, ...], name: str | None) -> Any:
+    """Gathers and scales sparse tensors; with gradients like `combined`."""
+    sent = scaled.sent(slices.values, len(ranks))
+    values = gathered(sent.tensor, ranks, derived(name, "values"))
+    indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))
+    if scaled.op == Average and values.dtype.is_integer:
+        values = tf.truediv(values, len(ranks))  # as Horovod does, while it truncates averages of dense integers
+        scaled = dataclasses.replace(scaled, op=Sum)
+    return tf.IndexedSlices(scaled.received(values, sent, len(ranks)), indices, slices.dense_shape)
+
+
+def _combine(inputs: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
+             operation: str) -> list[Any]:
+    if scaled.op == Adasum:
+        sent = [scaled.sent(tensor, len(ranks)) for tensor in inputs]
+        received = adasum_raw([each.tensor for each in sent], ranks, name)
+    else:
+        engine = reducing_engine(ranks)
+        sent = [scaled.sent(tensor, len(ranks), engine) for tensor in inputs]
+        received = allreduce_raw([each.tensor for each in sent], REDUCTIONS[scaled.op], ranks, name, operation,
+                                 scaled.text, [each.factors for each in sent], [each.spec for each in sent])
+    return [scaled.received(*pair, len(ranks)) for pair in zip(received, sent, strict=True)]

@@ -1,0 +1,127 @@
+"""Collectives with a plan and without gradients: between what users call and the backend.
+
+Each describes itself in a `hvkeras.plans.plan.Plan`, so that ranks that do different things end in an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.backends.interface import Reduction
+from hvkeras.collectives.mismatch import refusable
+from hvkeras.collectives.operations import plan_of, shaped
+from hvkeras.collectives.run_time_shapes import compared
+from hvkeras.compat import graphs
+from hvkeras.job.state import Job, current_job
+from hvkeras.plans.plan import Call, Plan
+from hvkeras.profiling import timeline
+
+
+def run(job: Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
+    """Makes a plan's calls, and returns what each of them does.
+
+    Raises:
+        MismatchError: Other ranks do something else instead; a graph raises it when it runs.
+    """
+    with job.entries.entering(plan, calls):
+        engine = timeline.watched(job.backend, plan)
+        results = [call.run(engine) for call in compared(job, plan, calls)]
+    return list(refusable(job, plan, results))
+
+
+def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
+                  operation: str, how: str = "", factors: Sequence[tuple[float, float] | None] = (),
+                  specs: Sequence[Any] = ()) -> list[Any]:
+    """Combines tensors, one collective for each dtype.
+
+    `how` says what else but the reduction is done; `factors` are those of each tensor that the engine scales, and
+    `specs` what the ranks must agree on, where that are not the tensors themselves.
+    """
+    job = current_job()
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if len(ranks) == 1:
+        return [tf.identity(tensor) for tensor in tensors]
+    graphs.require_kernels(job.backend)
+    plan = plan_of(f"{operation} {how or reduction.value}", specs or tensors, ranks, name, label_of(operation, name))
+    results: list[Any] = list(tensors)
+    kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
+    groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
+    calls = [Call("allreduce", [tensors[place] for place in places], f"{plan.key}.{number}", reduction, tuple(ranks),
+                  *(kind[1] or ())) for number, (kind, places) in enumerate(groups.items())]
+    for combined, places in zip(run(job, plan, calls), groups.values(), strict=True):
+        for place, tensor in zip(places, combined, strict=True):
+            results[place] = shaped(tensor, tensors[place])
+    return results
+
+
+def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
+    """Gathers a tensor, without a gradient."""
+    job = current_job()
+    if len(ranks) == 1:
+        return tf.identity(tensor)
+    graphs.require_kernels(job.backend)
+    shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
+    plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
+    call = Call("allgather", tensor, plan.key, tuple(ranks))
+    [gathered] = run(job, plan, [call])
+    if not tf.executing_eagerly():
+        gathered.set_shape(shape)
+    return gathered
+
+
+def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
+                  names: Sequence[str] | None = None) -> list[Any]:
+    """Broadcasts tensors, each in a collective of its own, under one plan and without gradients."""
+    job = current_job()
+    if len(ranks) == 1:
+        return [tf.identity(tensor) for tensor in tensors]
+    graphs.require_kernels(job.backend)
+    plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
+    calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
+             for number, tensor in enumerate(tensors)]
+    return [shaped(result, call.data) for result, call in zip(run(job, plan, calls), calls, strict=True)]
+
+
+def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
+    """Sends rows to each rank; returns those received, and how many came from each."""
+    job = current_job()
+    if len(ranks) == 1:
+        return tf.identity(tensor), tf.identity(splits)
+    graphs.require_kernels(job.backend)
+    shape = tf.TensorShape([None, *tensor.shape[1:]])
+    plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
+    call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
+    [(received, rows)] = run(job, plan, [call])
+    if not tf.executing_eagerly():
+        received.set_shape(shape)
+        rows.set_shape([len(ranks)])
+    return received, rows
+
+
+def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: str,
+                      factors: tuple[float, float] | None = None, spec: Any = None) -> Any:
+    """Sums a tensor and returns this rank's rows; `spec` is what the ranks must agree on, if not the tensor itself."""
+    job = current_job()
+    if len(ranks) == 1:
+        return tf.identity(tensor)
+    graphs.require_kernels(job.backend)
+    told = tensor if spec is None else spec
+    plan = plan_of(f"reducescatter {how}", [told], ranks, name, label_of("reducescatter", name))
+    call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
+    [scattered] = run(job, plan, [call])
+    if not tf.executing_eagerly():
+        scattered.set_shape([None, *tensor.shape[1:]])
+    return scattered
+
+
+def label_of(operation: str, name: str | None) -> str:
+    """How messages call a collective."""
+    return f'{operation} "{name}"' if name else f"an unnamed {operation}"
+
+
+def derived(name: str | None, suffix: str) -> str | None:
+    """The name of a collective that belongs to a named one; none if that has none."""
+    return name and f"{name}.{suffix}"

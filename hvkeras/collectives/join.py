@@ -1,0 +1,186 @@
+"""What this rank takes part in because other ranks do, though its own script does not.
+
+Two things make a rank do so. It has called `join()`: it has no more data, and keeps the others company until all have
+none. Or ranks make collectives that do not fit together (`hvkeras.collectives.mismatch`): each takes part in the
+other's, so that both end, and then raises.
+
+The control server knows from the counts of entered plans (`hvkeras.plans.plan`) who is waited for in what. It tells a
+rank which plans to enter, and what calls these consist of. The rank makes the same calls, with what changes nothing:
+zeros in a sum, no rows in a gather.
+"""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.backends.interface import Reduction
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.job.state import current_job, is_initialized
+from hvkeras.plans.plan import Plan
+
+TICK = 0.5  # seconds between two looks at whether the job has ended
+
+
+def join() -> int:
+    """Says that this rank has no more data, and keeps the others company until all ranks have said so.
+
+    Until then the others' collectives go on: this rank adds zeros to their sums (averages still divide by the number of
+    all ranks), nothing to their gathers, and never decides a minimum or maximum. Each of their collectives takes some
+    20 ms meanwhile.
+
+    Example:
+        for batch in batches:        # not as many on every rank
+            train_step(batch)
+        last = hvd.join()
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UnsupportedError: The others make a collective that needs this rank: a broadcast from it, or one whose
+            tensors have shapes that are not known when it is traced.
+        PeerError: A rank failed, or left the job instead of joining.
+    """
+    job = current_job()
+    if job.control is None:
+        return 0
+    job.control.start_join()
+    last: int | None = None
+    while last is None:
+        job.control.raise_if_ended()
+        _participation.raise_failure()
+        try:
+            last = _participation.last.get(timeout=TICK)
+        except queue.Empty:
+            continue
+    _participation.finish(job.control.raise_if_ended)
+    return last
+
+
+def hear(message: dict[str, Any]) -> None:
+    """Takes what the control server says; called from the channel's thread.
+
+    Args:
+        message: A plan to enter (`key`, `plan`, `calls`, `times`), or `last`, the rank that joined last.
+    """
+    if "last" in message:
+        _participation.last.put(int(message["last"]))
+    else:
+        _participation.start(message)
+
+
+class _Participation:
+    """The collectives that this rank takes part in, each in a thread, since nobody knows their order."""
+
+    def __init__(self) -> None:
+        self.last: queue.Queue[int] = queue.Queue()
+        self._functions: dict[tuple[str, bool, str], tuple[Plan, Any, list[Any]]] = {}
+        self._locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
+        self._threads: set[threading.Thread] = set()
+        self._failures: list[BaseException] = []
+
+    def start(self, message: dict[str, Any]) -> None:
+        thread = threading.Thread(target=self._take_part, args=(message,), name="hvkeras-join", daemon=True)
+        self._threads = {one for one in self._threads if one.is_alive()} | {thread}
+        thread.start()
+
+    def finish(self, check: Any) -> None:
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(TICK)
+                check()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        if self._failures:
+            raise self._failures.pop()
+
+    def _take_part(self, message: dict[str, Any]) -> None:
+        try:
+            with graphs.eagerly(), self._locks[message["key"]]:
+                # A rank may broadcast what is refused, but not what it has joined without.
+                kept = message["key"], message["refused"], current_job().backend.name
+                if kept not in self._functions:
+                    plan = Plan.described(message["plan"])
+                    self._functions[kept] = plan, *_collectives(plan, message["calls"], message["refused"])
+                plan, function, neutral = self._functions[kept]
+                for _ in range(message["times"]):
+                    with current_job().entries.entering(plan):
+                        function(*neutral)
+        except Exception as error:
+            job = current_job() if is_initialized() else None
+            if job is None or (job.control is not None and job.control.cause is not None):
+                return  # the job has ended meanwhile, and the engine with it
+            if message["refused"]:
+                raise  # nobody called join(); the job ends when the refusal does not
+            self._failures.append(error)
+
+
+_participation = _Participation()
+
+
+def _collectives(plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
+    """A function that makes a plan's calls, and what it takes.
+
+    It is a graph where the first who entered the plan had one: its calls are then in flight together. Who enters it
+    later may do so in eager mode.
+    """
+    job = current_job()
+    steps: list[tuple[str, list[Any], int, bool]] = []
+    neutral: list[Any] = []
+    for call in calls:
+        arguments = [_argument(argument) for argument in call["arguments"]]
+        if call["operation"] == "broadcast" and arguments[0] == job.topology.rank and not refused:
+            raise UnsupportedError(explain("A rank that has joined has nothing to broadcast",
+                                           "broadcast from another rank, or before join()", collective=plan.label))
+        reduction = next((each for each in arguments if isinstance(each, Reduction)), Reduction.SUM)
+        several = isinstance(call["data"], list)
+        own = [_neutral(tensor, reduction, call["operation"] in ("allgather", "alltoall"), plan)
+               for tensor in (call["data"] if several else [call["data"]])]
+        steps.append((call["operation"], arguments, len(own), several))
+        neutral += own
+
+    def make(*tensors: Any) -> list[Any]:
+        results, rest = [], list(tensors)
+        for operation, arguments, count, several in steps:
+            own, rest = rest[:count], rest[count:]
+            results.append(getattr(job.backend, operation)(own if several else own[0], *arguments))
+        return results
+
+    if all(call["eager"] for call in calls):
+        return make, neutral
+    specs = [tf.TensorSpec.from_tensor(tensor) for tensor in neutral]
+    return tf.function(make, autograph=False).get_concrete_function(*specs), neutral
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, dict) and "reduction" in argument:
+        return Reduction(argument["reduction"])
+    if isinstance(argument, dict):  # the splits of an alltoall
+        return tf.zeros(argument["shape"], argument["dtype"])
+    return tuple(argument) if isinstance(argument, list) else argument
+
+
+def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: Plan) -> Any:
+    """What changes nothing in a collective."""
+    dtype, shape = tf.as_dtype(tensor["dtype"]), tensor["shape"]
+    if shape is not None and no_rows:
+        shape = [0, *shape[1:]]
+    if shape is None or None in shape:
+        raise UnsupportedError(explain("A rank that takes part for others must know their tensors' shapes",
+                                       "give tensors shapes that are known when the function is traced",
+                                       collective=plan.label, shape=shape))
+    if reduction is Reduction.PRODUCT:
+        return tf.ones(shape, dtype)
+    if reduction in (Reduction.MIN, Reduction.MAX):
+        highest, lowest = (np.inf, -np.inf) if dtype.is_floating else (dtype.max, dtype.min)
+        return tf.fill(shape, tf.constant(highest if reduction is Reduction.MIN else lowest, dtype))
+    return tf.zeros(shape, dtype)

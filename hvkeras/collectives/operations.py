@@ -1,0 +1,199 @@
+"""What collectives are made of: the reduction constants, who takes part, plans, and scaling."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import as_horovod
+from hvkeras.backends.interface import Backend, Reduction
+from hvkeras.backends.local import LocalBackend
+from hvkeras.collectives.compression import Compression
+from hvkeras.compat import graphs
+from hvkeras.compat.tensorflow_errors import ArgumentError
+from hvkeras.errors import UsageError, explain
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.state import current_job
+from hvkeras.plans.plan import Plan
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+
+NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+REDUCTIONS = {Average: Reduction.SUM, Sum: Reduction.SUM, Min: Reduction.MIN, Max: Reduction.MAX,
+              Product: Reduction.PRODUCT}
+_HALVES = ("float16", "bfloat16")
+_ONE_RANK = LocalBackend()
+
+
+def operation_of(op: Any) -> int:
+    """Checks a reduction constant.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if isinstance(op, bool) or op not in range(len(NAMES)):
+        raise UsageError(explain("op must be one of hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product",
+                                 op=op))
+    return int(op)
+
+
+def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
+    """The global ranks of a process set that this rank belongs to, ascending.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: It is no process set, or one that is not registered.
+        ArgumentError: It is one of other ranks.
+    """
+    topology = current_job().topology
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(explain("process_set must be a ProcessSet", process_set=process_set))
+    ranks = process_set.members()
+    if topology.rank not in ranks:
+        raise ArgumentError(explain(f"Only members of a process set take part in its {operation}",
+                                    "guard the call with process_set.included()", rank=topology.rank,
+                                    process_set=process_set))
+    return ranks
+
+
+def reducing_engine(ranks: Sequence[int]) -> Backend:
+    """The engine that reduces among `ranks`; one rank alone needs none, and no engine scales there."""
+    return current_job().backend if len(ranks) > 1 else _ONE_RANK
+
+
+def gradient_divisor(ranks: Sequence[int]) -> int:
+    """By what the gradients of allgather and broadcast are divided, and that of reducescatter is multiplied.
+
+    One, where gradients are those of the sum over the ranks of what each makes of the results. Horovod 0.28 averages
+    the former two over the ranks, and multiplies the gradient of reducescatter by their number.
+    """
+    convention = current_job().settings.gradients
+    as_in_horovod = as_horovod.is_installed() if convention == "auto" else convention == "horovod"
+    return len(ranks) if as_in_horovod else 1
+
+
+def require_root(root_rank: int, ranks: Sequence[int]) -> None:
+    """Raises ArgumentError unless the root is one of the ranks."""
+    if root_rank not in ranks:
+        raise ArgumentError(explain("root_rank must be a global rank that takes part", root_rank=root_rank,
+                                    ranks=list(ranks)))
+
+
+def plan_of(
+    operation: str, tensors: Sequence[Any], ranks: Sequence[int], name: str | None, label: str,
+    names: Sequence[str] | None = None,
+) -> Plan:
+    """Describes a collective; equal ones within one graph, which may be in flight together, are numbered."""
+    first = Plan.of(operation, tensors, ranks, label, names, identity=f"{name or ''}#0")
+    return number_in_graph(first, name)
+
+
+def number_in_graph(plan: Plan, name: str | None) -> Plan:
+    """Tells a plan from the equal ones that the graph under construction has already."""
+    number = graphs.count_in_graph(plan.key)
+    if number == 0:
+        return plan
+    return Plan(plan.operation, plan.names, plan.dtypes, plan.shapes, plan.ranks, plan.label,
+                f"{name or ''}#{number}")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor on its way.
+
+    Attributes:
+        tensor: What travels.
+        restore: What undoes its compression.
+        factors: What the engine multiplies by, before and after it combines; None where that is done outside.
+        given: The dtype of half precision that the result is rounded to, where float32 travels in its place.
+    """
+
+    tensor: Any
+    restore: Any
+    factors: tuple[float, float] | None
+    given: Any = None
+
+    @property
+    def spec(self) -> Any:
+        """Shape and dtype, as the ranks must agree on them."""
+        return tf.TensorSpec(self.tensor.shape, self.given or self.tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What happens to a tensor before and after the ranks' values are combined.
+
+    Attributes:
+        op: One of the reduction constants.
+        compression: What travels.
+        prescale: Multiplies what is sent.
+        postscale: Multiplies the result.
+    """
+
+    op: int
+    compression: Any = Compression.none
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def sent(self, tensor: Any, size: int, engine: Backend | None = None) -> Sent:
+        """What travels of a tensor among `size` ranks; an engine that reduces scales the dtypes that it says."""
+        ours = self.compression in (Compression.none, Compression.fp16, Compression.bf16)
+        given = None
+        if engine is not None and ours and self._leaves_range(tensor.dtype, engine):
+            given, tensor, compression = tensor.dtype, tf.cast(tensor, tf.float32), Compression.none
+        else:
+            compression = self.compression
+        if engine is not None and ours and tensor.dtype.name in engine.scales:
+            travelling, restore = compression.compress(tensor)
+            after = self.postscale / size if self.op == Average else self.postscale
+            return Sent(travelling, restore, (self.prescale, after), given)
+        travelling, restore = compression.compress(scale(tensor, self.prescale))
+        return Sent(travelling, restore, None, given)
+
+    def _leaves_range(self, dtype: Any, engine: Backend) -> bool:
+        """Whether a reduction may leave a half precision's range on its way, or be rounded at each rank."""
+        exact = self.op in (Min, Max) and self.prescale == self.postscale == 1.0
+        return dtype.name in _HALVES and dtype.name not in engine.rounds_once and not exact
+
+    def received(self, tensor: Any, sent: Sent, size: int) -> Any:
+        """The result from what came back."""
+        if sent.given is None:
+            tensor = self.compression.decompress(tensor, sent.restore)
+        if sent.factors is None:
+            if self.op == Average:
+                tensor = tf.truncatediv(tensor, size) if tensor.dtype.is_integer else scale(tensor, 1.0 / size)
+            tensor = scale(tensor, self.postscale)
+        return tensor if sent.given is None else tf.cast(tensor, sent.given)
+
+    @property
+    def text(self) -> str:
+        """What the ranks must agree on, for the plan."""
+        name = NAMES[self.op].lower()
+        if self.prescale == self.postscale == 1.0:
+            return name
+        return f"{name} scaled by {self.prescale:g} before and {self.postscale:g} after"
+
+
+def scale(tensor: Any, factor: float) -> Any:
+    """Multiplies by a number; integers go through float64 and are truncated."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_integer:
+        return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    return tensor * tf.constant(factor, tensor.dtype)  # tf.cast would round to float32 first
+
+
+def shaped(tensor: Any, like: Any) -> Any:
+    """Tells a symbolic result the static shape that it has."""
+    if not tf.executing_eagerly():
+        tensor.set_shape(like.shape)
+    return tensor
+
+
+def on_device(device: str) -> Any:
+    """A context in which ops are placed on a device; "" leaves them to TensorFlow."""
+    return tf.device(device) if device else contextlib.nullcontext()

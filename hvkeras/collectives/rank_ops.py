@@ -1,0 +1,123 @@
+"""The numbers of the running job as TensorFlow operations: asked when a graph runs, not when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.compat import graphs
+from hvkeras.job import queries
+from hvkeras.job.process_sets import process_set_of
+
+
+@graphs.unconverted
+def rank_op(name: str | None = None) -> Any:
+    """Returns this process's number as a tensor.
+
+    A graph that holds it gives the right answer in whatever job it runs: `hvd.rank()` inside a `tf.function` would be
+    the number at the time of tracing.
+
+    Example:
+        >>> tf.function(hvd.rank_op)()
+
+    Args:
+        name: The operation's name.
+
+    Returns:
+        An int32 scalar, from 0 to `size() - 1`.
+
+    Raises:
+        NotInitializedError: `init()` was not called; inside a graph, when that runs.
+    """
+    return _when_run(queries.rank, name)
+
+
+@graphs.unconverted
+def local_rank_op(name: str | None = None) -> Any:
+    """Returns this process's number among those of its host as a tensor; see `rank_op`.
+
+    Example:
+        >>> tf.function(hvd.local_rank_op)()
+
+    Args:
+        name: The operation's name.
+
+    Returns:
+        An int32 scalar.
+
+    Raises:
+        NotInitializedError: As for `rank_op`.
+    """
+    return _when_run(queries.local_rank, name)
+
+
+@graphs.unconverted
+def local_size_op(name: str | None = None) -> Any:
+    """Returns how many processes run on this host as a tensor; see `rank_op`.
+
+    Example:
+        >>> tf.function(hvd.local_size_op)()
+
+    Args:
+        name: The operation's name.
+
+    Returns:
+        An int32 scalar.
+
+    Raises:
+        NotInitializedError: As for `rank_op`.
+    """
+    return _when_run(queries.local_size, name)
+
+
+@graphs.unconverted
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Returns how many processes a process set has as a tensor; see `rank_op`.
+
+    Example:
+        >>> mean = total / tf.cast(hvd.size_op(), total.dtype)
+
+    Args:
+        process_set_id: The set's number: 0 for all ranks, else the attribute `process_set_id` of a registered set.
+        name: The operation's name.
+
+    Returns:
+        An int32 scalar.
+
+    Raises:
+        NotInitializedError: As for `rank_op`.
+        UsageError: No set of that number is registered; inside a graph, when that runs.
+    """
+    return _when_run(lambda: len(process_set_of(process_set_id).members()), name)
+
+
+@graphs.unconverted
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Returns whether this process is in a process set as a tensor; see `rank_op`.
+
+    Example:
+        >>> tf.cond(hvd.process_set_included_op(even.process_set_id) == 1, step, tf.no_op)
+
+    Args:
+        process_set_id: The set's number: 0 for all ranks, else the attribute `process_set_id` of a registered set.
+        name: The operation's name.
+
+    Returns:
+        An int32 scalar: 1 or 0.
+
+    Raises:
+        NotInitializedError: As for `rank_op`.
+        UsageError: As for `size_op`.
+    """
+    return _when_run(lambda: int(process_set_of(process_set_id).included()), name)
+
+
+def _when_run(ask: Callable[[], int], name: str | None) -> Any:
+    if tf.executing_eagerly() or graphs.compiled_by_xla():  # XLA has no way to ask Python: there it is a constant
+        return tf.constant(ask(), tf.int32, name=name)
+    number = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
+    number.set_shape([])
+    return number

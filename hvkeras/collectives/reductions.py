@@ -1,0 +1,296 @@
+"""The collectives that users call: allreduce, allgather, their grouped forms, broadcast and barrier.
+
+All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.collectives.dispatch` has what is below
+them, and `hvkeras.collectives.scattering` the collectives whose results differ between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.backends.interface import Reduction
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.differentiable import combined, combined_slices, gathered, summed_for_gradient
+from hvkeras.collectives.dispatch import allreduce_raw, broadcast_raw, derived
+from hvkeras.collectives.operations import (
+    NAMES,
+    Adasum,
+    Average,
+    Scaling,
+    Sum,
+    members,
+    on_device,
+    operation_of,
+    require_root,
+)
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job
+
+
+@graphs.unconverted
+def allreduce(
+    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+) -> Any:
+    """Combines a tensor of all ranks elementwise; every rank gets the result.
+
+    Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
+    the incoming gradient. `tf.IndexedSlices` stay sparse: values and indices are gathered. There, as in Horovod,
+    averages of integers are not truncated, but have floating-point values: float32 for 8 and 16 bits, else float64.
+    float16 and bfloat16 are combined and scaled in float32, and rounded once, on every engine.
+
+    Example:
+        >>> loss = hvd.allreduce(loss)                     # the mean over all ranks
+        >>> longest = hvd.allreduce(length, op=hvd.Max)
+
+    Args:
+        tensor: What `tf.convert_to_tensor` takes, or `tf.IndexedSlices`; same shape and dtype on every rank.
+        average: Horovod's old way to say `op`: True is Average, False is Sum.
+        device_dense: The device for dense tensors; TensorFlow's choice by default.
+        device_sparse: The device for `tf.IndexedSlices`.
+        compression: What the tensor travels as: one of `Compression`, or a `Compressor`.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        prescale_factor: Multiplies each rank's tensor first.
+        postscale_factor: Multiplies the result.
+        name: Identifies the collective across ranks; without one, operation, dtype and shape do.
+        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
+
+    Returns:
+        The result, of the given shape and dtype (but see averages of `tf.IndexedSlices`).
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: `op` is not one of the constants.
+        ArgumentError: This rank is not in `process_set`.
+        UnsupportedError: An operation that sparse tensors, booleans or, with Adasum, integers do not have; or Adasum
+            among ranks whose number is no power of two.
+    """
+    scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
+    if isinstance(tensor, tf.IndexedSlices):
+        with on_device(device_sparse):
+            return _allreduce_slices(tensor, scaled, name, process_set)
+    with on_device(device_dense):
+        return _allreduce_all([tensor], scaled, name, process_set, "allreduce")[0]
+
+
+@graphs.unconverted
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    name: str | None = None,
+) -> list[Any]:
+    """Combines several tensors in as few collectives as possible, one a dtype.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
+
+    Args:
+        tensors: The tensors, in the same order on every rank; `tf.IndexedSlices` stay sparse, and are gathered one by
+            one.
+        average: As for `allreduce`, like all that follow.
+        device_dense: The device for dense tensors.
+        device_sparse: The device for `tf.IndexedSlices`.
+        compression: What the tensors travel as.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        prescale_factor: Multiplies each rank's tensors first.
+        postscale_factor: Multiplies the results.
+        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for Horovod's sake.
+        name: Identifies the group across ranks.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `allreduce`, or no tensors were given.
+        UnsupportedError: As for `allreduce`.
+    """
+    if not tensors:
+        raise UsageError(explain("A group is one or more tensors", tensors=tensors))
+    scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
+    results = list(tensors)
+    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if dense:
+        with on_device(device_dense):
+            combined = _allreduce_all([tensors[place] for place in dense], scaled, name, process_set,
+                                      "grouped allreduce")
+        for place, tensor in zip(dense, combined, strict=True):
+            results[place] = tensor
+    for place in sorted(set(range(len(tensors))) - set(dense)):
+        with on_device(device_sparse):
+            results[place] = _allreduce_slices(tensors[place], scaled, derived(name, str(place)), process_set)
+    return results
+
+
+@graphs.unconverted
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Concatenates the ranks' tensors along the first dimension, in rank order.
+
+    Its gradient is this rank's part of the summed gradients (HVKERAS_GRADIENTS=horovod: of the averaged ones).
+
+    Example:
+        >>> everyone = hvd.allgather(tf.constant([[hvd.rank()]]))   # shape [size, 1]
+
+    Args:
+        tensor: What `tf.convert_to_tensor` takes; the first dimension may differ between ranks.
+            A scalar counts as one row.
+        name: Identifies the collective across ranks.
+        ignore_name_scope: Accepted for Horovod's sake.
+        process_set: The ranks that take part.
+
+    Returns:
+        A tensor of shape `[sum of first dimensions, ...]`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        ArgumentError: This rank is not in `process_set`.
+    """
+    ranks = members(process_set, "allgather")
+    value = tf.convert_to_tensor(tensor)
+    value = tf.reshape(value, [1]) if value.shape.rank == 0 else value
+
+    return gathered(value, ranks, name)
+
+
+@graphs.unconverted
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Concatenates several tensors of all ranks, each along the first dimension, in rank order.
+
+    Example:
+        >>> values, indices = hvd.grouped_allgather([values, indices])
+
+    Args:
+        tensors: The tensors, in the same order on every rank; see `allgather`.
+        name: Identifies the group across ranks.
+        ignore_name_scope: Accepted for Horovod's sake.
+        process_set: The ranks that take part.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        ArgumentError: This rank is not in `process_set`.
+    """
+    return [allgather(tensor, derived(name, str(number)), process_set=process_set)
+            for number, tensor in enumerate(tensors)]
+
+
+@graphs.unconverted
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Gives every rank the root's tensor.
+
+    Its gradient is the sum of all ranks' gradients on the root (HVKERAS_GRADIENTS=horovod: their average), and zero
+    elsewhere.
+
+    Example:
+        >>> seed = hvd.broadcast(seed, root_rank=0)
+
+    Args:
+        tensor: The value on the root; elsewhere anything of its shape and dtype.
+        root_rank: The global rank that sends.
+        name: Identifies the collective across ranks.
+        ignore_name_scope: Accepted for Horovod's sake.
+        process_set: The ranks that take part.
+
+    Returns:
+        The root's value.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        ArgumentError: The root or this rank is not in `process_set`.
+    """
+    ranks = members(process_set, "broadcast")
+    require_root(root_rank, ranks)
+
+    @graphs.custom_gradient
+    def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def gradient(upstream: Any) -> Any:
+            summed = summed_for_gradient(upstream, ranks, name)
+            # A choice that TensorFlow makes, so that a gradient of this gradient is a collective on every rank.
+            return tf.where(current_job().topology.rank == root_rank, summed, tf.zeros_like(summed))
+
+        return broadcast_raw([value], root_rank, ranks, name)[0], gradient
+
+    return send(tf.convert_to_tensor(tensor))
+
+
+@graphs.unconverted
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+    """Waits until every rank has come here.
+
+    Example:
+        >>> hvd.barrier()
+
+    Args:
+        process_set: The ranks that wait for each other.
+        name: Identifies the barrier across ranks.
+
+    Returns:
+        Inside a `tf.function` the operation that waits; None in eager mode.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        ArgumentError: This rank is not in `process_set`.
+    """
+    done = allreduce_raw([tf.zeros([1])], Reduction.SUM, members(process_set, "barrier"), name, "barrier")
+    return None if tf.executing_eagerly() else tf.group(*done)
+
+
+def _chosen(average: bool | None, op: int | None) -> int:
+    if average is not None and op is not None:
+        raise UsageError(explain("Only one of average and op can be given", "leave out average", average=average,
+                                 op=op))
+    if op is None:
+        return Sum if average is False else Average
+    return operation_of(op)
+
+
+def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,
+                   operation: str) -> list[Any]:
+    ranks = members(process_set, operation)
+    values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if any(value.dtype == tf.bool for value in values):
+        return _allreduce_booleans(values, scaled, name, process_set, operation)
+    return combined(values, scaled, ranks, name, operation)
+
+
+def _allreduce_booleans(values: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,
+                        operation: str) -> list[Any]:
+    """Max of booleans is "any", Min and Product are "all"; a sum of them is a number, which they cannot hold."""
+    if scaled.op in (Average, Sum, Adasum):
+        raise UnsupportedError(explain("Booleans have no sum or average", "use hvd.Max for any, hvd.Min for all, or"
+                                       " tf.cast the tensor", op=NAMES[scaled.op]))
+    numbers = [tf.cast(value, tf.int32) if value.dtype == tf.bool else value for value in values]
+    results = _allreduce_all(numbers, scaled, name, process_set, operation)
+    return [tf.cast(result, value.dtype) for result, value in zip(results, values, strict=True)]
+
+
+def _allreduce_slices(slices: Any, scaled: Scaling, name: str | None, process_set: ProcessSet) -> Any:
+    if scaled.op not in (Average, Sum):
+        raise UnsupportedError(explain("tf.IndexedSlices can only be summed or averaged", "tf.convert_to_tensor them",
+                                       op=NAMES[scaled.op]))
+    return combined_slices(slices, scaled, members(process_set, "allreduce"), name)

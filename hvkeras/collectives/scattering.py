@@ -1,0 +1,196 @@
+"""Collectives that give each rank a part of its own: alltoall, reducescatter and grouped_reducescatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import as_horovod
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.differentiable import gathered
+from hvkeras.collectives.dispatch import alltoall_raw, derived, reducescatter_raw
+from hvkeras.collectives.operations import (
+    NAMES,
+    Average,
+    Scaling,
+    Sum,
+    gradient_divisor,
+    members,
+    on_device,
+    operation_of,
+    reducing_engine,
+)
+from hvkeras.compat import graphs
+from hvkeras.compat.tensorflow_errors import ArgumentError
+from hvkeras.errors import UsageError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+
+
+@graphs.unconverted
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends to each rank rows of its own, and returns the rows that the ranks sent to this one.
+
+    Its gradient sends the rows' gradients back.
+
+    Example:
+        >>> mine = hvd.alltoall(tf.range(hvd.size()))          # one number from each rank
+        >>> rows, counts = hvd.alltoall(rows, splits=[0, 3])   # three rows to rank 1
+
+    Args:
+        tensor: What `tf.convert_to_tensor` takes, with at least one dimension; only the first may differ between ranks.
+        splits: How many rows go to each rank, integers of shape `[number of ranks]` that add up to the first
+            dimension; equally many by default.
+        name: Identifies the collective across ranks.
+        ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
+        process_set: The ranks that take part.
+
+    Returns:
+        The rows received, in rank order; with `splits` also how many came from each rank (as the dtype of `splits`,
+        int32 for Python numbers).
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        ArgumentError: This rank is not in `process_set`, or the rows cannot be dealt so.
+    """
+    ranks = members(process_set, "alltoall")
+    value = tf.convert_to_tensor(tensor)
+    if value.shape.rank == 0:
+        raise ArgumentError(explain("alltoall sends rows, so its tensor needs a first dimension",
+                                    "tf.reshape(tensor, [-1])", shape=value.shape))
+    asked = None if splits is None else tf.convert_to_tensor(splits)
+    rows = _dealt(value, asked, len(ranks))
+    received, counts = _exchanged(value, rows, ranks, name)
+    return received if asked is None else (received, tf.cast(counts, asked.dtype))
+
+
+@graphs.unconverted
+def reducescatter(
+    tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
+    name: str | None = None, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:
+    """Combines a tensor of all ranks elementwise, and gives each rank its part of the rows.
+
+    Where the rows cannot be dealt evenly, the first ranks get one more. The gradient gathers the parts' gradients
+    (HVKERAS_GRADIENTS=horovod: and multiplies them by the number of ranks).
+
+    Example:
+        >>> part = hvd.reducescatter(tf.ones([2 * hvd.size(), 3]), op=hvd.Sum)   # shape [2, 3]
+
+    Args:
+        tensor: What `tf.convert_to_tensor` takes, with at least one dimension; same shape and dtype on every rank.
+        device_dense: The device for the tensor; TensorFlow's choice by default.
+        compression: What the tensor travels as: one of `Compression`, or a `Compressor`.
+        op: Average (default) or Sum.
+        name: Identifies the collective across ranks.
+        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
+        prescale_factor: Multiplies each rank's tensor first.
+        postscale_factor: Multiplies the result.
+
+    Returns:
+        This rank's rows of the result.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: `op` is neither Average nor Sum.
+        ArgumentError: The tensor is a scalar, or this rank is not in `process_set`.
+    """
+    if operation_of(op) not in (Average, Sum):
+        raise UsageError(explain("reducescatter combines by hvd.Average or hvd.Sum", op=NAMES[op]))
+    scaled = Scaling(op, compression, prescale_factor, postscale_factor)
+    ranks = members(process_set, "reducescatter")
+    value = tf.convert_to_tensor(tensor)
+    if value.shape.rank == 0:
+        raise ArgumentError(explain("reducescatter deals rows, so its tensor needs a first dimension",
+                                    "hvd.allreduce a scalar", shape=value.shape))
+
+    @graphs.custom_gradient
+    def scatter(whole: Any) -> tuple[Any, Callable[[Any], Any]]:
+        sent = scaled.sent(whole, len(ranks), reducing_engine(ranks))
+        part = reducescatter_raw(sent.tensor, ranks, name, scaled.text, sent.factors, sent.spec)
+
+        def gradient(upstream: Any) -> Any:
+            back = scaled.sent(upstream, len(ranks))
+            together = gathered(back.tensor, ranks, derived(name, "gradient"))
+            exact, factor = scaled.received(together, back, len(ranks)), gradient_divisor(ranks)
+            return exact if factor == 1 else exact * tf.cast(factor, exact.dtype)
+
+        return scaled.received(part, sent, len(ranks)), gradient
+
+    with on_device(device_dense):
+        return scatter(value)
+
+
+@graphs.unconverted
+def grouped_reducescatter(
+    tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none, op: int = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Reduces and scatters several tensors.
+
+    Example:
+        >>> parts = hvd.grouped_reducescatter([tf.ones([4]), tf.ones([8, 2])])
+
+    Args:
+        tensors: The tensors, in the same order on every rank.
+        device_dense: As for `reducescatter`, like all that follow.
+        compression: What the tensors travel as.
+        op: Average (default) or Sum.
+        process_set: The ranks that take part.
+        prescale_factor: Multiplies each rank's tensors first.
+        postscale_factor: Multiplies the results.
+
+    Returns:
+        This rank's rows of each result.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `reducescatter`.
+    """
+    return [reducescatter(tensor, device_dense, compression, op, None, process_set, False, prescale_factor,
+                          postscale_factor) for tensor in tensors]
+
+
+def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Any, Any]:
+    """Deals rows; with a gradient that has gradients in turn. The second result is how many came from each rank."""
+
+    @graphs.custom_gradient
+    def exchange(sent: Any) -> tuple[tuple[Any, Any], Callable[..., Any]]:
+        received, counts = alltoall_raw(sent, rows, ranks, name)
+
+        def gradient(upstream: Any, _: Any = None) -> Any:
+            return _exchanged(upstream, counts, ranks, derived(name, "gradient"))[0]
+
+        return (received, counts), gradient
+
+    received, counts = exchange(value)
+    return received, counts
+
+
+def _dealt(value: Any, splits: Any, size: int) -> Any:
+    """How many rows go to each rank, checked where the numbers are known."""
+    rows = value.shape[0]
+    if splits is None:
+        if rows is not None and rows % size:
+            raise ArgumentError(explain("Without splits, alltoall deals equally many rows to each rank", "pass splits=",
+                                        rows=rows, ranks=size))
+        return tf.fill([size], tf.shape(value, tf.int64)[0] // size)
+    if not splits.dtype.is_integer or not splits.shape.is_compatible_with([size]):
+        raise ArgumentError(explain("splits must hold one integer for each rank that takes part", splits=splits,
+                                    ranks=size))
+    if as_horovod.is_installed() and splits.dtype != tf.int32:
+        raise ArgumentError(explain("Horovod's splits are int32", "tf.cast them, or import hvkeras.tensorflow, where"
+                                    " other integers serve as well", dtype=splits.dtype.name))
+    known = tf.get_static_value(splits)
+    if known is not None and rows is not None and (known.min() < 0 or known.sum() != rows):
+        raise ArgumentError(explain("splits must not be negative, and must add up to the first dimension",
+                                    splits=known.tolist(), rows=rows))
+    return tf.cast(splits, tf.int64)

@@ -1,0 +1,113 @@
+"""How rank 0 tells the others where the control channel is: notes in folders and stores, and its addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from hvkeras.control.waiting import Waiting
+from hvkeras.errors import MachineError, explain
+from hvkeras.host.network import (
+    LOOPBACK,
+    address_towards,
+    interface_address,
+    is_local,
+    outward_address,
+    shared_address,
+    split_address,
+)
+from hvkeras.host.private_files import create_private, why_not_private
+from hvkeras.launch_environments import Launch
+from hvkeras.settings import Settings
+
+
+def forget_note(launch: Launch, settings: Settings) -> None:
+    """Removes the note that rank 0 left in the folder, once all ranks are connected."""
+    if launch.rank == 0 and launch.rendezvous.job:
+        with contextlib.suppress(OSError):
+            note_of(launch, settings).unlink()
+
+
+def is_one_host(launch: Launch) -> bool:
+    """Whether all ranks of a launch share a host, as far as the launch says."""
+    if launch.cluster:
+        return all(is_local(split_address(entry)[0]) for entry in launch.cluster)
+    return launch.local_size == launch.size
+
+
+def note_of(launch: Launch, settings: Settings) -> Path:
+    """Where rank 0 leaves address and secret: a folder of this host, or one that hosts commonly share."""
+    own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if is_one_host(launch) else Path.home() / ".hvkeras"
+    folder = Path(settings.rendezvous_dir or own)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = why_not_private(folder.stat(), 0o077)
+        if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            reason = "you may not write to it"
+    except OSError as error:
+        reason = f"it cannot be made or looked at ({error.strerror})"
+    if reason:
+        fix = f"chmod 700 {folder}, or " if "mode" in reason or "write" in reason else ""
+        raise MachineError(explain(f"The folder that carries the job's secret must belong to you alone, but {reason}",
+                                   f"{fix}set HVKERAS_RENDEZVOUS_DIR to a folder of yours, the same for all ranks",
+                                   folder=str(folder)))
+    return folder / f"{launch.rendezvous.job}.json"
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Writes a file that nobody else can read, at once.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with create_private(draft) as file:
+            file.write(text.encode())
+        draft.replace(path)
+    except OSError as error:
+        raise MachineError(explain(f"The folder that carries the job's secret must be writable ({error.strerror})",
+                                   "set HVKERAS_RENDEZVOUS_DIR to a folder with room, the same for all ranks",
+                                   path=str(path))) from error
+
+
+def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
+    """Chooses where rank 0 listens: the loopback for one host, else on a network that all hosts share."""
+    own = socket.gethostname()
+    others = [host for host in hosts if host != own]
+    if hosts and not others:
+        return LOOPBACK
+    shared = shared_address(hosts.get(own, []), [hosts[host] for host in others]) if others else ""
+    if shared and not settings.network_interfaces:
+        return shared
+    if others or settings.network_interfaces:
+        return towards(settings, others[0] if others else own)
+    return outward_address()
+
+
+def towards(settings: Settings, host: str) -> str:
+    """This host's address for another one: of the chosen interfaces, or of the way there."""
+    return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
+
+
+def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
+    """Asks horovodrun's store; a key that is not there yet reads as empty. Proxies are left out."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, data=body, method=method)
+    while True:
+        try:
+            with opener.open(request, timeout=5.0) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return b""
+            waiting.check("horovodrun's store", str(error))
+        except OSError as error:
+            waiting.check("horovodrun's store", str(error))
+        time.sleep(0.1)

@@ -1,0 +1,108 @@
+"""A rank's connection to the control server: the proof of the job's secret, and sealed messages both ways."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from dataclasses import dataclass
+
+from hvkeras.control import wire
+from hvkeras.errors import UsageError, explain
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a rank says of itself when it connects."""
+
+    rank: int
+    size: int
+    host: str
+
+
+class Connection:
+    """A connection that has proved the secret, and introduced this rank.
+
+    Args:
+        connected: A connected socket.
+        secret: The job's secret.
+        introduction: Who we are.
+
+    Raises:
+        ProofError: The server does not know the secret.
+        UsageError: The server refuses this rank, with the reason.
+    """
+
+    def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
+        self.introduction = introduction
+        self._socket = connected
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._seal = self._prove(secret)
+        self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
+                    "pid": os.getpid()})
+        answer = self._read()
+        if answer["type"] == "refused":
+            raise UsageError(answer["reason"])
+        connected.settimeout(None)
+
+    @property
+    def local_address(self) -> str:
+        """The address of this host that reaches the server, and so the other hosts."""
+        return str(self._socket.getsockname()[0])
+
+    def in_child(self) -> None:
+        """Closes a forked process's copy of the connection, which tells of this process's end."""
+        self._socket.close()
+
+    def _prove(self, secret: bytes) -> wire.Seal:
+        challenge = self._exactly(len(wire.MAGIC) + wire.NONCE_BYTES)
+        if not challenge.startswith(wire.MAGIC):
+            raise wire.ProofError(explain("The address must be hvkeras's control channel",
+                                          "another program listens there", first_bytes=challenge[:8]))
+        server_nonce, client_nonce = challenge[len(wire.MAGIC) :], wire.nonce()
+        self._socket.sendall(client_nonce + wire.proof(secret, b"client", server_nonce, client_nonce))
+        wire.check_proof(self._exactly(wire.CODE_BYTES), wire.proof(secret, b"server", server_nonce, client_nonce))
+        return wire.Seal(wire.proof(secret, b"session", server_nonce, client_nonce), b"client", b"server")
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._socket.recv(count)
+            if not part:
+                raise ConnectionError("the control channel was closed by the other side")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _read(self) -> wire.Message:
+        length = wire.payload_length(self._exactly(wire.HEADER.size))
+        code = self._exactly(wire.CODE_BYTES)
+        return self._seal.open_frame(code, self._exactly(length))
+
+    def _send(self, message: wire.Message) -> None:
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(self._seal.close_frame(message))
+
+    def let_go(self) -> None:
+        """Leaves the connection to the end of this process, which closes it: so the server sees when that comes."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            os.dup(self._socket.fileno())  # Python closes its own before it runs finalizers
+            self._socket.shutdown(socket.SHUT_RD)
+        self._join_threads()
+
+    def close(self) -> None:
+        """Closes the connection and ends the threads."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._join_threads()
+
+    def _join_threads(self) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=2.0)

@@ -1,0 +1,216 @@
+"""The server's side of the control channel's connections: who proves the job's secret, and becomes a member."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvkeras.control import wire
+from hvkeras.control.unproven import UnprovenConnections
+from hvkeras.errors import MachineError, explain
+
+PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
+
+
+@dataclass
+class Member:
+    """One connected rank."""
+
+    rank: int
+    host: str
+    pid: int
+    writer: asyncio.StreamWriter
+    seal: wire.Seal
+    seen: float
+    left: bool = False
+    ended: bool = False
+    over: bool = False  # its script has ended, and its process shall
+    failed: bool = False
+    outside: str | None = None  # where it said to be, outside of TensorFlow; "" if within, None if it was not asked
+    doing: str = ""  # what it said to be doing when it was asked last
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def send(self, message: wire.Message) -> None:
+        """Queues a message; a broken connection shows up on the reading side."""
+        if not self.writer.is_closing():
+            self.writer.write(self.seal.close_frame(message))
+
+
+class Connections(abc.ABC):
+    """Listens, lets in who proves the secret, and passes on what members say, in a thread of its own.
+
+    Args:
+        size: The number of ranks to expect.
+        secret: The job's secret, which every rank must prove.
+        host: The address to listen on.
+        port: The port, or 0 for a free one.
+
+    Raises:
+        MachineError: The address cannot be listened on.
+    """
+
+    def __init__(self, size: int, secret: bytes, host: str, port: int) -> None:
+        self.size = size
+        self._secret = secret
+        self._unproven = UnprovenConnections(size)
+        self._members: dict[int, Member] = {}
+        self._lost: dict[int, Member] = {}
+        self._stopping: asyncio.Event | None = None
+        self._listening: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket = _listen(host, port, size)
+        self._loop = asyncio.new_event_loop()
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._thread = threading.Thread(target=self._run, name="hvkeras-control-server", daemon=True)
+
+    @abc.abstractmethod
+    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
+        """Makes a member of who has proved the secret, or refuses it."""
+
+    @abc.abstractmethod
+    def _hear(self, member: Member, message: wire.Message) -> None:
+        """Takes a member's message."""
+
+    @abc.abstractmethod
+    def _lose(self, member: Member) -> None:
+        """Takes note that a member's connection has ended."""
+
+    @abc.abstractmethod
+    async def _watch(self) -> None:
+        """Looks at the members now and then, until it is cancelled."""
+
+    def start(self) -> tuple[str, int]:
+        """Starts serving.
+
+        Returns:
+            The host and port that ranks connect to.
+        """
+        self._thread.start()
+        return self.address
+
+    def stop(self) -> None:
+        """Stops serving and frees the socket and the thread."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._request_stop)
+            self._thread.join(timeout=5.0)
+        elif not self._loop.is_closed():
+            self._loop.close()  # it was never started
+        self._socket.close()
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """The ranks that are connected now."""
+        return frozenset(self._members)
+
+    @property
+    def met(self) -> frozenset[int]:
+        """The ranks that have ever been connected."""
+        return self.connected | frozenset(self._lost)
+
+    def _request_stop(self) -> None:
+        if self._stopping is not None:
+            self._stopping.set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._on_loop_error)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Counts connections that could not be accepted, of each of which asyncio would print a traceback."""
+        if not self._unproven.finds_no_room(context.get("exception")):
+            loop.default_exception_handler(context)
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        self._listening = server = await asyncio.start_server(self._greet, sock=self._socket)
+        watch = asyncio.ensure_future(self._watch())
+        await self._stopping.wait()
+        self._broadcast({"type": "closing"})
+        watch.cancel()
+        server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for member in self._members.values():
+            member.writer.close()
+        await asyncio.gather(watch, *self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        member: Member | None = None
+        proven = False
+        try:
+            if not self._unproven.arrives():
+                return
+            seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
+            proven = True
+            self._unproven.proves()
+            hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
+            member = self._admit(hello, writer, seal)
+            while member is not None:
+                self._hear(member, await _read(reader, seal))
+        except asyncio.CancelledError:
+            pass  # the server stops; asyncio would print the cancellation of a connection's task
+        except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
+            pass
+        finally:
+            if not proven:
+                self._unproven.fails(writer.get_extra_info("peername"))
+            if member is not None:
+                self._lose(member)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+            writer.close()
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Seal:
+        challenge = wire.nonce()
+        writer.write(wire.MAGIC + challenge)
+        answer = await reader.readexactly(wire.NONCE_BYTES + wire.CODE_BYTES)
+        other, shown = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
+        wire.check_proof(shown, wire.proof(self._secret, b"client", challenge, other))
+        writer.write(wire.proof(self._secret, b"server", challenge, other))
+        return wire.Seal(wire.proof(self._secret, b"session", challenge, other), b"server", b"client")
+
+    def _broadcast(self, message: wire.Message) -> None:
+        for member in self._members.values():
+            member.send(message)
+
+    def _later(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _listen(host: str, port: int, size: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(max(size, 16))
+    except OSError as error:
+        listening.close()
+        raise MachineError(explain(f"The control channel must be able to listen on its address ({error.strerror})",
+                                   "choose another port or interface, or end the program that has it",
+                                   address=f"{host}:{port}")) from error
+    return listening
+
+
+async def _read(reader: asyncio.StreamReader, seal: wire.Seal) -> wire.Message:
+    length = wire.payload_length(await reader.readexactly(wire.HEADER.size))
+    code = await reader.readexactly(wire.CODE_BYTES)
+    return seal.open_frame(code, await reader.readexactly(length))

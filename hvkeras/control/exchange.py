@@ -1,0 +1,108 @@
+"""A rank's part in exchanges of plain data: one value from every rank, over the control channel."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.control import wire
+from hvkeras.control.cause import Cause
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.errors import PeerError, explain
+from hvkeras.host.console import in_words
+
+
+class Exchange(Connection):
+    """A connection over which all ranks exchange values, until the job ends.
+
+    Args:
+        connected: A connected socket.
+        secret: The job's secret.
+        introduction: Who we are.
+
+    Raises:
+        ProofError: The server does not know the secret.
+        UsageError: The server refuses this rank, with the reason.
+    """
+
+    def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
+        self.cause: Cause | None = None
+        self._changed = threading.Condition()
+        self._gathered: dict[str, list[Any]] = {}
+        self._missing: dict[str, list[int]] = {}
+        self._asking: set[str] = set()  # keys of gathers that wait for others
+        super().__init__(connected, secret, introduction)
+
+    def gather(
+        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
+        describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
+    ) -> list[Any]:
+        """Collects one value from every rank.
+
+        Args:
+            key: Names the exchange; all ranks give the same, each key at most once at a time.
+            value: Anything that JSON can carry.
+            timeout: Seconds to wait for the others.
+            on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
+            describe: Words the missing ranks for the error; `ranks 1, 3` by default.
+            given_up: Asked while waiting; once it says yes, nobody needs the answer any more.
+
+        Returns:
+            The values in rank order; none if it was given up.
+
+        Raises:
+            PeerError: The job ended, or ranks were missing at the deadline; they are named.
+        """
+        with self._changed:
+            self._asking.add(key)
+        try:
+            return self._await_all(key, value, timeout, on_missing, describe, given_up)
+        finally:
+            with self._changed:
+                self._asking.discard(key)
+
+    def _await_all(
+        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
+        describe: Callable[[list[int]], str] | None, given_up: Callable[[], bool] | None,
+    ) -> list[Any]:
+        start, told = time.monotonic(), 0.0
+        self._send({"type": "put", "key": key, "value": value})
+        with self._changed:
+            while key not in self._gathered:
+                self.raise_if_ended()
+                waited = time.monotonic() - start
+                missing = self._missing.get(key, [])
+                if waited >= timeout:
+                    who = (describe or in_words)(missing) if missing else "the server's answer"
+                    raise PeerError(explain(
+                        f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not"
+                        " come", "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
+                if on_missing is not None and waited - told >= 1.0 and missing:
+                    told = waited
+                    on_missing(missing, waited)
+                if given_up is not None and given_up():
+                    return []
+                self._changed.wait(0.1)
+            self._missing.pop(key, None)
+            return self._gathered.pop(key)
+
+    def wait_for_cause(self, timeout: float) -> Cause | None:
+        """Waits until the server has said why the job ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.cause is not None, timeout)
+            return self.cause
+
+    def raise_if_ended(self) -> None:
+        """Raises PeerError if the job has ended."""
+        if self.cause is not None:
+            raise PeerError(f"The job ended: {self.cause.sentence()}")
+
+    def _take_values(self, message: wire.Message) -> None:
+        """Keeps gathered values, and who is missing; called under the lock of `_changed`."""
+        if message["type"] == "all":
+            self._gathered[message["key"]] = message["values"]
+        elif message["type"] == "missing":
+            self._missing[message["key"]] = message["ranks"]

@@ -1,0 +1,152 @@
+"""The server's side of `hvkeras.collectives.join`: who is to take part in what the others do.
+
+A mismatch is resolved in three steps, of which none may overtake the one before: all ranks say what their plans
+consist of; the ranks that wait in one of the plans are told that it is refused, and confirm it; all other ranks take
+part in it, so that it ends, whereupon those that waited raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvkeras.control.waits import Finding, Waits
+
+REFUSED_WITHIN = 20.0  # seconds
+Request = tuple[int, dict[str, Any]]
+
+
+@dataclass
+class Refusal:
+    """Plans that do not fit together.
+
+    Attributes:
+        keys: Their keys.
+        text: What differs.
+        since: When it was found, in seconds.
+        unconfirmed: The ranks that wait in one of them, with its key, and have not confirmed to know that it is
+            refused; None before they were told.
+        counts: How often each plan was entered when they were told: no later entry is refused.
+    """
+
+    keys: frozenset[str]
+    text: str
+    since: float
+    unconfirmed: set[tuple[int, str]] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def owed(self, waits: Waits, rank: int) -> list[str]:
+        """The plans that a rank will be asked to take part in, for others.
+
+        Args:
+            waits: The counts of entered plans.
+            rank: The rank.
+        """
+        return [key for key, count in self.counts.items() if waits.counts(key).get(rank, count) < count]
+
+
+class Participation:
+    """The ranks that have joined, and the plans that are refused."""
+
+    def __init__(self) -> None:
+        self.joined: list[int] = []
+        self._refusals: list[Refusal] = []
+        self._calls: dict[str, list[dict[str, Any]]] = {}
+        self._asked: dict[tuple[int, str], int] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ranks shall say at once what they enter, and what it consists of."""
+        return bool(self.joined or self._refusals)
+
+    def learn(self, calls: dict[str, list[dict[str, Any]]]) -> None:
+        """Learns what calls plans consist of.
+
+        Args:
+            calls: The calls by the plan's key.
+        """
+        self._calls.update(calls)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Forgets plans that no rank remembers.
+
+        Args:
+            keys: Their keys.
+        """
+        for key in keys:
+            self._calls.pop(key, None)
+        self._asked = {asked: count for asked, count in self._asked.items() if asked[1] not in keys}
+
+    def refuse(self, finding: Finding, now: float) -> bool:
+        """Begins to refuse plans that do not fit together, unless this was begun before.
+
+        Args:
+            finding: The mismatch.
+            now: The time, in seconds.
+
+        Returns:
+            Whether it may still come to its end; some rank may be unable to take part.
+        """
+        keys = frozenset(finding.keys)
+        begun = next((refusal for refusal in self._refusals if refusal.keys & keys), None)
+        if begun is None:
+            self._refusals.append(Refusal(keys, finding.text, now))
+        return begun is None or now - begun.since < REFUSED_WITHIN
+
+    def confirm(self, rank: int, key: str) -> str:
+        """Learns that a rank knows that a plan is refused.
+
+        Args:
+            rank: The rank.
+            key: The plan's key.
+
+        Returns:
+            What differs.
+        """
+        refusal = next(refusal for refusal in self._refusals if key in refusal.keys)
+        if refusal.unconfirmed is not None:
+            refusal.unconfirmed.discard((rank, key))
+        return refusal.text
+
+    def requests(self, waits: Waits) -> Iterator[Request]:
+        """Finds what ranks are to be told now.
+
+        Args:
+            waits: The counts of entered plans.
+
+        Yields:
+            The rank, and what to tell it.
+        """
+        for rank in self.joined:
+            for key in waits.plans_of(rank):
+                yield from self._participation(waits, rank, key, max(waits.counts(key).values()), False)
+        for refusal in list(self._refusals):
+            yield from self._refused(refusal, waits)
+
+    def _refused(self, refusal: Refusal, waits: Waits) -> Iterator[Request]:
+        if not all(key in self._calls for key in refusal.keys):
+            return
+        if refusal.unconfirmed is None:
+            refusal.unconfirmed = set()
+            refusal.counts = {key: max(waits.counts(key).values()) for key in refusal.keys}
+            for key in sorted(refusal.keys):
+                counts = waits.counts(key)
+                for rank in (rank for rank, count in counts.items() if count > min(counts.values())):
+                    refusal.unconfirmed.add((rank, key))
+                    yield rank, {"type": "refused", "key": key, "text": refusal.text, "owed": refusal.owed(waits, rank)}
+        if refusal.unconfirmed:
+            return
+        if all(min(waits.counts(key).values()) >= count for key, count in refusal.counts.items()):
+            self._refusals.remove(refusal)
+            return
+        for key, count in refusal.counts.items():
+            for rank in waits.counts(key):
+                yield from self._participation(waits, rank, key, count, True)
+
+    def _participation(self, waits: Waits, rank: int, key: str, count: int, refused: bool) -> Iterator[Request]:
+        times = count - max(waits.counts(key)[rank], self._asked.get((rank, key), 0))
+        if times > 0 and key in self._calls:
+            self._asked[rank, key] = count
+            yield rank, {"type": "involved", "key": key, "plan": waits.plan(key), "calls": self._calls[key],
+                         "times": times, "refused": refused}

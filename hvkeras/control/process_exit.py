@@ -1,0 +1,90 @@
+"""A rank whose script has ended but whose process does not: a thread that is no daemon, a function at exit, an engine.
+
+Such a rank keeps its job for ever, once the scripts of all others have ended as well; before that, it keeps nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import signal
+import sys
+import time
+
+from hvkeras.host.console import say
+from hvkeras.progress import location, stalls
+
+LAST_RESORT = 5.0  # seconds after the server should have ended a process, until the kernel does
+RARER = 2.0  # how many times as long the next telling waits
+
+
+class Ending:
+    """How long this rank's process outlives its script.
+
+    Args:
+        who: The rank, its host and its process, in words.
+        warn_after: Seconds until its threads' stacks are printed; then after twice as long, and so on. 0 for never.
+        end_after: Seconds until the job ends; 0 for never.
+        liveness: Seconds more that it has when Python's threads run no more.
+    """
+
+    def __init__(self, who: str, warn_after: float, end_after: float, liveness: float) -> None:
+        self._who, self._liveness = who, liveness
+        self._warn_after, self._end_after = warn_after, end_after
+        self._script_over: float | None = None
+        self._others_over: float | None = None
+
+    def begin(self) -> None:
+        """This rank's script has ended."""
+        self._script_over = time.monotonic()
+
+    def let_others_end(self) -> None:
+        """The scripts of all ranks have ended, or nobody is left to ask whether they have."""
+        self._others_over = self._others_over or time.monotonic()
+
+    def excuse(self) -> None:
+        """This rank waits for others to end, and is not the one that keeps the job."""
+        self._script_over = None
+
+    def look(self, now: float, moved: float) -> str:
+        """Tells of a process that does not end.
+
+        Args:
+            now: The time, in seconds.
+            moved: When the rank has last entered a collective, or got on in a loop of Keras's.
+
+        Returns:
+            What the job ends of; "" if it goes on.
+        """
+        if self._script_over is None or self._others_over is None:
+            return ""
+        waited = now - max(self._script_over, self._others_over, moved)
+        if self._end_after and waited >= self._end_after:
+            return (f"has not ended, {waited:.0f} s after its script did: {location.keeping()[0]}"
+                    " (HVKERAS_STALL_SHUTDOWN sets how long it may take)")
+        if self._warn_after and waited >= self._warn_after:
+            self._warn_after = RARER * waited
+            place, stacks = location.keeping()
+            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {place}"
+            say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
+            stalls.note(text)
+        return ""
+
+    def leave_to_the_kernel(self) -> None:
+        """Bounds what comes when Python's threads run no more: finalizers, and libraries at their end."""
+        if self._warn_after:
+            # If standard error is closed, nobody would see the stacks.
+            with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+                faulthandler.dump_traceback_later(self._warn_after, repeat=True, file=sys.__stderr__ or sys.stderr)
+        if self._end_after and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:
+            _end_after(self._end_after + self._liveness + LAST_RESORT)
+
+
+def _end_after(seconds: float) -> None:
+    """Has the kernel end this process, but no program that it may turn into; C libraries may lack the calls."""
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    interval_and_value = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
+    with contextlib.suppress(AttributeError):
+        if libc.timer_create(time.CLOCK_MONOTONIC, None, ctypes.byref(timer)) == 0:  # it sends SIGALRM
+            libc.timer_settime(timer, 0, interval_and_value, None)

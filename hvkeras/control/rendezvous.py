@@ -1,0 +1,286 @@
+"""How the ranks of one launch find the control channel: one way per kind of launch.
+
+Rank 0 serves the channel (the launcher does, under `hvkeras run`). The others learn its address and
+the job's secret from what they share: the environment, MPI, horovodrun's store, or a private folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from hvkeras.control.announcements import ask_store, is_one_host, note_of, own_address, towards, write_privately
+from hvkeras.control.cause import Cause
+from hvkeras.control.channel import ControlChannel
+from hvkeras.control.client import ControlClient
+from hvkeras.control.connection import Introduction
+from hvkeras.control.relay import Deadlines
+from hvkeras.control.server import ControlServer
+from hvkeras.control.waiting import Waiting, task_name
+from hvkeras.control.wire import ProofError
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.console import say
+from hvkeras.host.network import (
+    LOOPBACK,
+    is_local,
+    own_networks,
+    split_address,
+)
+from hvkeras.launch_environments import Launch
+from hvkeras.progress import stalls
+from hvkeras.settings import Settings
+
+CARD_BYTES = 1024  # what each rank tells of itself over MPI: host name and addresses, as JSON
+STORE_KEY = "/hvkeras/control"
+
+
+class Serve(Protocol):
+    """Makes and starts the server of a control channel."""
+
+    def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
+        """Listens at an address, or at a free port of it."""
+
+
+def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
+    server = ControlServer(launch.size, secret, host, port, Deadlines.from_settings(settings), on_warning=_warn,
+                           on_note=say)
+    server.start()
+    return server
+
+
+def _warn(text: str) -> None:
+    """Says whom a rank waits for, and leaves it in the record."""
+    say(text)
+    stalls.note(text)
+
+
+def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> ControlServer:
+    """Serves the control channel of a cluster with parameter servers, in its chief, for as long as that lives.
+
+    Args:
+        launch: The chief's place in the cluster.
+        settings: The settings in force.
+        serve: Makes the server.
+
+    Returns:
+        The server. Nobody need be there yet.
+
+    Raises:
+        HvkerasError: The address cannot be listened on, or the hosts share no secret.
+    """
+    server = _by_tf_config(launch, settings, Waiting(settings.start_timeout), serve)[0]
+    assert server is not None
+    return server
+
+
+def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
+    """Connects a task of a cluster with parameter servers to its chief.
+
+    Args:
+        launch: The task's place in the cluster.
+        settings: The settings in force.
+        on_end: Called with the cause when the job ends early.
+
+    Returns:
+        The connected channel.
+
+    Raises:
+        HvkerasError: The chief cannot be found or reached in time, or refuses the task.
+    """
+    waiting = Waiting(settings.start_timeout)
+    _, address, secret, refresh = _by_tf_config(launch, settings, waiting)
+    client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
+    client.server_host = address[0]
+    return client
+
+
+def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlChannel:
+    """Connects this rank to its job's control channel, which rank 0 starts to serve.
+
+    Args:
+        launch: How this process was launched; more than one rank.
+        settings: The settings in force.
+        on_end: Called with the cause when the job ends early.
+
+    Returns:
+        The connected channel. The other ranks need not all be there yet.
+
+    Raises:
+        HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
+    """
+    waiting = Waiting(settings.start_timeout)
+    ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
+            "tf_config": _by_tf_config, "folder": _by_folder}
+    serves_at_port = launch.rank == 0 and meets_at_port(launch, settings)
+    with contextlib.ExitStack() as on_error:
+        claim = claim_port(launch) if launch.cluster and not serves_at_port else None
+        if claim is not None:
+            on_error.callback(claim.close)
+        server, address, secret, refresh = ways[launch.rendezvous.kind](launch, settings, waiting)
+        if server is not None:
+            on_error.callback(server.stop)
+        client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
+        on_error.pop_all()
+    client.server_is_rank = launch.rendezvous.kind != "run"
+    client.server_host = address[0]
+    return ControlChannel(client, server, claim)
+
+
+Address = tuple[str, int]
+Refresh = Callable[[], tuple[Address, bytes]]
+Found = tuple["ControlServer | None", Address, bytes, "Refresh | None"]
+
+
+def _connect(
+    launch: Launch, settings: Settings, on_end: Callable[[Cause], None], waiting: Waiting, address: Address,
+    secret: bytes, refresh: Refresh | None,
+) -> ControlClient:
+    me = Introduction(launch.rank, launch.size, socket.gethostname())
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=min(5.0, waiting.left + 0.1))
+        except OSError as error:
+            waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
+                          (error.strerror or str(error)).lower())
+        else:
+            try:
+                return ControlClient(connection, secret, me, settings.liveness_timeout, on_end)
+            except (OSError, ProofError) as error:
+                connection.close()
+                if refresh is None and isinstance(error, ProofError):
+                    raise
+                waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
+                              str(error))
+            except BaseException:
+                connection.close()
+                raise
+        time.sleep(0.1)
+        if refresh is not None:
+            address, secret = refresh()
+
+
+def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Found:
+    return None, split_address(launch.rendezvous.address), settings.secret.encode(), None
+
+
+def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    """On one host a folder will do where the launcher names the job: MPI_Init would wait for late ranks for ever."""
+    if launch.rendezvous.job and (launch.local_size == launch.size or settings.rendezvous_dir):
+        return _by_folder(launch, settings, waiting)
+    return _by_mpi(launch, settings, waiting)
+
+
+def _by_mpi(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    from hvkeras.host.mpi import mpi_world, wait_for
+
+    world = mpi_world(launch.launcher, launch.size, waiting.left)
+    try:
+        if world.Get_rank() != launch.rank:
+            raise MachineError(explain(f"{launch.launcher} and MPI must agree on this process's rank", "do not start"
+                                       " one MPI launcher inside another", announced=launch.rank, mpi=world.Get_rank()))
+        cards = bytearray(CARD_BYTES * launch.size)
+        mine = json.dumps([socket.gethostname(), own_networks()]).encode()
+        mine = mine if len(mine) <= CARD_BYTES else json.dumps([socket.gethostname(), []]).encode()
+        wait_for(world.Iallgather(mine.ljust(CARD_BYTES), cards), "the exchange of host names", waiting.left)
+        hosts = dict(json.loads(cards[at : at + CARD_BYTES]) for at in range(0, len(cards), CARD_BYTES))
+        note = bytearray(512)
+        server = None
+        if launch.rank == 0:
+            secret = secrets.token_bytes(32)
+            server = _serve(launch, settings, secret, own_address(settings, hosts))
+            note[:] = json.dumps([*server.address, secret.hex()]).encode().ljust(512)
+        wait_for(world.Ibcast(note, root=0), "the exchange of addresses", waiting.left)
+        host, port, secret_hex = json.loads(bytes(note))
+        return server, (host, port), bytes.fromhex(secret_hex), None
+    finally:
+        world.Free()
+
+
+def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
+    store = f"http://{launch.rendezvous.address}{STORE_KEY}"
+    if launch.rank == 0:
+        secret = secrets.token_bytes(32)
+        one_host = launch.local_size == launch.size
+        host = LOOPBACK if one_host else towards(settings, split_address(launch.rendezvous.address)[0])
+        server = _serve(launch, settings, secret, host)
+        ask_store("PUT", store, json.dumps([*server.address, secret.hex()]).encode(), waiting)
+        return server, server.address, secret, None
+
+    def look() -> tuple[Address, bytes]:
+        while True:
+            note = ask_store("GET", store, None, waiting)
+            if note:
+                host, port, secret_hex = json.loads(note)
+                return (host, port), bytes.fromhex(secret_hex)
+            waiting.check("rank 0", "it has not announced itself in horovodrun's store")
+            time.sleep(0.1)
+
+    address, secret = look()
+    return None, address, secret, look
+
+
+def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
+    if not meets_at_port(launch, settings):
+        return _by_folder(launch, settings, waiting, serve)
+    if not settings.secret:
+        raise UsageError(explain(
+            "TF_CONFIG jobs on several hosts must share a secret, so that no stranger can join",
+            "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
+            " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", cluster=list(launch.cluster)))
+    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes the port.
+    secret = settings.secret.encode()
+    host, port = split_address(launch.cluster[0])
+    server = serve(launch, settings, secret, host if is_local(host) else "", port) if launch.rank == 0 else None
+    return server, (host, port), secret, None
+
+
+def meets_at_port(launch: Launch, settings: Settings) -> bool:
+    """Whether the ranks of a TF_CONFIG job meet at rank 0's announced port rather than by a private folder."""
+    return bool(launch.cluster) and (bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
+
+
+def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
+    note = note_of(launch, settings)
+    if launch.rank == 0:
+        secret = secrets.token_bytes(32)
+        one_host = is_one_host(launch)
+        server = serve(launch, settings, secret, LOOPBACK if one_host else own_address(settings, {}))
+        write_privately(note, json.dumps([*server.address, secret.hex()]))
+        return server, server.address, secret, None
+
+    def look() -> tuple[Address, bytes]:
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                if note.stat().st_uid == os.getuid():
+                    host, port, secret_hex = json.loads(note.read_text())
+                    return (host, port), bytes.fromhex(secret_hex)
+            waiting.check(task_name(launch, 0), "it has not announced itself")
+            time.sleep(0.05)
+
+    address, secret = look()
+    return None, address, secret, look
+
+
+def claim_port(launch: Launch) -> socket.socket:
+    """Listens on this task's own TF_CONFIG port, and takes nothing from it, until TensorFlow does.
+
+    So a second process of the same task, or any other program, is found before anything connects.
+    """
+    host, port = split_address(launch.cluster[launch.rank])
+    claim = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        claim.bind((host if is_local(host) else "", port))
+        claim.listen(1)
+    except OSError as error:
+        claim.close()
+        raise MachineError(explain(
+            f"The port that TF_CONFIG gives to {task_name(launch, launch.rank)} must be free ({error.strerror})",
+            "end the program that has it, or give this task another index or port", port=port)) from None
+    return claim

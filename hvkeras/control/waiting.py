@@ -1,0 +1,50 @@
+"""Waiting for ranks that have not come, with a deadline and a word now and then."""
+
+from __future__ import annotations
+
+import time
+
+from hvkeras.errors import PeerError, explain
+from hvkeras.host.console import say
+from hvkeras.launch_environments import Launch
+
+REPORT_EVERY = 3.0  # seconds between two lines about a missing rank
+
+
+class Waiting:
+    """A deadline that says, every few seconds, who is being waited for.
+
+    Args:
+        timeout: Seconds until `check` raises.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._start = time.monotonic()
+        self._told = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self._timeout - (time.monotonic() - self._start))
+
+    def check(self, whom: str, why: str) -> None:
+        """Reports the wait when it is time to.
+
+        Raises:
+            PeerError: The deadline has passed.
+        """
+        waited = time.monotonic() - self._start
+        if waited >= self._timeout:
+            raise PeerError(explain(f"All ranks must meet within {self._timeout:g} s, but {whom} did not come ({why})",
+                                    "start it, look at its output, or raise HVKERAS_START_TIMEOUT"))
+        if waited - self._told >= REPORT_EVERY:
+            self._told = waited
+            say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
+
+
+def task_name(launch: Launch, rank: int) -> str:
+    """How a launch's users call a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, else `rank 1`."""
+    if rank < len(launch.tasks):
+        return f"{launch.tasks[rank]} ({launch.cluster[rank]})"
+    return f"rank {rank}"

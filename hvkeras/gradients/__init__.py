@@ -1,0 +1,1 @@
+"""From the gradients of a step to collectives: optimizers, tapes, buckets."""

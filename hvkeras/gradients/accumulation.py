@@ -1,0 +1,142 @@
+"""Local accumulation: several backward passes for one reduction and one update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+
+
+class Accumulation:
+    """Sums gradients on this rank, and lets every `passes`-th pass through with the sum.
+
+    Sparse gradients are summed in dense accumulators.
+
+    Args:
+        passes: Backward passes for one update.
+        average: Whether the sum is divided by `passes`.
+    """
+
+    def __init__(self, passes: int, average: bool) -> None:
+        self._passes, self._average = passes, average
+        self._sums: dict[Any, Any] = {}
+        self._count: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Accumulation:
+        """A copied optimizer starts a new sum of its own."""
+        return Accumulation(self._passes, self._average)
+
+    def __reduce__(self) -> Any:
+        return Accumulation, (self._passes, self._average)
+
+    def step(
+        self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[list[Any]], Any],
+        wait: Callable[[], Any],
+    ) -> None:
+        """Adds one pass.
+
+        Args:
+            gradients: This pass's gradients; None stays None.
+            variables: Their variables.
+            update: Called with the sums on every `passes`-th pass.
+            wait: Called on the others.
+        """
+        sums, due = self._add(gradients, variables)
+
+        def finish() -> None:
+            update(self._taken(sums, gradients))
+            self._begin_anew(sums)
+
+        where_due(due, finish, wait)
+
+    def collect(
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]],
+    ) -> tuple[list[Any], Any]:
+        """Adds one pass, for a caller who applies the result later, and only where it is due.
+
+        Args:
+            gradients: This pass's gradients; None stays None.
+            variables: Their variables.
+            reduce: Called with the sums on every `passes`-th pass.
+
+        Returns:
+            On every `passes`-th pass what `reduce` makes of the sums, on the others this pass's gradients; all dense.
+            And whether they are to be applied, as a tensor.
+        """
+        sums, due = self._add(gradients, variables)
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        results: list[Any] = [None] * len(sums)
+
+        def finish() -> Any:
+            reduced = reduce(self._taken(sums, gradients))
+            self._begin_anew(sums)
+            return [tf.convert_to_tensor(reduced[place]) for place in places]
+
+        def postpone() -> Any:
+            return [tf.convert_to_tensor(gradients[place]) for place in places]
+
+        for place, result in zip(places, tf.cond(due, finish, postpone), strict=True):
+            results[place] = result
+        return results, due
+
+    def _add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Adds one pass to the sums; says whether they are due."""
+        sums = [None if gradient is None else self._sum_of(variable)
+                for gradient, variable in zip(gradients, variables, strict=True)]
+        gradient: Any
+        total: Any
+        for gradient, total in zip(gradients, sums, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                total.scatter_add(tf.IndexedSlices(tf.cast(gradient.values, total.dtype), gradient.indices))
+            elif gradient is not None:
+                total.assign_add(tf.cast(gradient, total.dtype))
+        return sums, tf.equal(self._counter().assign_add(1) % self._passes, 0)
+
+    def _taken(self, sums: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The sums, or means, in the gradients' types."""
+        factor = 1.0 / self._passes if self._average else 1.0
+        return [None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
+                for total, gradient in zip(sums, gradients, strict=True)]
+
+    def _begin_anew(self, sums: Sequence[Any]) -> None:
+        for total in sums:
+            if total is not None:
+                total.assign(tf.zeros_like(total))
+
+    def _counter(self) -> Any:
+        if self._count is None:
+            with tf.init_scope():
+                self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvkeras_passes")
+        return self._count
+
+    def _sum_of(self, variable: Any) -> Any:
+        key = compat.variable_key(variable)
+        if key not in self._sums:
+            with tf.init_scope():
+                reference = compat.native(variable)
+                self._sums[key] = tf.Variable(tf.zeros(reference.shape, reference.dtype), trainable=False,
+                                              name="hvkeras_sum")
+        return self._sums[key]
+
+
+def where_due(due: Any, update: Callable[[], Any], wait: Callable[[], Any]) -> None:
+    """Updates in the passes in which an update is due, and waits in the others.
+
+    Args:
+        due: A boolean tensor.
+        update: Called where it is true.
+        wait: Called where it is not.
+    """
+
+    def finish() -> Any:
+        update()
+        return tf.constant(True)
+
+    def postpone() -> Any:
+        wait()
+        return tf.constant(False)
+
+    tf.cond(due, finish, postpone)

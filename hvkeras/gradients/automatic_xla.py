@@ -1,0 +1,25 @@
+"""Keras's automatic XLA (`jit_compile="auto"`) where a backend's collectives cannot be compiled."""
+
+from __future__ import annotations
+
+import functools
+
+from hvkeras.host.console import say
+from hvkeras.job.state import current_job, is_initialized
+
+
+def refuses_xla() -> bool:
+    """Whether Keras's automatic XLA must stay off, because the backend's collectives cannot be compiled."""
+    if not is_initialized():
+        return False
+    job = current_job()
+    if job.topology.size == 1 or job.backend.supports_xla:
+        return False
+    if job.topology.rank == 0:
+        _say_no_xla(job.backend.name)
+    return True
+
+
+@functools.cache
+def _say_no_xla(backend: str) -> None:
+    say(f'jit_compile="auto" means False here: XLA cannot compile the collectives of the backend {backend!r}')

@@ -1,0 +1,278 @@
+"""Buckets: gradients fused into few collectives, in an order fixed when the step is traced."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.backends.interface import Reduction
+from hvkeras.collectives.adasum import adasum_raw
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient
+from hvkeras.collectives.mismatch import raise_if_refused
+from hvkeras.collectives.operations import (
+    Adasum,
+    Scaling,
+    Sent,
+    Sum,
+    number_in_graph,
+    on_device,
+    scale,
+    shaped,
+)
+from hvkeras.collectives.run_time_shapes import compared
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.gradients import sparse_rows
+from hvkeras.gradients.exchange import Exchange
+from hvkeras.gradients.weighting import joining
+from hvkeras.job.state import current_job
+from hvkeras.plans.plan import Call, Plan
+from hvkeras.profiling import collective_times, recorder, timeline
+
+# The first bucket is small, so that its collective starts while backward is still at work.
+FIRST_BUCKET = 1024**2
+
+
+@graphs.unconverted
+def reduce_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
+    skips_together: bool = False, differentiable: bool = False,
+) -> list[Any]:
+    """Reduces gradients over the ranks.
+
+    Args:
+        gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
+        variables: The variables.
+        exchange: How to reduce.
+        local: Keys of the variables whose gradients stay on this rank.
+        skips_together: Whether a gradient of a local variable that is not finite on one rank must
+            be seen by all ranks.
+        differentiable: Whether the reduced gradients have gradients in turn; where a tape records them, they are not
+            fused into buckets.
+
+    Returns:
+        The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside of the
+        process set gets its gradients back as they are.
+
+    Raises:
+        NotInitializedError: The job is not running.
+        UsageError: The process set is not registered.
+        UnsupportedError: The step is compiled by XLA, and the backend cannot.
+    """
+    ranks = exchange.process_set.members()
+    recorder.step(gradients, variables, local)
+    if len(ranks) == 1 or not exchange.process_set.included():
+        return list(gradients)
+    graphs.require_kernels(current_job().backend)
+    if joining.active:
+        gradients = joining.weighed(gradients, exchange.op, exchange.process_set)
+    results = [
+        gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
+        else tf.convert_to_tensor(gradient) for gradient in gradients
+    ]
+    kept = [place for place, variable in enumerate(variables)
+            if results[place] is not None and local and compat.variable_key(variable) in local]
+    names = [compat.variable_name(variable) for variable in variables]
+    verdict = _verdict([results[place] for place in kept]) if kept and skips_together else None
+    shared = [None if place in kept else gradient for place, gradient in enumerate(results)]
+    if verdict is not None:
+        shared, names, variables = [*shared, verdict], [*names, "local gradients are finite"], [*variables, None]
+    if differentiable and graphs.under_tape():
+        reduced = _reduce_differentiably(shared, names, exchange, ranks)
+    else:  # who differentiates a function from outside, under a tape of his own, comes when it has been traced
+        reduced = _reduce_all(shared, variables, names, exchange, ranks, differentiable and not tf.executing_eagerly())
+    for place in kept:
+        mine = results[place]
+        factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
+        reduced[place] = _with_values(mine, lambda values: _plus(scale(values, factor),  # noqa: B023  # called at once
+                                                                reduced[-1] if verdict is not None else None))
+    return reduced[: len(gradients)]
+
+
+def _verdict(gradients: Sequence[Any]) -> Any:
+    """Zero if all gradients are finite, else NaN: what a sum over the ranks hands on."""
+    finite = [tf.reduce_all(tf.math.is_finite(getattr(gradient, "values", gradient))) for gradient in gradients]
+    return tf.where(tf.reduce_all(tf.stack(finite)), tf.constant(0.0), tf.constant(float("nan")))
+
+
+def _plus(tensor: Any, verdict: Any) -> Any:
+    return tensor if verdict is None else tensor + tf.cast(verdict, tensor.dtype)
+
+
+def _with_values(gradient: Any, change: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
+
+
+def _reduce_differentiably(gradients: Sequence[Any], names: Sequence[str], exchange: Exchange,
+                           ranks: tuple[int, ...]) -> list[Any]:
+    """The collectives that users call, which have gradients; those of buckets would cost each step something."""
+    results, name = list(gradients), f"the gradients of {exchange.name}"
+    sparse = _sparse_places(gradients, names, exchange)
+    dense = [place for place, gradient in enumerate(gradients) if gradient is not None and place not in sparse]
+    if dense:
+        with on_device(exchange.device_dense):
+            reduced = combined([gradients[place] for place in dense], exchange.scaling, ranks, name, "allreduce")
+        for place, tensor in zip(dense, reduced, strict=True):
+            results[place] = tensor
+    with on_device(exchange.device_sparse):
+        for place in sparse:
+            slices = combined_slices(gradients[place], exchange.scaling, ranks, f"{name}.{place}")
+            results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
+    return results
+
+
+def _sparse_places(gradients: Sequence[Any], names: Sequence[str], exchange: Exchange) -> list[int]:
+    places = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
+    if places and exchange.op == Adasum:
+        raise UnsupportedError(explain("Adasum combines dense gradients", "pass sparse_as_dense=True",
+                                       sparse=[names[place] for place in places]))
+    return places
+
+
+def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], exchange: Exchange,
+                ranks: tuple[int, ...], differentiable: bool = False) -> list[Any]:
+    job = current_job()
+    results = list(gradients)
+    sparse = _sparse_places(gradients, names, exchange)
+    scaling = exchange.scaling
+    sent = {place: scaling.sent(getattr(gradient, "values", gradient), len(ranks),
+                                None if place in sparse or exchange.op == Adasum else job.backend)
+            for place, gradient in enumerate(gradients) if gradient is not None}
+    if not sent:
+        return results
+    dense = [place for place in sent if place not in sparse]
+    buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
+    plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks)
+    calls = [Call("allreduce", [sent[place].tensor for place in bucket], f"{plan.key}.{number}", Reduction.SUM, ranks,
+                  *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
+    gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
+                Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
+    # Adasum's collectives have plans of their own, and it takes no sparse gradients.
+    made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
+    order = [names[place] for place in [*itertools.chain(*buckets), *(place for place in sparse for _ in range(2))]]
+    with job.entries.entering(plan, made):
+        if made:
+            checked = iter(compared(job, plan, made, order))
+            calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
+        with collective_times.in_step():
+            engine = timeline.watched(job.backend, plan)
+        run = _run_differentiably if differentiable else Call.run
+        with on_device(exchange.device_dense):
+            for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
+                back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum
+                        else run(call, engine))
+                for place, tensor in zip(bucket, back, strict=True):
+                    results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
+        with on_device(exchange.device_sparse):
+            for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
+                values = scaling.received(run(of_values, engine), sent[place], len(ranks))
+                slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
+                results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
+    if tf.executing_eagerly():  # graphs of training end the job instead, without an operation for each gradient
+        raise_if_refused(plan)
+    return results
+
+
+def _run_differentiably(call: Call, engine: Any) -> Any:
+    """Makes a bucket's collective in a graph, with the gradient of the one that users call."""
+    name = "the gradients of a tape's gradients"
+
+    @graphs.custom_gradient
+    def make(*tensors: Any) -> tuple[Any, Any]:
+        results = call.on(list(tensors)).run(engine)
+        if call.operation == "allgather":
+            _, ranks = call.arguments
+            return results, lambda upstream: gathering_gradient(tensors[0], upstream, ranks, name)
+        _, _, ranks, *factors = call.arguments
+        return results, lambda *upstream: combined(upstream, Scaling(Sum, Compression.none, *factors), ranks, name,
+                                                   "allreduce")
+
+    back = make(*call.tensors)
+    return [back] if isinstance(call.data, list) and not isinstance(back, (list, tuple)) else back
+
+
+def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],
+          exchange: Exchange, ranks: tuple[int, ...]) -> Plan:
+    """Describes all gradients at once; ranks that fuse them in other ways have other plans."""
+    dtypes: list[str] = []
+    shapes: list[tuple[int | None, ...] | None] = []
+    for place, one in enumerate(sent):
+        if one is None:
+            dtypes.append("no gradient")
+            shapes.append(None)
+            continue
+        shape = None if one.spec.shape.rank is None else tuple(one.spec.shape.as_list())
+        is_sparse = place in sparse
+        dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
+        # How many rows a sparse gradient has may differ between ranks.
+        shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
+    operation = f"gradients {exchange.scaling.text}"
+    name = f"{exchange.name} in buckets {buckets}"
+    plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
+                f"{name}#0")
+    return number_in_graph(plan, name)
+
+
+def _buckets(dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any], groups: Any,
+             limit: int) -> list[list[int]]:
+    """The dense gradients' places, bucket by bucket."""
+    order = list(reversed(dense))  # backward produces the last layer's gradients first
+    kinds = {place: f"{sent[place].tensor.dtype.name} {sent[place].factors}" for place in order}
+    if isinstance(groups, int) and groups:
+        length = -(-len(order) // groups)
+        chunks = [order[start : start + length] for start in range(0, len(order), length)] if order else []
+        return [part for chunk in chunks for part in by_dtype(chunk, kinds)]
+    whole: list[list[int]] = []
+    for group in groups or ():
+        chunk = [place for place in order
+                 if variables[place] is not None and compat.variable_key(variables[place]) in group]
+        whole += by_dtype(chunk, kinds)
+        order = [place for place in order if place not in chunk]
+    sizes = {place: _bytes_of(sent[place].tensor) for place in order}
+    return whole + pack(order, kinds, sizes, limit)
+
+
+def by_dtype(places: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
+    """Splits places by dtype (and whatever else tensors of one collective share), keeping their order."""
+    kinds = dict.fromkeys(dtypes[place] for place in places)
+    return [[place for place in places if dtypes[place] == kind] for kind in kinds]
+
+
+def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
+    """Fills buckets in order: each of one dtype, at most `limit` bytes unless one tensor alone is larger.
+
+    Args:
+        order: The tensors' places.
+        dtypes: Each tensor's dtype.
+        sizes: Each tensor's bytes; one of unknown size gets a bucket of its own.
+        limit: The largest bucket; the first one is smaller, see `FIRST_BUCKET`.
+
+    Returns:
+        The buckets, in the order in which they are complete.
+    """
+    done: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    room = min(FIRST_BUCKET, limit)
+    for place in order:
+        size = sizes[place]
+        if size is None:
+            done.append([place])
+            continue
+        bucket, used = filling.pop(dtypes[place], ([], 0))
+        if bucket and used + size > room:
+            done.append(bucket)
+            bucket, used, room = [], 0, limit
+        filling[dtypes[place]] = ([*bucket, place], used + size)
+    return done + [bucket for bucket, _ in filling.values()]
+
+
+def _bytes_of(tensor: Any) -> int | None:
+    count = tensor.shape.num_elements()
+    return None if count is None else count * int(tensor.dtype.size)

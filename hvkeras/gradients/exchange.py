@@ -1,0 +1,88 @@
+"""How gradients are reduced: the parameters that optimizers and tapes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hvkeras import compat
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.operations import Adasum, Average, Scaling, Sum, operation_of
+from hvkeras.errors import UsageError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How gradients are reduced; the parameters that optimizers and tapes share.
+
+    Attributes:
+        name: What the gradients are of, for messages and to tell exchanges apart.
+        op: Average, Sum or Adasum.
+        compression: What the gradients travel as.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        gradient_predivide_factor: Average divides by this before the sum, and by size / this after it.
+        groups: 0 for buckets by size, else a number of groups, or lists of variables.
+        process_set: The ranks that take part; the gradients of others stay as they are.
+        scale_local_gradients: Whether gradients of local variables are divided by size.
+        device_dense: The device for dense gradients.
+        device_sparse: The device for `tf.IndexedSlices`.
+    """
+
+    name: str
+    op: int = Average
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    groups: Any = 0
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+    device_dense: str = ""
+    device_sparse: str = ""
+
+    def __post_init__(self) -> None:
+        operation_of(self.op)
+        if self.op not in (Average, Sum, Adasum):
+            raise UsageError(explain("Gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum", op=self.op))
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise UsageError(explain("gradient_predivide_factor splits an average in two, so it needs op=hvd.Average",
+                                     gradient_predivide_factor=self.gradient_predivide_factor, op=self.op))
+        if not self.gradient_predivide_factor > 0:
+            raise UsageError(explain("gradient_predivide_factor must be positive",
+                                     gradient_predivide_factor=self.gradient_predivide_factor))
+        if not all(callable(getattr(self.compression, name, None)) for name in ("compress", "decompress")):
+            raise UsageError(explain("compression must be one of hvd.Compression.none, .fp16, .bf16, or a Compressor",
+                                     compression=self.compression))
+        if not isinstance(self.process_set, ProcessSet):
+            raise UsageError(explain("process_set must be a ProcessSet", process_set=self.process_set))
+
+    @property
+    def scaling(self) -> Scaling:
+        """What happens to each gradient before and after the sum."""
+        factor = self.gradient_predivide_factor
+        return Scaling(self.op, self.compression, 1.0 / factor, factor)
+
+
+def checked_groups(num_groups: Any, groups: Any) -> Any:
+    """Brings Horovod's two ways to ask for groups into one.
+
+    Args:
+        num_groups: The older one: a number of groups, 0 for none.
+        groups: None, a number of groups, or a list of lists of variables.
+
+    Returns:
+        0, a number, or a tuple of frozensets of variable keys.
+
+    Raises:
+        UsageError: They are neither.
+    """
+    wanted = num_groups if groups is None else groups
+    if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
+        return wanted
+    if isinstance(wanted, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in wanted):
+        try:
+            return tuple(frozenset(compat.variable_key(variable) for variable in group) for group in wanted)
+        except AttributeError:
+            pass
+    raise UsageError(explain("groups must be a number of groups, not negative, or a list of lists of variables",
+                             num_groups=num_groups, groups=groups))

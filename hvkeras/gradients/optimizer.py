@@ -1,0 +1,323 @@
+"""`DistributedOptimizer`: a Keras optimizer that reduces its gradients over all ranks before anything else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from hvkeras import compat
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.operations import Average
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients import replicas
+from hvkeras.gradients.accumulation import Accumulation, where_due
+from hvkeras.gradients.automatic_xla import refuses_xla
+from hvkeras.gradients.buckets import reduce_gradients
+from hvkeras.gradients.exchange import Exchange, checked_groups
+from hvkeras.gradients.reduced_ahead import ReducedAhead
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job, is_initialized
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's public name
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
+
+    The optimizer itself changes its class, so that it keeps its state, and is returned. It is
+    saved as the plain Keras optimizer that it was; `hvkeras.load_model` wraps it again.
+
+    Example:
+        hvd.init()
+        optimizer = keras.optimizers.SGD(0.01 * hvd.size())
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+
+    Args:
+        optimizer: Any optimizer of Keras 3 or tf_keras, built or not, also a `LossScaleOptimizer`.
+        name: What messages call it; the class's name by default. The same on every rank.
+        device_dense: The device for dense gradients; TensorFlow's choice by default.
+        device_sparse: The device for sparse gradients.
+        compression: What gradients travel as: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        sparse_as_dense: Whether sparse gradients (of embeddings) are made dense instead of gathered.
+        gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
+            they are divided by size / this. Guards float16 against overflow.
+        op: `Average`, `Sum` or `Adasum`.
+        backward_passes_per_step: Passes whose gradients are summed locally before one reduction and
+            update. `iterations` counts passes, as in Horovod.
+        average_aggregated_gradients: Whether that sum is divided by the number of passes.
+        num_groups: The older name of an integer `groups`.
+        groups: None for buckets by size; a number of groups; or lists of variables to be fused.
+        process_set: The ranks to reduce over. Others may train on; their gradients stay as they are.
+        scale_local_gradients: Whether gradients of local variables (see `register_local_var`) are
+            divided by the number of ranks.
+
+    Returns:
+        The optimizer, now with the method `register_local_var(var)`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: It is no optimizer, is wrapped already, or an argument is wrong.
+        UnsupportedError: Keras runs on another backend than TensorFlow.
+    """
+    current_job()
+    if compat.family_of(optimizer) is None:
+        raise UsageError(explain("DistributedOptimizer takes an optimizer of Keras 3 or tf_keras",
+                                 "pass an instance such as keras.optimizers.Adam()", optimizer=optimizer))
+    if compat.family_of(optimizer) == compat.KERAS and compat.foreign_backend():
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
+                                       backend=compat.foreign_backend()))
+    if distributed_part(optimizer) is not None:
+        raise UsageError(explain("An optimizer can be distributed only once", "remove one DistributedOptimizer() call",
+                                 optimizer=type(optimizer).__name__))
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise UsageError(explain("backward_passes_per_step must be a positive integer",
+                                 backward_passes_per_step=backward_passes_per_step))
+    exchange = Exchange(
+        name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
+        gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
+        device_dense, device_sparse,
+    )
+    return distribute(optimizer, exchange, backward_passes_per_step, average_aggregated_gradients)
+
+
+class Distributed:
+    """What all distributed optimizers have in common; mixed into a dynamic subclass of the optimizer's class."""
+
+    _hvkeras_exchange: ClassVar[Exchange]
+    _hvkeras_passes: ClassVar[tuple[int, bool]]
+    _hvkeras_plain: ClassVar[type]
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps a variable's gradient on this rank; it may then differ between ranks.
+
+        Args:
+            var: A variable of the model.
+        """
+        self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
+
+    def keep_local(self, layers: Sequence[Any]) -> None:
+        """Keeps the gradients of layers on this rank; their weights need not be there yet.
+
+        Args:
+            layers: Layers of the model.
+        """
+        self.__dict__.setdefault("_hvkeras_local_layers", []).extend(layers)
+
+    def _hvkeras_step(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                      variables: Sequence[Any]) -> Any:
+        """Reduces gradients, then has `optimizer` apply them.
+
+        Args:
+            apply: Applies reduced gradients.
+            optimizer: The outermost optimizer: this one, or the `LossScaleOptimizer` around it.
+            gradients: This rank's gradients.
+            variables: Their variables.
+        """
+        within = replicas.strategy_within_rank()
+        if within is None and graphs.reducing_strategy() is not None:
+            return apply(list(gradients))  # the strategy reaches all ranks
+        variables = list(variables)
+        ahead = self._hvkeras_ahead().take(variables)
+        if ahead is not None:
+            return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
+        over_ranks = self._hvkeras_over_ranks(optimizer, variables)
+
+        def update(local_gradients: Sequence[Any]) -> Any:
+            if within is None:
+                reduced = over_ranks(local_gradients)
+            else:
+                replicas.require_servable(within, self, self._hvkeras_passes[0])
+                reduced = replicas.reduce_over_both(local_gradients, over_ranks)
+            with compat.summed(self):
+                return apply(reduced)
+
+        if self._hvkeras_passes[0] == 1:
+            return update(gradients)
+        compat.build_optimizer(optimizer, variables)
+        self._hvkeras_sums().step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
+        return optimizer.iterations
+
+    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """What reduces gradients of variables over the ranks."""
+        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
+            for weight in layer.trainable_weights:
+                self.register_local_var(weight)
+        skips_together = compat.inner_optimizer(optimizer) is not None
+        return lambda gradients: reduce_gradients(gradients, variables, self._hvkeras_exchange,
+                                                  self.__dict__.get("_hvkeras_local", ()), skips_together)
+
+    def _hvkeras_sums(self) -> Accumulation:
+        sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
+        return sums
+
+    def _hvkeras_ahead(self) -> ReducedAhead:
+        ahead: ReducedAhead = self.__dict__.setdefault("_hvkeras_reduced_ahead", ReducedAhead())
+        return ahead
+
+    def _hvkeras_reduce(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
+        """Reduces gradients for a caller who applies them later; that step reduces them no more.
+
+        Args:
+            pairs: This rank's gradients and their variables.
+            computed: Whether the gradients have just been computed; others may be reduced already.
+        """
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        ahead = self._hvkeras_ahead().find(variables)
+        if ahead is not None and ahead.computed and not computed:
+            return list(pairs)
+        over_ranks, due = self._hvkeras_over_ranks(self, variables), None
+        if self._hvkeras_passes[0] == 1:
+            reduced = over_ranks(gradients)
+        else:
+            reduced, due = self._hvkeras_sums().collect(gradients, variables, over_ranks)
+        self._hvkeras_ahead().note(variables, due, computed)
+        return list(zip(reduced, variables, strict=True))
+
+    def _hvkeras_leaves_to_keras(self) -> bool:
+        """Whether gradients are reduced elsewhere: in the step that applies them, or by a strategy."""
+        in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
+        return in_strategy or compat.is_summed(self)
+
+    def _hvkeras_finish(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                        variables: Sequence[Any], due: Any) -> Any:
+        """Applies gradients that are reduced already, where they are due."""
+
+        def update() -> Any:
+            with compat.summed(self):
+                return apply(list(gradients))
+
+        if due is None:
+            return update()
+        compat.build_optimizer(optimizer, variables)
+        where_due(due, update, lambda: compat.advance_iterations(optimizer))
+        return optimizer.iterations
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)  # a tuple in every Keras, not a string
+        function, arguments, *state = reduced
+        cls = type(self)
+        plain = cls._hvkeras_plain
+        if getattr(function, "__self__", None) is cls:
+            function = getattr(plain, function.__name__)
+        arguments = tuple(plain if argument is cls else argument for argument in arguments)
+        return (_rebuild, (function, arguments, cls._hvkeras_exchange, cls._hvkeras_passes), *state)
+
+
+class _DistributedKeras(Distributed):
+    """The seam of Keras 3."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Reduces the gradients over the ranks, then applies them."""
+        finish = super().apply  # type: ignore[misc]  # the optimizer's
+        if compat.is_summed(self):
+            return finish(grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
+        variables = list(variables)
+        return self._hvkeras_step(lambda reduced: finish(reduced, variables), self, list(grads), variables)
+
+
+class _DistributedTfKeras(Distributed):
+    """The seam of tf_keras, legacy or not."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduces the gradients over the ranks, then applies them."""
+        finish = super().apply_gradients  # type: ignore[misc]  # the optimizer's
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        if compat.is_summed(self) or (compat.reduces_elsewhere(kwargs)
+                                      and self._hvkeras_ahead().find(variables) is None):
+            return finish(pairs, *args, **kwargs)
+        return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),
+                                  self, [gradient for gradient, _ in pairs], variables)
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
+        """Computes gradients and reduces them over the ranks, for loops that call it as Horovod's and tf_keras's.
+
+        `apply_gradients`, called next, reduces them no more, and with `backward_passes_per_step` applies them where
+        they are due.
+        """
+        plain = getattr(super(), "_compute_gradients", None)  # of legacy optimizers
+        if plain is not None:
+            pairs = plain(loss, var_list, grad_loss, tape)
+        else:
+            pairs = super().compute_gradients(compat.weighed_loss(loss, grad_loss, tape), var_list, tape)  # type: ignore[misc]  # the optimizer's
+        return list(pairs) if self._hvkeras_leaves_to_keras() else self._hvkeras_reduce(pairs, computed=True)
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
+        """Reduces gradients over the ranks, unless `_compute_gradients` has; see there."""
+        if self._hvkeras_leaves_to_keras():
+            plain = getattr(super(), "_aggregate_gradients", list)  # legacy optimizers have it, and call it in the step
+            return list(plain(grads_and_vars))
+        return self._hvkeras_reduce(list(grads_and_vars), computed=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copies the optimizer, which serves the same variables; plain ones of tf_keras stumble over their strategy."""
+        strategy = self.__dict__.get("_distribution_strategy")
+        memo[id(strategy)] = strategy
+        own_way = getattr(super(), "__deepcopy__", None)
+        if own_way is not None:
+            return own_way(memo)
+        function, arguments, state, *_ = self.__reduce_ex__(4)
+        twin = function(*arguments)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(state, memo))
+        return twin
+
+
+def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: bool = False) -> Any:
+    """Gives an optimizer the class that reduces; checks nothing."""
+    family = compat.family_of(optimizer)
+    plain = type(optimizer)
+    mixin = _DistributedKeras if family == compat.KERAS else _DistributedTfKeras
+    attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": (passes, average), "_hvkeras_plain": plain}
+    compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
+    install_hooks(str(family))
+    if family == compat.TF_KERAS_LEGACY:
+        compat.hook_scaled_gradients()
+    return optimizer
+
+
+def install_hooks(family: str) -> None:
+    """Sets what distributed optimizers of one Keras need in that Keras; nothing on one rank, unless it is recorded.
+
+    Args:
+        family: Which Keras.
+    """
+    job = current_job() if is_initialized() else None
+    if job is not None and (job.topology.size > 1 or job.settings.record or job.settings.report):
+        compat.hook_loss_scale(family, _reduce_before_loss_scale)
+        if family == compat.KERAS:
+            compat.hook_jit_compile(refuses_xla)
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """The optimizer that reduces: this one, or the one inside its `LossScaleOptimizer`; None if neither does."""
+    for candidate in (optimizer, compat.inner_optimizer(optimizer)):
+        if isinstance(candidate, Distributed):
+            return candidate
+    return None
+
+
+def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange: Exchange,
+             passes: tuple[int, bool]) -> Any:
+    """Makes a copied or unpickled optimizer distributed again."""
+    return distribute(function(*arguments), exchange, *passes)
+
+
+def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                              variables: Sequence[Any]) -> Any:
+    """Runs in `LossScaleOptimizer` before it decides whether to skip the step.
+
+    That decision must be the same on all ranks: one that skipped alone would leave the others
+    waiting in the reduction that the optimizer inside does. So the reduction comes first.
+    """
+    inner = compat.inner_optimizer(optimizer)
+    if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
+        return finish(list(gradients))
+    return inner._hvkeras_step(finish, optimizer, gradients, variables)

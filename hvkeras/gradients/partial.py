@@ -1,0 +1,102 @@
+"""Distributed optimizers and tapes that leave the gradients of some layers on their rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.operations import Average
+from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.optimizer import DistributedOptimizer
+from hvkeras.gradients.tape import DistributedGradientTape
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = Average, groups: Any = None, process_set: ProcessSet = global_process_set, local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer reduce its gradients over all ranks, except those of local layers.
+
+    Example:
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.get_layer("mine")])
+
+    Args:
+        optimizer: As for `DistributedOptimizer`, like all but `local_layers`.
+        name: See there.
+        device_dense: See there.
+        device_sparse: See there.
+        compression: See there.
+        sparse_as_dense: See there.
+        gradient_predivide_factor: See there.
+        op: See there.
+        groups: See there.
+        process_set: See there.
+        local_layers: A layer, or several; they may be built later, before the first step.
+        scale_local_gradients: Whether their gradients are divided by the number of ranks.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `DistributedOptimizer`, or something is no layer.
+        UnsupportedError: As for `DistributedOptimizer`.
+    """
+    layers = _layers(local_layers)
+    distributed = DistributedOptimizer(
+        optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
+        sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op, groups=groups,
+        process_set=process_set, scale_local_gradients=scale_local_gradients)
+    distributed.keep_local(layers)
+    return distributed
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's public name
+    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
+    sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: Any = None, process_set: ProcessSet = global_process_set, local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes a gradient tape reduce its gradients over all ranks, except those of local layers.
+
+    Example:
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])
+
+    Args:
+        gradtape: As for `DistributedGradientTape`, like all but `local_layers`.
+        device_dense: See there.
+        device_sparse: See there.
+        compression: See there.
+        sparse_as_dense: See there.
+        op: See there.
+        gradient_predivide_factor: See there.
+        num_groups: See there.
+        groups: See there.
+        process_set: See there.
+        local_layers: A layer, or several; they may be built later, before gradients are taken.
+        scale_local_gradients: Whether their gradients are divided by the number of ranks.
+
+    Returns:
+        The tape.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `DistributedGradientTape`, or something is no layer.
+    """
+    layers = _layers(local_layers)
+    tape = DistributedGradientTape(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
+                                   gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients)
+    tape.keep_local(layers)
+    return tape
+
+
+def _layers(given: Any) -> list[Any]:
+    layers = [] if given is None else list(given) if isinstance(given, Iterable) else [given]
+    wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
+    if wrong:
+        raise UsageError(explain("local_layers must be a layer or a list of layers", received=wrong[0]))
+    return layers

@@ -1,0 +1,113 @@
+"""What serves optimizers, graphs and sessions of TensorFlow 1."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import broadcast_global_variables
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.buckets import reduce_gradients
+from hvkeras.gradients.exchange import Exchange
+from hvkeras.job.state import current_job
+
+
+def distribute_of_tensorflow_1(optimizer: Any, exchange: Exchange, passes: int = 1) -> Any:
+    """Makes a `tf.compat.v1.train.Optimizer` reduce the gradients that it computes.
+
+    Args:
+        optimizer: The optimizer; it changes its class.
+        exchange: How gradients are reduced.
+        passes: Horovod's `backward_passes_per_step`; only 1 is possible.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: It is distributed already.
+        UnsupportedError: More than one pass is asked for.
+    """
+    current_job()
+    if isinstance(optimizer, _Distributed):
+        raise UsageError(explain("An optimizer can be distributed only once", "remove one DistributedOptimizer() call",
+                                 optimizer=type(optimizer).__name__))
+    if passes != 1:
+        raise UnsupportedError(explain("Optimizers of TensorFlow 1 reduce at every pass", "use a Keras optimizer",
+                                       backward_passes_per_step=passes))
+    made = compat.subclass_like(type(optimizer), _Distributed, {"_hvkeras_exchange": exchange,
+                                                               "_hvkeras_plain": type(optimizer)})
+    compat.adopt_class(optimizer, made)
+    return optimizer
+
+
+class _Distributed:
+    """What distributed optimizers of TensorFlow 1 do more; mixed into a subclass of the optimizer's class."""
+
+    _hvkeras_exchange: ClassVar[Exchange]
+    _hvkeras_plain: ClassVar[type]
+
+    @property
+    def _optimizer(self) -> Any:
+        """The optimizer as it was, which reduces nothing: Horovod's name for it. It shares all state with this one."""
+        plain: Any = object.__new__(self._hvkeras_plain)
+        plain.__dict__ = self.__dict__
+        return plain
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps a variable's gradient on this rank; it may then differ between ranks.
+
+        Args:
+            var: A variable.
+        """
+        self.__dict__.setdefault("_hvkeras_local", set()).add(compat.variable_key(var))
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Computes gradients as the optimizer does, and reduces them over the ranks.
+
+        Args:
+            *args: As for `tf.compat.v1.train.Optimizer.compute_gradients`.
+            **kwargs: Likewise.
+
+        Returns:
+            Pairs of a gradient and its variable.
+        """
+        pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
+        variables = [variable for _, variable in pairs]
+        reduced = reduce_gradients([gradient for gradient, _ in pairs], variables, self._hvkeras_exchange,
+                                   self.__dict__.get("_hvkeras_local", ()))
+        return list(zip(reduced, variables, strict=True))
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
+    """Gives every rank the root's global variables when a session of TensorFlow 1 begins.
+
+    Example:
+        hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+            ...
+
+    Args:
+        root_rank: The global rank whose values all get.
+        device: The device of the broadcasts; TensorFlow's choice by default.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self._root_rank, self._device = root_rank, device
+        self._graph: Any = None
+        self._broadcast: Any = None
+
+    def begin(self) -> None:
+        """Adds the broadcasts to the graph, once for each graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._graph is not graph:
+            with tf.device(self._device or None):
+                self._broadcast = broadcast_global_variables(self._root_rank)
+            self._graph = graph
+
+    def after_create_session(self, session: Any, coord: Any) -> None:  # noqa: ARG002 - TensorFlow's parameter
+        """Runs the broadcasts, after the variables have their own values."""
+        session.run(self._broadcast)

@@ -1,0 +1,153 @@
+"""`DistributedGradientTape`: a gradient tape whose gradients are reduced over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.operations import Average
+from hvkeras.compat import graphs
+from hvkeras.errors import UsageError, explain
+from hvkeras.gradients import replicas
+from hvkeras.gradients.buckets import reduce_gradients
+from hvkeras.gradients.exchange import Exchange, checked_groups
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job
+
+
+class _DistributedTape:
+    """Stands before a tape: records through it, and reduces what `gradient` returns."""
+
+    def __init__(self, tape: Any, exchange: Exchange) -> None:
+        self._tape, self._exchange = tape, exchange
+        self._local: set[Any] = set()
+        self._local_layers: list[Any] = []
+
+    def __enter__(self) -> _DistributedTape:  # noqa: PYI034 - Self came with Python 3.11
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> Any:
+        return self._tape.__exit__(*failure)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._tape, name)
+
+    def register_local_source(self, source: Any) -> None:
+        """Keeps the gradient of a variable on this rank.
+
+        Args:
+            source: A variable that is later passed to `gradient`.
+        """
+        self._local.add(_key(source))
+
+    def keep_local(self, layers: Sequence[Any]) -> None:
+        """Keeps the gradients of layers on this rank; their weights need not be there yet.
+
+        Args:
+            layers: Layers of the model.
+        """
+        self._local_layers.extend(layers)
+
+    @graphs.unconverted
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
+    ) -> Any:
+        """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over the ranks.
+
+        Where another tape records it (a gradient penalty, for instance), or the function that it is part of, the
+        results have gradients in turn: those of `hvd.allreduce`.
+
+        Args:
+            target: What to differentiate.
+            sources: A nested structure of variables and watched tensors.
+            output_gradients: As for `tf.GradientTape.gradient`.
+            unconnected_gradients: As for `tf.GradientTape.gradient`.
+
+        Returns:
+            The reduced gradients, in the structure of `sources`.
+        """
+        unconnected = tf.UnconnectedGradients.NONE if unconnected_gradients is None else unconnected_gradients
+        gradients = self._tape.gradient(target, sources, output_gradients, unconnected)
+        within = replicas.strategy_within_rank()
+        if within is None and graphs.reducing_strategy() is not None:
+            return gradients  # the strategy reaches all ranks
+        flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        variables = [_Source(source, number) for number, source in enumerate(flat_sources)]
+        local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+
+        def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
+            return reduce_gradients(rank_gradients, variables, self._exchange, local, differentiable=True)
+
+        if within is None:
+            reduced = over_ranks(flat)
+        else:
+            reduced = replicas.as_shares(replicas.reduce_over_both(flat, over_ranks))
+        return tf.nest.pack_sequence_as(gradients, reduced)
+
+
+class _Source:
+    """A source of a tape, which may be a tensor, in the form in which gradients know variables."""
+
+    def __init__(self, source: Any, number: int) -> None:
+        self.source = source
+        self._unique_id = _key(source)
+        self.name = compat.variable_name(source) if hasattr(source, "trainable") else f"source {number}"
+
+
+def _key(source: Any) -> Any:
+    return compat.variable_key(source) if hasattr(compat.native(source), "_unique_id") else id(source)
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's public name
+    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
+    sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: Any = None, process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:
+    """Makes a gradient tape reduce its gradients over all ranks.
+
+    Example:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(x), y)
+        tape = hvd.DistributedGradientTape(tape)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    Args:
+        gradtape: A `tf.GradientTape`, used or not, persistent or not.
+        device_dense: The device for dense gradients; TensorFlow's choice by default.
+        device_sparse: The device for sparse gradients.
+        compression: What gradients travel as: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        sparse_as_dense: Whether sparse gradients are made dense instead of gathered.
+        op: `Average`, `Sum` or `Adasum`.
+        gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
+            they are divided by size / this.
+        num_groups: The older name of an integer `groups`.
+        groups: None for buckets by size; a number of groups; or lists of variables to be fused.
+        process_set: The ranks to reduce over. Others may train on; their gradients stay as they are.
+        scale_local_gradients: Whether gradients of local sources (see `register_local_source`) are
+            divided by the number of ranks.
+
+    Returns:
+        A tape that works like the one given, with the method `register_local_source(source)`.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: It is no tape, is distributed already, or an argument is wrong.
+    """
+    current_job()
+    if isinstance(gradtape, _DistributedTape):
+        raise UsageError(explain("A tape can be distributed only once",
+                                 "remove one DistributedGradientTape() call", gradtape=gradtape))
+    if not isinstance(gradtape, tf.GradientTape):
+        raise UsageError(explain("DistributedGradientTape takes a tf.GradientTape", gradtape=gradtape))
+    exchange = Exchange(
+        "the tape", op, compression, sparse_as_dense, gradient_predivide_factor, checked_groups(num_groups, groups),
+        process_set, scale_local_gradients, device_dense, device_sparse,
+    )
+    return _DistributedTape(gradtape, exchange)

@@ -1,0 +1,1 @@
+"""This machine: network, cores, memory, ports, files, and the console."""

@@ -1,0 +1,74 @@
+"""Which backend a job gets: the one that was asked for, or the first in order of preference that serves all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras.backends import backend_class, backend_names
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.launch_environments import Launch
+
+
+def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
+    """What a rank tells the others about the backends that it can use.
+
+    Args:
+        requested: The backend that this rank asks for, or `auto`.
+        launch: How this process was launched.
+    """
+    names = [requested] if requested != "auto" else backend_names()
+    return {
+        "requested": requested,
+        "objections": {name: _objection(name, launch) for name in names},
+        "objections_to_hosts": {name: backend_class(name).objection_to_hosts(launch) for name in names},
+        "preferred": preference(launch) if requested == "auto" else [requested],
+    }
+
+
+def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
+    """Picks the first preferred backend that works on all ranks.
+
+    Raises:
+        UsageError: Ranks ask for different backends, or the one asked for cannot serve.
+    """
+    requested = [fact["requested"] for fact in facts]
+    if len(set(requested)) > 1:
+        other = next(rank for rank, name in enumerate(requested) if name != requested[0])
+        raise UsageError(explain("All ranks must ask for the same backend", "set it once, on the launcher's command"
+                                 " line or in the script", rank_0=requested[0], **{f"rank_{other}": requested[other]}))
+    problems = {}
+    one_host = len({fact["identity"] for fact in facts}) == 1
+    for name in facts[0]["preferred"]:
+        bad = [(rank, objection) for rank, fact in enumerate(facts)
+               if (objection := fact["objections"].get(name, "is not known there")
+                   or ("" if one_host else fact["objections_to_hosts"][name]))]
+        if not bad:
+            return str(name)
+        problems[name] = f"{name} on rank {bad[0][0]}: {bad[0][1]}"
+    raise MachineError(explain(f"A backend must be able to serve a job of {launch.launcher}: "
+                               + "; ".join(problems.values()), "see hvkeras run --check-build for what works here",
+                               backend=requested[0], size=len(facts)))
+
+
+def preference(launch: Launch) -> list[str]:
+    """The order in which `auto` tries the backends.
+
+    On CPUs the native engine leads. On GPUs Horovod does if it was built with NCCL. Of the others, Horovod comes first
+    where its own or an MPI launcher started the job, and TensorFlow's collectives do everywhere else.
+    """
+    import tensorflow as tf
+
+    from hvkeras.backends.horovod.installed import has_nccl
+
+    by_its_launcher = launch.mpi or launch.rendezvous.kind == "horovod_store"
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    first = ["horovod", "tfdist"] if (has_nccl() if has_gpu else by_its_launcher) else ["tfdist", "horovod"]
+    first.insert(len(first) if has_gpu else 0, "native")
+    return [*first, *(name for name in backend_names() if name not in (*first, "local"))]
+
+
+def _objection(name: str, launch: Launch) -> str:
+    """Why a backend cannot serve here, or "" if it can."""
+    chosen = backend_class(name)
+    available = chosen.availability()
+    return chosen.objection(launch) if available.ok else available.reason

@@ -1,0 +1,244 @@
+"""What happens when a rank fails: every rank learns of it, says so in its last line, and ends.
+
+The failing rank prints its traceback and tells the control server. The survivors' waiting
+collectives are aborted, so that their main thread unwinds; each then prints one last line that names
+the failed rank, its host and its exception. Nobody exits before all have spoken (launchers end the
+other ranks as soon as one exits), and nobody outlives the grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from hvkeras.backends.interface import Backend
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient
+from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
+from hvkeras.errors import PeerError
+from hvkeras.host.console import say
+from hvkeras.host.error_text import summary
+from hvkeras.job.signals import Forks, SignalWatch
+
+INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
+ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
+LOG_GRACE = 0.2  # seconds in which the engine's own words about an aborted collective come out
+RECORD_GRACE = 4.0  # seconds in which the last record of a rank, and rank 0's report, are written
+CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
+
+
+class FailureHooks:
+    """The hooks of one initialised job: on exceptions, exits, signals, and the end of the job elsewhere.
+
+    Args:
+        client: This rank's end of the control channel.
+        host: This rank's host name.
+        exit_grace: Seconds that the main thread has to unwind after a failure elsewhere.
+        show_secondary: Whether a survivor prints the traceback of its aborted collective as well.
+    """
+
+    def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool) -> None:
+        self.backends: list[Backend] = []
+        self.before_last_line: list[Callable[[str], None]] = []  # what is told how this rank ends; see `_close_record`
+        self._client = client
+        self._host = host
+        self._rank = client.introduction.rank
+        self._grace = exit_grace
+        self._show_secondary = show_secondary
+        self._unwinding = threading.Event()
+        self._speaking = threading.Lock()
+        self._exit_code: Any = None
+        self._previous_hook = sys.excepthook
+        self._previous_thread_hook = threading.excepthook
+        self._previous_exit = sys.exit
+        self._signals: SignalWatch | None = None
+
+    def install(self) -> None:
+        """Puts the hooks in place; signals only from the main thread."""
+        self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._previous_thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
+        self._previous_exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]
+        if threading.current_thread() is threading.main_thread():
+            self._signals = SignalWatch(self._on_signal)
+            self._signals.install()
+        Forks.hooks = self
+
+    def in_child(self) -> None:
+        """Takes everything back in a forked process, such as one that loads data: it is no rank."""
+        if self._signals is not None:
+            self._signals.in_child()
+            self._signals = None
+        self.uninstall()
+        self._client.in_child()
+
+    def uninstall(self) -> None:
+        """Puts back what was there before, where it is still ours."""
+        Forks.hooks = None
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous_hook
+        if threading.excepthook == self._on_thread_exception:
+            threading.excepthook = self._previous_thread_hook
+        if sys.exit == self._on_exit:
+            sys.exit = self._previous_exit
+        if self._signals is not None:
+            self._signals.uninstall()
+            self._signals = None
+
+    def renew_signals(self) -> None:
+        """Takes the signals back after an engine has started and may have caught them."""
+        if self._signals is not None:
+            self._signals.uninstall()
+            self._signals.install()
+
+    def report(self, error: BaseException) -> None:
+        """Tells all ranks of an exception that this rank is about to raise out of `init()`."""
+        if self._client.cause is None:
+            self._client.fail(self._cause_of(error), secondary=self._is_echo(error))
+
+    def job_ended(self, cause: Cause) -> None:
+        """Runs in the control channel's thread when the job ends early: makes this rank end, too."""
+        threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
+
+    @property
+    def exits_with_failure(self) -> bool:
+        """Whether the script has asked for an exit code other than 0."""
+        return self._exit_code not in (None, 0)
+
+    def exiting(self) -> None:
+        """Runs at the interpreter's exit: a code other than 0 is a failure, else a goodbye.
+
+        A rank whose job has failed says so, even if its main thread ends well: its other threads may have been in
+        the collectives that were aborted.
+        """
+        code = self._exit_code
+        if self._client.cause is not None and not self._client.detached:
+            self._end_process(self._client.cause)
+        if code not in (None, 0) and self._client.cause is None and not self._client.detached:
+            number = code if isinstance(code, int) else 1
+            text = f"exited with {code!r}" if isinstance(code, str) else f"exited with code {number}"
+            self._client.fail(Cause("exit", self._rank, self._host, os.getpid(), text, "", number))
+            cause = self._client.wait_for_cause(SECONDARY_GRACE)
+            if cause is not None:
+                self._end_process(cause)
+        else:
+            self._client.leave()
+
+    # The end of this rank, in the main thread.
+
+    def _on_exit(self, code: Any = None, /) -> None:
+        self._exit_code = code
+        self._previous_exit(code)
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._unwinding.set()
+        cause = self._client.cause
+        if cause is None and self._is_echo(error):
+            self._client.fail(self._cause_of(error), secondary=True)
+            cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
+        # Where the job's end is known, an aborted collective or an interrupt is but its echo.
+        told = cause is not None and (cause.rank != self._rank or cause.kind == "signal" or
+                                      (self._is_echo(error) and cause.kind != "timeout"))
+        if not told or self._show_secondary:
+            self._previous_hook(kind, error, trace)
+        if cause is None:
+            cause = self._cause_of(error)
+            self._client.fail(cause)
+        self._end_process(cause)
+
+    def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
+        """Keeps threads quiet whose collectives were aborted because the job has ended; the last line says why."""
+        error = arguments.exc_value
+        if error is None or self._show_secondary or not self._is_echo(error) or self._client.cause is None:
+            self._previous_thread_hook(arguments)
+
+    def _end_process(self, cause: Cause) -> None:
+        with self._speaking:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
+                sys.stdout.flush()
+            self._close_record(cause)
+            self._last_line(cause)
+            self._client.ended(self._grace + 2.0)
+            if cause.rank != self._rank:
+                time.sleep(ROOT_FIRST)
+            os._exit(cause.exit_code if cause.rank == self._rank else 1)
+
+    def _last_line(self, cause: Cause | None) -> None:
+        if cause is None:
+            return
+        if cause.rank == self._rank:
+            say(f"{cause.sentence()}; the job ends on all ranks")
+        else:
+            say(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
+        silence_engines()
+
+    def _close_record(self, cause: Cause) -> None:
+        """Leaves in this rank's record how it ended, if it is recorded; within a time, as TensorFlow may be stuck."""
+        text = cause.error if cause.rank == self._rank else cause.sentence()
+        for finish in self.before_last_line:
+            closing = threading.Thread(target=finish, args=(text,), name="hvkeras-last-record", daemon=True)
+            closing.start()
+            closing.join(RECORD_GRACE)
+
+    def _cause_of(self, error: BaseException) -> Cause:
+        if isinstance(error, KeyboardInterrupt):
+            return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        kind = "timeout" if _timed_out(error) else "exception" if getattr(error, "may_pass", True) else "setup"
+        return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text[-60_000:])
+
+    def _is_echo(self, error: BaseException) -> bool:
+        return isinstance(error, PeerError) or _timed_out(error) or any(
+            backend.is_peer_failure(error) for backend in self.backends)
+
+    # The end of the job, in other threads.
+
+    def _reap(self, cause: Cause) -> None:
+        if cause.rank == self._rank and self._unwinding.is_set():
+            return
+        for backend in self.backends:
+            backend.abort(cause.sentence())
+        deadline = time.monotonic() + self._grace
+        while time.monotonic() < deadline:
+            if self._unwinding.wait(0.05):
+                deadline += self._grace
+                self._unwinding.clear()
+        # The main thread is busy in Python or stuck in a call that cannot be aborted.
+        self._end_process(cause)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGINT:
+            if self._unwinding.wait(INTERRUPT_GRACE) or self._client.cause is not None:
+                return
+            self._client.fail(self._cause_of(KeyboardInterrupt()))
+            return
+        cause = self._client.wait_for_cause(CAUSE_GRACE)
+        if cause is None:
+            cause = Cause("signal", self._rank, self._host, os.getpid(), f"received {signal.Signals(number).name}", "",
+                          128 + number)
+            self._client.fail(cause)
+        with self._speaking:
+            time.sleep(LOG_GRACE)
+            self._close_record(cause)
+            self._last_line(cause)
+            self._client.ended(CAUSE_GRACE)
+            os._exit(128 + number)
+
+
+def _timed_out(error: BaseException) -> bool:
+    """Whether a collective of TensorFlow's gave up waiting for another rank."""
+    return type(error).__name__ == "DeadlineExceededError" and "ollective" in str(error)
+
+
+def silence_engines() -> None:
+    """Keeps what engines log about collectives that the end of this process cuts off from following its last line."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)

@@ -1,0 +1,203 @@
+"""Process sets: groups of ranks that communicate among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hvkeras.autograph import leave_as_it_is
+from hvkeras.errors import UsageError, explain
+from hvkeras.job.state import current_job
+
+
+class ProcessSet:
+    """Some of the job's ranks; pass it as `process_set=` to collectives, optimizers and tapes.
+
+    A set serves once every rank of the job, member or not, has registered it with
+    `add_process_set` (or passed it to `init(process_sets=...)`).
+
+    Example:
+        >>> even = hvd.add_process_set(hvd.ProcessSet([0, 2]))
+        >>> if even.included():
+        ...     total = hvd.allreduce(value, op=hvd.Sum, process_set=even)
+
+    Args:
+        ranks_or_comm: The global ranks, in any order.
+
+    Attributes:
+        process_set_id: The set's number: 0 is the global one; None until it is registered.
+    """
+
+    process_set_id: int | None = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        try:
+            ranks = [int(rank) for rank in ranks_or_comm]
+        except (TypeError, ValueError):
+            raise UsageError(explain("A process set is made of global ranks", "pass a list of integers such as [0, 2]",
+                                     ranks_or_comm=ranks_or_comm)) from None
+        if not ranks or len(set(ranks)) != len(ranks):
+            raise UsageError(explain("A process set holds at least one rank, and each only once", ranks=ranks))
+        self._ranks: tuple[int, ...] = tuple(sorted(ranks))
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks, ascending."""
+        return list(self._ranks)
+
+    def included(self) -> bool:
+        """Whether this rank is a member."""
+        return current_job().topology.rank in self.ranks
+
+    def rank(self) -> int | None:
+        """This rank's number within the set; None until it is registered.
+
+        Raises:
+            UsageError: This rank is no member.
+        """
+        if not self._is_registered():
+            return None
+        members, rank = self._ranks, current_job().topology.rank
+        if rank not in members:
+            raise UsageError(explain("Only members have a rank in a process set", "ask included() first",
+                                     rank=rank, members=list(members)))
+        return members.index(rank)
+
+    def size(self) -> int | None:
+        """How many ranks the set has; None until it is registered."""
+        return len(self._ranks) if self._is_registered() else None
+
+    def members(self) -> tuple[int, ...]:
+        """The global ranks, ascending, once it is sure that the set is registered with the running job.
+
+        Raises:
+            UsageError: It is not.
+        """
+        if not self._is_registered():
+            raise UsageError(explain("A process set must be registered with the running job before it is used",
+                                     "call hvd.add_process_set(process_set) on every rank, after hvd.init()",
+                                     process_set=self))
+        return self._ranks
+
+    def _is_registered(self) -> bool:
+        return _sets.get(self.process_set_id) is self
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+
+    def __reduce__(self) -> Any:
+        return _same_or_new, (self.process_set_id, self._ranks)
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the running job."""
+
+    process_set_id = 0
+
+    def __init__(self) -> None:
+        """Knows no ranks of its own: they are the running job's."""
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # that of other sets is set once
+        return tuple(range(current_job().topology.size))
+
+    def _is_registered(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "global_process_set"
+
+    def __reduce__(self) -> Any:
+        return "global_process_set"
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+_sets: dict[int | None, ProcessSet] = {}
+
+
+def process_set_of(number: int) -> ProcessSet:
+    """The process set of a number; 0 is the global one.
+
+    Raises:
+        UsageError: No set of that number is registered.
+    """
+    if number == 0:
+        return global_process_set
+    if number not in _sets:
+        raise UsageError(explain("process_set_id must be 0 or the number of a registered process set",
+                                 process_set_id=number, registered=sorted(filter(None, _sets))))
+    return _sets[number]
+
+
+def registered_process_sets() -> dict[int, ProcessSet]:
+    """The process sets of the running job by their numbers, the global one among them."""
+    return {0: global_process_set, **{number: each for number, each in _sets.items() if number is not None}}
+
+
+def forget_process_sets() -> None:
+    """Forgets every set but the global one, as their job ends."""
+    for stale in _sets.values():
+        stale.process_set_id = None
+    _sets.clear()
+
+
+def _same_or_new(number: int | None, ranks: tuple[int, ...]) -> ProcessSet:
+    known = _sets.get(number)
+    return known if known is not None and known._ranks == ranks else ProcessSet(ranks)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set; every rank of the job calls it, in the same order.
+
+    Example:
+        >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
+
+    Args:
+        process_set: The set, or its ranks.
+
+    Returns:
+        The registered set.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: A rank does not exist, or the same ranks are registered already, as all ranks always are.
+    """
+    job = current_job()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added is global_process_set or any(added.ranks == known.ranks for known in _sets.values()):
+        raise UsageError(explain("The same ranks can be registered only once", "use the set that is there",
+                                 process_set=added))
+    if 1 < len(added.ranks) == job.topology.size and added.ranks == global_process_set.ranks:
+        raise UsageError(explain("The set of all ranks is there already", "use hvd.global_process_set",
+                                 process_set=added))
+    unknown = [rank for rank in added.ranks if not 0 <= rank < job.topology.size]
+    if unknown:
+        raise UsageError(explain("A process set holds ranks of this job only",
+                                 f"ranks run from 0 to {job.topology.size - 1}", unknown=unknown, process_set=added))
+    job.backend.add_process_set(added.ranks)
+    added.process_set_id = max((number or 0 for number in _sets), default=0) + 1
+    _sets[added.process_set_id] = added
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forgets a registered process set; every rank of the job calls it.
+
+    Args:
+        process_set: The set to forget.
+
+    Returns:
+        Whether it was registered; the global set never goes.
+    """
+    job = current_job()
+    number = process_set.process_set_id
+    if process_set is global_process_set or _sets.get(number) is not process_set:
+        return False
+    job.backend.remove_process_set(process_set.ranks)
+    del _sets[number]
+    process_set.process_set_id = None
+    return True
+
+
+leave_as_it_is(__name__)

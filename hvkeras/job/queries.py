@@ -1,0 +1,170 @@
+"""The numbers of the running job, and what its engine was built with: Horovod's small questions."""
+
+from __future__ import annotations
+
+from hvkeras.autograph import leave_as_it_is
+from hvkeras.host.topology import Topology
+from hvkeras.job.state import current_job
+
+
+def _topology() -> Topology:
+    return current_job().topology
+
+
+def rank() -> int:
+    """Returns this process's number, from 0 to `size() - 1`.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().rank
+
+
+def size() -> int:
+    """Returns how many processes train together.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().size
+
+
+def local_rank() -> int:
+    """Returns this process's number among those of its host: the GPU to use, for example.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().local_rank
+
+
+def local_size() -> int:
+    """Returns how many processes run on this host.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().local_size
+
+
+def cross_rank() -> int:
+    """Returns this host's number among the hosts that have a process of this local rank.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().cross_rank
+
+
+def cross_size() -> int:
+    """Returns how many hosts have a process of this local rank.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Returns whether every host runs the same number of ranks.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return _topology().is_homogeneous
+
+
+def mpi_built() -> bool:
+    """Returns whether the installed Horovod was built with MPI."""
+    return _installed("has_mpi")
+
+
+def gloo_built() -> bool:
+    """Returns whether the installed Horovod was built with Gloo."""
+    return _installed("has_gloo")
+
+
+def mpi_enabled() -> bool:
+    """Returns whether the running engine is Horovod over MPI.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return current_job().backend.engine.endswith("with MPI")
+
+
+def gloo_enabled() -> bool:
+    """Returns whether the running engine is Horovod over Gloo.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    return current_job().backend.engine.endswith("with Gloo")
+
+
+def mpi_threads_supported() -> bool:
+    """Returns whether MPI runs, and may be called from several threads at once.
+
+    Raises:
+        NotInitializedError: `init()` has not been called.
+    """
+    if not mpi_enabled():
+        return False
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def nccl_built() -> int:
+    """Returns 1 if the installed Horovod was built with NCCL, else 0."""
+    return int(_installed("has_nccl"))
+
+
+def cuda_built() -> bool:
+    """Returns whether the installed TensorFlow was built with CUDA."""
+    import tensorflow as tf
+
+    return bool(tf.test.is_built_with_cuda())
+
+
+def rocm_built() -> bool:
+    """Returns whether the installed TensorFlow was built with ROCm."""
+    import tensorflow as tf
+
+    return bool(tf.test.is_built_with_rocm())
+
+
+def ccl_built() -> bool:
+    """Returns whether oneCCL can be used: no backend of hvkeras builds it in."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Returns whether IBM's DDL can be used: no backend of hvkeras builds it in."""
+    return False
+
+
+def sycl_built() -> bool:
+    """Returns whether SYCL can be used: no backend of hvkeras builds it in."""
+    return False
+
+
+def _installed(question: str) -> bool:
+    from hvkeras.backends.horovod import installed
+
+    return bool(installed.availability().ok and getattr(installed, question)())
+
+
+def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Horovod's parameters
+    """Returns whether TensorFlow sees a GPU.
+
+    Args:
+        *args: Accepted for Horovod's sake, which asks for the name of its extension.
+        **kwargs: Accepted likewise.
+    """
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+leave_as_it_is(__name__)

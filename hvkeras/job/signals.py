@@ -1,0 +1,117 @@
+"""Signals that a rank must notice while it waits inside an engine, and forked processes that are no ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import Any, Protocol
+
+
+class Hooks(Protocol):
+    """What a forked process lets go of."""
+
+    def in_child(self) -> None:
+        """Takes everything back in a forked process."""
+
+
+class SignalWatch:
+    """Notices SIGINT and SIGTERM even while the main thread is blocked inside an engine.
+
+    Python runs signal handlers in the main thread, between two bytecodes; while that thread waits in a
+    collective, nothing happens. Its C-level handler writes the signal's number to a socket at once,
+    though, and a thread of ours reads it. SIGTERM is watched only if the program has no handler of
+    its own; Python's KeyboardInterrupt stays what it is.
+    """
+
+    def __init__(self, on_signal: Any) -> None:
+        self._on_signal = on_signal
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+        self._thread: threading.Thread | None = None
+        self._terminate: Any = None
+        self._own_terminate = False
+
+    def install(self) -> None:
+        """Starts watching, unless the program already has a wake-up descriptor of its own."""
+        receiving, sending = socket.socketpair()
+        sending.setblocking(False)
+        previous = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        if previous != -1:
+            signal.set_wakeup_fd(previous, warn_on_full_buffer=False)
+            receiving.close()
+            sending.close()
+            return
+        self._ends = (receiving, sending)
+        handler = signal.getsignal(signal.SIGTERM)
+        self._own_terminate = handler in (signal.SIG_DFL, None)
+        if self._own_terminate:
+            signal.signal(signal.SIGTERM, _leave_it_to_the_watch)
+        else:
+            signal.signal(signal.SIGTERM, handler)  # an engine may have replaced it below Python
+        self._thread = threading.Thread(target=self._watch, args=(receiving,), name="hvkeras-signals", daemon=True)
+        self._thread.start()
+
+    def uninstall(self) -> None:
+        """Stops watching and puts the default handlers back."""
+        if self._ends is None:
+            return
+        receiving, sending = self._give_back()
+        sending.send(b"\0")
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+        receiving.close()
+        sending.close()
+
+    def in_child(self) -> None:
+        """Stops watching in a forked process, whose signals would be taken for its parent's."""
+        if self._ends is not None:
+            for end in self._give_back():
+                end.close()
+
+    def _give_back(self) -> tuple[socket.socket, socket.socket]:
+        assert self._ends is not None
+        signal.set_wakeup_fd(-1)
+        if self._own_terminate and signal.getsignal(signal.SIGTERM) is _leave_it_to_the_watch:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ends, self._ends = self._ends, None
+        return ends
+
+    def _watch(self, receiving: socket.socket) -> None:
+        while True:
+            received = receiving.recv(1)
+            if received in (b"", b"\0"):
+                return
+            if received[0] == signal.SIGINT or (received[0] == signal.SIGTERM and self._own_terminate):
+                self._on_signal(received[0])
+
+
+def _leave_it_to_the_watch(number: int, frame: Any) -> None:
+    """Python's side of SIGTERM: nothing, since the watching thread ends the process."""
+
+
+class Forks:
+    """Keeps a forked process, such as one that loads data, from speaking for its rank."""
+
+    hooks: Hooks | None = None
+    _mask: Any = ()
+
+    @classmethod
+    def before(cls) -> None:
+        """Holds signals back until the child has let go of the hooks."""
+        cls._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+    @classmethod
+    def after_in_parent(cls) -> None:
+        """Lets signals in again."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
+
+    @classmethod
+    def after_in_child(cls) -> None:
+        """Lets go of the hooks, then lets signals in."""
+        if cls.hooks is not None:
+            cls.hooks.in_child()
+        signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
+
+
+os.register_at_fork(before=Forks.before, after_in_parent=Forks.after_in_parent, after_in_child=Forks.after_in_child)

@@ -1,0 +1,72 @@
+"""What ranks tell each other when a job starts, and what is checked before and after the engine does."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from hvkeras.backends.interface import Backend
+from hvkeras.control.client import ControlClient
+from hvkeras.control.waiting import REPORT_EVERY, task_name
+from hvkeras.errors import MachineError, explain
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.cores import fair_share, limit_threads, usable_cores
+from hvkeras.host.network import host_identity
+from hvkeras.host.topology import Topology
+from hvkeras.job.backend_choice import facts_of_rank
+from hvkeras.launch_environments import Launch
+from hvkeras.settings import Settings
+
+
+def own_facts(requested: str, launch: Launch) -> dict[str, Any]:
+    """What this rank tells the others of itself before the engine starts."""
+    return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
+            **facts_of_rank(requested, launch)}
+
+
+def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
+                   facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Waits for all ranks, saying every few seconds who is missing, and returns what each told."""
+    told = [0.0]
+
+    def on_missing(ranks: list[int], waited: float) -> None:
+        if waited - told[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
+            told[0] = waited
+            names = ", ".join(task_name(launch, rank) for rank in ranks)
+            say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
+
+    key = f"facts {session}"
+    return client.gather(key, facts, settings.start_timeout, on_missing,
+                         describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
+
+
+def check_local_ranks(launch: Launch, topology: Topology) -> None:
+    """Compares the announced local size with the one that host identity gives."""
+    if launch.local_size is not None and launch.local_size != topology.local_size:
+        raise MachineError(explain(
+            f"{launch.launcher} and the ranks' hosts must agree on who shares a host",
+            "give each machine a host name of its own, and run ranks of one host in one container",
+            announced_local_size=launch.local_size, counted=topology.local_size, hosts=topology.hosts))
+
+
+def share_cores(settings: Settings, facts: list[dict[str, Any]], topology: Topology) -> None:
+    """Gives TensorFlow this rank's share of the host's cores, unless switched off."""
+    if not settings.threads:
+        return
+    own = facts[topology.rank]
+    share = fair_share(own["cores"], [fact["cores"] for fact in facts if fact["identity"] == own["identity"]])
+    if not limit_threads(share) and prints_at(settings, "INFO"):
+        say("TensorFlow had started before init(), so its threads stay as they are; call hvd.init() first")
+
+
+def check_size(launch: Launch, engine: Backend, counted: int) -> None:
+    """Refuses an engine that counts other ranks than the launcher announced.
+
+    Raises:
+        MachineError: The sizes differ.
+    """
+    if counted != launch.size:
+        raise MachineError(explain(
+            f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",
+            "the engine was built for another launcher or MPI; see hvkeras run --check-build",
+            launcher_size=launch.size, engine_size=counted))

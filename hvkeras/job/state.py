@@ -1,0 +1,77 @@
+"""The job that this process takes part in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hvkeras.autograph import leave_as_it_is
+from hvkeras.errors import NotInitializedError, explain
+
+if TYPE_CHECKING:
+    from hvkeras.backends.interface import Backend
+    from hvkeras.control.client import ControlClient
+    from hvkeras.host.topology import Topology
+    from hvkeras.job.failure import FailureHooks
+    from hvkeras.launch_environments import Launch
+    from hvkeras.plans.entry_counts import EntryCounts
+    from hvkeras.settings import Settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every part of hvkeras needs to know of the running job.
+
+    Attributes:
+        launch: How this process was launched.
+        settings: The settings in force.
+        topology: Ranks and hosts.
+        backend: The engine, started.
+        entries: The counts of entered collectives.
+        control: The control channel; None for a single process.
+        hooks: What ends the job when a rank fails; None for a single process.
+    """
+
+    launch: Launch
+    settings: Settings
+    topology: Topology
+    backend: Backend
+    entries: EntryCounts
+    control: ControlClient | None
+    hooks: FailureHooks | None
+
+
+_job: Job | None = None
+
+
+def current_job() -> Job:
+    """Returns the running job.
+
+    Raises:
+        NotInitializedError: `init()` has not been called, or `shutdown()` has.
+    """
+    if _job is None:
+        raise NotInitializedError(explain("hvkeras must be initialised first", "call hvd.init() before this"))
+    return _job
+
+
+def is_initialized() -> bool:
+    """Says whether `init()` has been called and `shutdown()` has not."""
+    return _job is not None
+
+
+def replace_job(job: Job | None) -> Job | None:
+    """Sets the running job, for `init()`, `shutdown()` and tests.
+
+    Args:
+        job: The job; None for none.
+
+    Returns:
+        The job that it takes the place of.
+    """
+    global _job
+    before, _job = _job, job
+    return before
+
+
+leave_as_it_is(__name__)

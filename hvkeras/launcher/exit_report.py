@@ -1,0 +1,112 @@
+"""The last word of a job: what failed first, and the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+
+from hvkeras.control.cause import Cause
+from hvkeras.errors import explain
+from hvkeras.launcher.limits import how_to_make_room
+from hvkeras.launcher.printer import CHATTER
+
+TAIL_LINES = 20
+_TRACEBACK = "Traceback (most recent call last):"
+_SPEAKER = "hvkeras run: "
+_HEADING = re.compile(rf"{_SPEAKER}the standard error of rank \d+ ends with")
+_PID = re.compile(r" \(pid \d+\)")
+
+
+def described_end(code: int) -> str:
+    """Words how a process ended: `exited with code 3`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}"
+
+
+def shell_code(code: int) -> int:
+    """The exit code that a shell shows for a process: 128 and the signal for a killed one."""
+    return code if code >= 0 else 128 - code
+
+
+def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
+    """The job's exit code: the one of the rank that failed first.
+
+    Args:
+        cause: Why the job ended early, if it did.
+        codes: How the processes ended that ended by themselves, in the order of their ends.
+    """
+    if cause is None:
+        return next((shell_code(code) for code in codes.values() if code), 0)
+    own = codes.get(cause.rank, 0) if cause.rank is not None else 0
+    return shell_code(own) or cause.exit_code or 1
+
+
+def known_better(cause: Cause, codes: dict[int, int]) -> Cause:
+    """The cause, with how the process ended where the ranks have but seen that it was lost."""
+    if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
+        return dataclasses.replace(cause, error=described_end(codes[cause.rank]))
+    return cause
+
+
+def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
+    """Words what failed first, with the failed rank's traceback, or the end of its standard error, last.
+
+    Args:
+        cause: Why the job ended early.
+        codes: How the processes ended that ended by themselves.
+        tail: The end of the failed rank's standard error.
+    """
+    cause = known_better(cause, codes)
+    sentence = f"hvkeras run: {cause.sentence()}"
+    if cause.traceback:
+        return f"{sentence}\n{cause.traceback.rstrip()}"
+    lines = [line for line in tail.rstrip().splitlines() if not CHATTER.match(line)]
+    if cause.rank is None or cause.kind not in ("lost", "exit", "signal") or not lines:
+        return sentence
+    heading = f"hvkeras run: the standard error of rank {cause.rank} ends with"
+    starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if starts:
+        return "\n".join([sentence, heading, *lines[starts[-1] :]])
+    return "\n".join([heading, *lines[-TAIL_LINES:], sentence])
+
+
+def root_cause(stderr: str, code: int) -> str:
+    """Finds in one line why a job failed.
+
+    Args:
+        stderr: The standard error of `hvkeras run`, which ends with `last_words` or an error of its own.
+        code: Its exit code.
+    """
+    lines = [line for line in stderr.splitlines() if line.strip() and not CHATTER.match(line)]
+    said = [place for place, line in enumerate(lines) if line.startswith(_SPEAKER)]
+    headings = [place for place in said if _HEADING.fullmatch(lines[place])]
+    sentences = [lines[place].removeprefix(_SPEAKER) for place in said if place not in headings]
+    if not sentences:
+        return ": ".join([f"hvkeras run {described_end(code)}", *lines[-1:]])
+    sentence = _PID.sub("", sentences[-1])
+    if not headings:
+        return sentence
+    # The failed rank's own last line says more than its exit code.
+    tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_SPEAKER)]
+    return ": ".join([sentence, *(line.strip() for line in tail[-1:])])
+
+
+def why_not_started(error: str, number: int, culprit: str) -> str:
+    """What there is to say of a command that could not be started.
+
+    Args:
+        error: The system's words.
+        number: The system's number of the error.
+        culprit: The command, or the folder that is not there.
+    """
+    hint = "check its spelling, the PATH and the current folder there"
+    if culprit.endswith(".py"):
+        hint = f"scripts are started by Python: hvkeras run ... python {culprit}"
+    return explain(f"The command must start on every host ({error})", how_to_make_room(number) or hint,
+                   command=culprit)

@@ -1,0 +1,50 @@
+"""What the agents of a job are told to start: commands, and the environment of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvkeras.host.console import quiet_variables
+from hvkeras.launch_environments import hvkeras_run, tf_config
+from hvkeras.launch_environments.horovod_variables import announced, named
+from hvkeras.launcher.host_agents import exported
+from hvkeras.launcher.job import Job
+from hvkeras.launcher.placement import HostRanks
+from hvkeras.settings import Settings
+
+
+def order_of(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str]) -> dict[str, Any]:
+    """The job as the agent of a host wants it.
+
+    Args:
+        job: The job.
+        host: The host, and its ranks.
+        secret: The job's secret.
+        address: Where the control channel listens.
+        workers: host:port of each rank, for TF_CONFIG; none without one.
+    """
+    shared = {"HVKERAS_SECRET": secret, hvkeras_run.CONTROL_ADDRESS: address,
+              hvkeras_run.PROCESS_COUNT: str(job.size),
+              hvkeras_run.LOCAL_PROCESS_COUNT: str(len(host.ranks))}
+    defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(Settings(job.environment).log_level)}
+    environment = dict(job.environment) if host.local else exported(job.environment)
+    return {
+        "folder": job.folder,
+        "environment": {**defaults, **environment, **shared},
+        "ranks": [{"rank": rank, "command": list(job.command),
+                   "environment": {hvkeras_run.PROCESS_ID: str(rank),
+                                   hvkeras_run.LOCAL_PROCESS_ID: str(local_rank),
+                                   **_numbers(job, host, rank, local_rank),
+                                   **(tf_config.worker_variables(workers, rank, environment)
+                                      if workers else {})},
+                   "terminal": job.terminal if rank == 0 else None}
+                  for local_rank, rank in enumerate(host.ranks)],
+    }
+
+
+def _numbers(job: Job, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
+    """A rank's numbers under Horovod's names."""
+    column = [each.name for each in job.hosts if len(each.ranks) > local_rank]
+    return announced(hvkeras_run.LAUNCHER, named(rank, job.size, local_rank, len(host.ranks),
+                                                 column.index(host.name), len(column), host.name))

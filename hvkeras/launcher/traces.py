@@ -1,0 +1,50 @@
+"""What `hvkeras run` does with the ranks' traces before and after a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvkeras.errors import HvkerasError, UsageError, explain
+from hvkeras.profiling.trace_files import merge, rank_files
+from hvkeras.settings import Settings
+
+
+def trace_of(settings: Settings, folder: str) -> Path | None:
+    """The merged file of a job that is to be traced; None if it is not.
+
+    Args:
+        settings: Those of the job.
+        folder: Its working folder.
+
+    Raises:
+        UsageError: The file's folder does not exist.
+    """
+    if settings.trace_steps is None:
+        return None
+    path = Path(folder, settings.trace_file)
+    if not path.parent.is_dir():
+        raise UsageError(explain("The trace's folder must exist", "make it", trace_file=str(path)))
+    return path
+
+
+def forget_traces(path: Path | None) -> None:
+    """Removes what ranks of an earlier job have left, before a job that traces into the same file.
+
+    Args:
+        path: The merged file, if there is to be one.
+    """
+    for file in rank_files(path).values() if path is not None else ():
+        file.unlink(missing_ok=True)
+
+
+def merged_after(path: Path) -> str:
+    """Merges what the ranks of a job have left; returns what there is to say of it.
+
+    Args:
+        path: The merged file.
+    """
+    try:
+        merged = merge(path)
+    except HvkerasError as error:  # the job's own exit code counts
+        return str(error)
+    return merged.sentence() if merged is not None else f"no rank left a trace in {path.parent}"

@@ -1,0 +1,297 @@
+"""The recorder of one rank: fills its record, in a thread that writes it now and then."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.compat import graphs
+from hvkeras.host.console import say
+from hvkeras.host.memory import resident
+from hvkeras.profiling import collective_times
+from hvkeras.profiling.input_times import Fetches
+from hvkeras.profiling.step_times import StepStamps
+from hvkeras.profiling.tracer import Tracer
+from hvkeras.records.record import Array, Record, write_weights
+from hvkeras.report.after_run import await_records, report_on_run
+
+if TYPE_CHECKING:
+    from hvkeras.control.client import ControlClient
+
+CAPACITY = 16_384  # steps, and calls of fit's train function, that are kept, the latest ones: 0.5 MiB each
+STALLS = 100  # warnings that are kept, the first ones
+LOSS_EVERY = 1.0  # seconds between two losses that are kept within an epoch
+LOSSES = 10_000  # that are kept, the latest ones
+WRITE_EVERY = 2.0  # seconds between two writes of the record,
+WRITE_SHARE = 0.005  # and more of them where writing would take a larger share of the time
+CLOCKS_EVERY = 60.0  # seconds between two comparisons of the hosts' clocks
+LAST_WRITE = 5.0  # seconds that a rank which ends waits for a write that is under way
+COMPILED = "the step is compiled by XLA, where no clock can be read"
+SESSIONS = "sessions of TensorFlow 1 are not recorded"
+SEVERAL_CALLS = "a model is called more than once in a step"
+
+
+class Recorder:
+    """Fills the record of this rank, and a thread that writes it now and then.
+
+    Args:
+        folder: Where it is written; None if it is not.
+        record: What is known already.
+        keeps_weights: Whether the final weights are written as well.
+        control: Who knows the common clock; None for a single process.
+    """
+
+    def __init__(self, folder: Path | None, record: Record, keeps_weights: bool = False,
+                 control: ControlClient | None = None) -> None:
+        self._folder = folder
+        self._record = record
+        self._keeps_weights = keeps_weights
+        self._control = control
+        self._clocks_compared = -CLOCKS_EVERY
+        self.tracer: Tracer | None = None
+        self.is_on: Callable[[], bool] = lambda: False  # whether it is the one that records now
+        self._variables: dict[Any, Any] = {}
+        self._kinds: dict[Any, int] = {}
+        self._steps: StepStamps | None = None
+        self._calls: collections.deque[tuple[float, float]] = collections.deque(maxlen=CAPACITY)
+        self._losses: collections.deque[tuple[float, float]] = collections.deque(maxlen=LOSSES)
+        self._training_began = self._last_loss = 0.0
+        self._depth = threading.local()
+        self._eager_models: set[int] = set()
+        self._runs_before = {key: first + len(rows) for key, (rows, first) in collective_times.numbered().items()}
+        self._wrote = 0.0  # seconds that the thread was at work
+        self._over = threading.Event()
+        self._writing, self._updating = threading.Lock(), threading.Lock()
+        self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
+        self.fetches = Fetches()
+        self.report: Path | None = None  # where this rank writes a report on all when it is over
+
+    def begin(self) -> None:
+        """Writes what is known already, in the place of an earlier job's record, and begins to keep it up to date."""
+        self._write()
+        self._writer.start()
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
+        """Leaves a stamp, and remembers the variables; see the module's `step`."""
+        sources = [getattr(variable, "source", variable) for variable in variables]  # a tape's may be tensors
+        known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
+        if self._keeps_weights:
+            for key, variable in known.items():
+                if key not in local:
+                    self._variables.setdefault(key, variable)
+        self._models_of_step().clear()
+        if graphs.compiled_by_xla() or not graphs.of_functions():
+            self._record.no_steps = COMPILED if graphs.of_functions() else SESSIONS
+            return
+        kind = self._kinds.setdefault(tuple(known), len(self._kinds))
+        done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
+        self._ready_steps().ready(done, kind)
+
+    def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls a model, and counts the samples if it is the outermost one and trains."""
+        depth = getattr(self._depth, "value", 0)
+        if depth == 0 and self.is_on() and graphs.under_tape():
+            self._count(model, (args, kwargs))
+        self._depth.value = depth + 1
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            self._depth.value = depth
+
+    def _count(self, model: Any, inputs: Any) -> None:
+        """Adds the rows of a model call; of several models in one step, those of the first one alone."""
+        models = self._models_of_step()
+        if id(model) in models:
+            self._record.no_samples = SEVERAL_CALLS
+        rows = _rows_of(inputs) if not models else None
+        models.add(id(model))
+        if rows is not None and not graphs.compiled_by_xla() and graphs.of_functions():
+            tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
+            self._ready_steps().batch_came(rows, tensors)
+
+    def _models_of_step(self) -> set[int]:
+        """The models that were called since the last step, in the function under construction or eagerly."""
+        graph = graphs.function_graph()
+        if graph is None:
+            return self._eager_models
+        if not hasattr(graph, "_hvkeras_models"):
+            graph._hvkeras_models = set()
+        models: set[int] = graph._hvkeras_models
+        return models
+
+    def _ready_steps(self) -> StepStamps:
+        if self._steps is None:  # not before it is needed: scripts set up devices after init()
+            self._steps = StepStamps(CAPACITY)
+        return self._steps
+
+    def note_call(self, began: float, ended: float, logs: Any) -> None:
+        """Keeps when a call of fit's train function began and ended, and now and then its loss."""
+        if not self.is_on():
+            return
+        self._calls.append((began, ended))
+        self._training_began = self._training_began or began
+        if ended - self._last_loss >= LOSS_EVERY:
+            self.note_loss(ended, logs)
+
+    def note_loss(self, now: float, logs: Any) -> None:
+        """Keeps the loss of logs that have one."""
+        self._last_loss = now
+        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
+            self._losses.append((now - self._training_began, float(logs["loss"])))
+
+    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Keeps the latest logs of a kind; see the module's `note_logs`."""
+        numbers = {}
+        for name, value in logs.items():
+            with contextlib.suppress(TypeError, ValueError):
+                numbers[name] = float(value)
+        self._record.logs = {**self._record.logs, kind: numbers}  # whole, as the writer may be reading
+        self._record.last_logs = kind
+
+    def note_stall(self, text: str) -> None:
+        """Keeps a warning; see the module's `note_stall`."""
+        if len(self._record.stalls) < STALLS:
+            self._record.stalls.append(text)
+
+    def steps_made(self) -> int:
+        """How many steps this rank has computed."""
+        if self._steps is None:
+            return 0
+        rows, first = self._steps.rows()
+        return first + len(rows)
+
+    def current(self) -> Record:
+        """The record as it is now."""
+        with self._updating:
+            self._update()
+            return dataclasses.replace(self._record)
+
+    def finish(self, ended: str) -> None:
+        """Ends the thread, and writes the record for the last time."""
+        if os.getpid() != self._record.pid:  # a forked process is no rank
+            return
+        self._over.set()
+        self.fetches.stop()
+        if self._writer.is_alive():
+            self._writer.join(LAST_WRITE)
+        if self._keeps_weights and self._folder is not None:
+            write_weights(self._folder, [_value(variable) for variable in self._variables.values()])
+        self._record.ended = ended
+        try:
+            self._write()
+        except OSError as error:
+            say(f"the record of this rank cannot be written: {error}")
+        if self.tracer is not None:
+            self.tracer.finish(ended)
+
+    def write_report(self, patient: bool) -> None:
+        """Writes the report, if that is for this rank to do; a patient one waits for the others' last records."""
+        if self.report is not None and os.getpid() == self._record.pid:
+            if patient:
+                await_records(self.report, self._record.size)
+            say(report_on_run(self.report).removeprefix("hvkeras: "))
+
+    def amend(self, ended: str) -> None:
+        """Writes the record once more, when the job has failed after it was finished."""
+        if self._folder is not None and os.getpid() == self._record.pid and self._record.ended != ended:
+            self._record.ended = ended
+            self._record.write(self._folder)
+
+    def _write_now_and_then(self) -> None:
+        pause = WRITE_EVERY
+        while not self._over.wait(pause):
+            began = time.thread_time()
+            try:
+                self._write()
+            except OSError as error:
+                say(f"the record of this rank cannot be written: {error}")
+                return
+            seconds = time.thread_time() - began
+            self._wrote += seconds
+            pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
+
+    def writing_share(self) -> float:
+        """The part of the time that this rank's thread was at work; see the module's `writing_share`."""
+        return self._wrote / (time.time() - self._record.began)
+
+    def _write(self) -> None:
+        """Brings the record up to date, and writes it whole or not at all."""
+        if not self._writing.acquire(timeout=LAST_WRITE):
+            return
+        try:
+            record = self.current()
+            if self._folder is not None:
+                record.write(self._folder)
+        finally:
+            self._writing.release()
+
+    def _update(self) -> None:
+        record = self._record
+        found = {key: _since(*rows, self._runs_before.get(key, 0)) for key, rows in collective_times.numbered().items()}
+        record.collectives = {key: rows for key, (rows, _) in found.items() if len(rows)}
+        record.first_runs = {key: found[key][1] for key in record.collectives}
+        contents = collective_times.described()
+        record.buckets = {key: vars(contents[key]) for key in record.collectives}
+        if self._steps is not None:
+            record.stamps, record.first_step = self._steps.rows()
+        record.inputs = self.fetches.rows()
+        record.calls = _with_steps(np.array(self._calls.copy(), np.float64).reshape(-1, 2), record)
+        record.losses = np.array(self._losses.copy(), np.float64).reshape(-1, 2)
+        self._compare_clocks()
+        record.peak_memory = resident("VmHWM") or 0
+        record.written = time.time()
+
+
+    def _compare_clocks(self) -> None:
+        """Notes how far this host's clock is from the common one, and has it measured now and then."""
+        if self._control is None:
+            self._record.clock_uncertainty = 0.0
+            return
+        if time.monotonic() - self._clocks_compared >= CLOCKS_EVERY:
+            self._clocks_compared = time.monotonic()
+            self._control.measure_clock()
+        if (offset := self._control.clock.offset) is not None:
+            self._record.clock_offset, self._record.clock_uncertainty = offset.seconds, offset.uncertainty
+
+
+def _since(rows: Array, first: int, before: int) -> tuple[Array, int]:
+    """The runs of an earlier job of this process taken away, and the first number counted from there."""
+    skipped = max(0, before - first)
+    return rows[skipped:], first + skipped - before
+
+
+def _with_steps(calls: Array, record: Record) -> Array:
+    """Calls with the numbers of the steps that were made in them."""
+    places = np.searchsorted(record.stamps[:, 0], calls) + record.first_step
+    return np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64)
+
+
+def _rows_of(inputs: Any) -> Any:
+    """The length of the first axis of the first tensor among a call's arguments; None where there is none."""
+    for tensor in tf.nest.flatten(inputs):
+        if isinstance(tensor, tf.SparseTensor):
+            return tf.cast(tensor.dense_shape[0], tf.int64)
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.cast(tensor.nrows(), tf.int64)
+        if isinstance(tensor, np.ndarray):
+            return tensor.shape[0] if tensor.ndim else None
+        if tf.is_tensor(tensor):
+            return None if tensor.shape.rank == 0 else tf.shape(tensor, out_type=tf.int64)[0]
+    return None
+
+
+def _value(variable: Any) -> Array:
+    """A variable's value, in a dtype that numpy's files know."""
+    value = np.asarray(compat.native(variable))
+    return value if value.dtype.kind in "biufc" else value.astype(np.float32)

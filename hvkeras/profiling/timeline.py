@@ -1,0 +1,246 @@
+"""The timeline: when each collective of a rank began and ended, as a trace for Chrome and Perfetto.
+
+While it is on, collectives that run in eager mode are timed, and so are those in functions that are traced meanwhile;
+with HVKERAS_TIMELINE it is on from `init()`, and so for all. Otherwise nothing is added to any graph. Nothing is timed
+inside XLA, which cannot ask for the time.
+
+Functions leave stamps (`hvkeras.profiling.collective_times`), which a thread collects: no Python runs in them, and no
+order is kept among their collectives. What runs eagerly, and sessions of TensorFlow 1, are timed by Python.
+
+The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.compat import graphs
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.job.state import current_job
+from hvkeras.profiling import collective_times
+
+if TYPE_CHECKING:
+    from hvkeras.backends.interface import Backend
+    from hvkeras.plans.plan import Plan
+
+CAPACITY = 200_000  # collectives that a timeline holds, about 40 MB; it says so where there were more
+FLUSH_EVERY = 1.0  # seconds between two looks for what is to be written,
+COLLECT_EVERY = 0.2  # and for what functions have stamped, of which the latest 1,024 runs of each collective are kept
+_END = b"\n]\n"
+_USER = "timeline"
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter
+    """Begins a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
+
+    Rank 0 writes its own; with `{rank}` in the path each rank does, on one clock where the hosts' clocks agree. The
+    file is written about once a second, and whole after each write. Functions that were traced before, such as those
+    of a running `fit`, are not timed; `fit` traces anew when it is called.
+
+    Example:
+        hvd.start_timeline("timeline.{rank}.json")
+        model.fit(x, y, steps_per_epoch=20)
+        hvd.stop_timeline()
+
+    Args:
+        file_path: The file; one that exists is replaced.
+        mark_cycles: Accepted for Horovod's sake: there are no cycles of negotiation.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: A timeline is running.
+        MachineError: The file cannot be written.
+    """
+    global _running  # noqa: PLW0603 - a process has one timeline
+    job = current_job()
+    if _running is not None:
+        raise UsageError(explain("One timeline can run at a time", "call hvd.stop_timeline() first",
+                                 running=_running.path, file_path=file_path))
+    rank = job.topology.rank
+    if rank and "{rank}" not in file_path:
+        return
+    path = file_path.replace("{rank}", str(rank))
+    collective_times.start(_USER)
+    try:
+        _running = Timeline(path, rank, job.topology.hosts[rank])
+    except OSError as error:
+        collective_times.stop(_USER)
+        raise MachineError(explain(f"The timeline's file must be writable ({error.strerror})", "choose another folder",
+                                   file_path=path)) from None
+
+
+def stop_timeline() -> None:
+    """Ends the timeline, if one is running, and writes what is left of it."""
+    global _running
+    timeline, _running = _running, None
+    if timeline is not None:
+        collective_times.stop(_USER)
+        timeline.close()
+
+
+def is_on() -> bool:
+    """Whether this rank's collectives are timed now."""
+    return _running is not None
+
+
+def watched(backend: Backend, plan: Plan) -> Any:
+    """The backend, whose collectives are timed if a timeline is running, and stamped if somebody wants it.
+
+    Args:
+        backend: The engine.
+        plan: What the collectives belong to.
+    """
+    stamped = collective_times.stamped(backend, plan)
+    if stamped is not backend or _running is None or graphs.compiled_by_xla():
+        return stamped
+    return _Watched(backend, plan)
+
+
+class Timeline:
+    """A running timeline, and the thread that writes it.
+
+    Args:
+        path: The file.
+        rank: This rank.
+        host: Its host.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+
+    def __init__(self, path: str, rank: int, host: str) -> None:
+        self.path = path
+        self._rank = rank
+        self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+        self._rows: dict[str, int] = {}
+        self._count = self._lost = 0
+        self._seen = {key: first + len(rows) for key, (rows, first) in collective_times.numbered().items()}
+        self._is_empty = True
+        self._over = threading.Event()
+        self._file.write(b"[" + _END)
+        self._note({"name": "process_name", "ph": "M", "args": {"name": f"rank {rank} on {host}, pid {os.getpid()}"}})
+        self._write()
+        self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-timeline", daemon=True)
+        self._writer.start()
+        atexit.register(self.close)
+
+    def add(self, label: str, operation: str, began: int, ended: int, size: int | None) -> None:
+        """Adds a collective.
+
+        Args:
+            label: How messages call it; each label has a row of its own.
+            operation: `allreduce`, ...
+            began: Nanoseconds since the epoch when its tensors were there.
+            ended: The same when its results were.
+            size: Bytes of this rank's tensors; None if unknown.
+        """
+        with self._lock:
+            self._count += 1
+            if self._count > CAPACITY:
+                return
+            if label not in self._rows:
+                self._rows[label] = len(self._rows) + 1
+                self._note({"name": "thread_name", "ph": "M", "tid": self._rows[label], "args": {"name": label}})
+            self._note({"name": operation, "cat": "collective", "ph": "X", "tid": self._rows[label],
+                        "ts": began / 1000, "dur": (ended - began) / 1000, "args": {"collective": label,
+                                                                                  "bytes": size}})
+
+    def close(self) -> None:
+        """Writes what is left, and ends the thread."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._writer.join()
+        self._collect()
+        for count, what in ((self._lost, "collectives came too fast to be seen"),
+                            (self._count - CAPACITY, "later collectives are left out")):
+            if count > 0:
+                self._note({"name": f"{count} {what}", "ph": "i", "s": "g", "tid": 0, "ts": time.time_ns() / 1000})
+        self._write()
+        self._file.close()
+        atexit.unregister(self.close)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self._events.append({"pid": self._rank, **event})
+
+    def _write_now_and_then(self) -> None:
+        written = time.monotonic()
+        while not self._over.wait(min(COLLECT_EVERY, FLUSH_EVERY)):
+            self._collect()
+            if time.monotonic() - written >= FLUSH_EVERY:
+                self._write()
+                written = time.monotonic()
+
+    def _collect(self) -> None:
+        """Adds what functions have stamped since the last look."""
+        found, contents = collective_times.numbered(), collective_times.described()
+        for key, (rows, first) in found.items():
+            seen, content = self._seen.get(key, 0), contents[key]
+            self._lost += max(0, first - seen)
+            for began, ended in (1e9 * rows[max(0, seen - first):]).astype(np.int64).tolist():
+                self.add(content.label, content.collective, began, ended, content.bytes)
+            self._seen[key] = first + len(rows)
+
+    def _write(self) -> None:
+        """Appends in front of the bracket that ends the file, so that it is whole after every write."""
+        with self._lock:
+            events, self._events = self._events, []
+        if not events:
+            return
+        text = ",\n".join(json.dumps(event) for event in events).encode()
+        self._file.seek(-len(_END), os.SEEK_END)
+        self._file.write((b"\n" if self._is_empty else b",\n") + text + _END)
+        self._is_empty = False
+
+
+_running: Timeline | None = None
+
+
+class _Watched:
+    """A backend whose collectives Python times: those of eager mode now, those of a session whenever it runs."""
+
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend, self._plan = backend, plan
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        run = getattr(self._backend, operation)
+
+        def timed(data: Any, *others: Any) -> Any:
+            key = next(other for other in others if isinstance(other, str))
+            label = collective_times.labelled(self._plan, key)
+            inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
+            with tf.control_dependencies(inputs):
+                size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
+                began = _asked(lambda _: time.time_ns(), size)
+            with tf.control_dependencies([began]):
+                results = run(data, *others)
+            flat = tf.nest.flatten(results)
+            with tf.control_dependencies(flat):
+                ended = _asked(lambda then, many: _add(label, operation, then, many), began, size)
+            with tf.control_dependencies([ended]):
+                return tf.nest.pack_sequence_as(results, [tf.identity(result) for result in flat])
+
+        return timed
+
+
+def _asked(function: Callable[..., int], *arguments: Any) -> Any:
+    return tf.numpy_function(lambda *values: np.int64(function(*map(int, values))), arguments, tf.int64)
+
+
+def _add(label: str, operation: str, began: int, size: int) -> int:
+    now = time.time_ns()
+    if _running is not None:
+        _running.add(label, operation, began, now, size)
+    return now

@@ -1,0 +1,280 @@
+"""What this rank is doing, and whether it gets on: its phase, step and callback.
+
+The hooks around Keras's `fit`, `evaluate` and `predict` keep it up to date (`hvkeras.training.fit_hooks`), for a
+microsecond or two a step; everything else is looked up when somebody asks. Keras fetches the batch of a step inside of
+its compiled function, which counts the batches that have come: while it has run for a batch more, it waits for its
+input.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import operator
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+TRAIN, TEST, PREDICT = "train", "test", "predict"
+_TRACING = "func_graph_from_py_func"  # TensorFlow's, in whose frame a function is traced
+_FETCHING = os.path.join("data", "ops", "iterator_ops.py")  # TensorFlow's, where eager code waits for a batch
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a rank is doing.
+
+    Attributes:
+        phase: `train`, `validation`, `evaluation`, `prediction`, `callback`, `input` or `outside`.
+        text: The same in words, with step and epoch.
+        may_end: Whether the job may end if it does not get on from there.
+        within: Whether it is within a loop of Keras's.
+        lacks_batch: Whether it waits for data, or may do so.
+    """
+
+    phase: str
+    text: str
+    may_end: bool
+    within: bool = True
+    lacks_batch: bool = False
+
+
+class Loop:
+    """A running `fit`, `evaluate` or `predict`.
+
+    Args:
+        kind: `TRAIN`, `TEST` or `PREDICT`.
+        model: The model.
+        outer: What it was called in, or None.
+    """
+
+    def __init__(self, kind: str, model: Any, outer: Loop | None) -> None:
+        self.kind, self.outer = kind, outer
+        self.model = weakref.ref(model)
+        self.thread = threading.get_ident()
+        self.epoch: int | None = None
+        self.step: int | None = None
+        self.hook = ""  # of the callbacks, while they run
+        self.stepping = False  # in Keras's function of a step
+        self.calls = 0  # of that function, since its batches were last counted
+        self.first = True  # no call has come to its end
+        self.batches = batches()
+
+    def count_anew(self) -> None:
+        """Begins to count calls and batches together, after calls that may have found no batch."""
+        self.calls, self.batches = 0, batches()
+
+
+class _Process:
+    """What there is one of."""
+
+    loop: Loop | None = None
+    moves = 0
+    fetched = 0  # batches in eager mode
+    in_graphs: Any = None  # and in graphs
+
+
+_counted: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose functions count their batches
+
+
+@contextlib.contextmanager
+def running(kind: str, model: Any) -> Iterator[None]:
+    """A context in which `fit`, `evaluate` or `predict` runs.
+
+    Args:
+        kind: `TRAIN`, `TEST` or `PREDICT`.
+        model: The model.
+    """
+    outer = _Process.loop
+    _Process.loop = Loop(kind, model, outer)
+    _Process.moves += 1
+    try:
+        yield
+    finally:
+        _Process.loop = outer
+        _Process.moves += 1
+        if outer is not None:
+            outer.count_anew()
+
+
+def around_callbacks(name: str) -> Callable[..., Any]:
+    """What stands around one hook of Keras's `CallbackList`.
+
+    Args:
+        name: The hook, such as `on_train_batch_begin`.
+
+    Returns:
+        A function that calls the original, which is its first argument.
+    """
+    begins_step, begins_epoch = name.endswith("batch_begin"), name == "on_epoch_begin"
+    begins_loop = name.endswith(("train_begin", "test_begin", "predict_begin"))
+
+    def around(original: Callable[..., Any], callbacks: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = _Process.loop
+        if loop is None:
+            return original(callbacks, *args, **kwargs)
+        _Process.moves += 1
+        loop.stepping, loop.hook = False, name
+        if begins_step:
+            loop.step = args[0] if args else kwargs["batch"]
+        elif begins_epoch:
+            loop.epoch, loop.step = args[0] if args else kwargs["epoch"], None
+        result = original(callbacks, *args, **kwargs)
+        loop.hook = ""
+        if begins_step:
+            loop.calls += 1
+            loop.stepping = True
+        elif begins_epoch or begins_loop:
+            loop.count_anew()
+        else:
+            loop.first = False
+        _Process.moves += 1
+        return result
+
+    return around
+
+
+def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Has a function of a step count its batch as soon as it is there.
+
+    Args:
+        model: The model whose function it is.
+        step: Takes a batch; called in graphs and eagerly.
+    """
+    _counted.add(model)
+
+    def counted(batch: Any) -> Any:
+        _count(batch)
+        return step(batch)
+
+    return counted
+
+
+def _count(batch: Any) -> None:
+    import tensorflow as tf
+
+    from hvkeras.compat import graphs
+
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        return  # each replica would count
+    if tf.executing_eagerly():
+        _Process.fetched += 1
+        return
+    if _Process.in_graphs is None:
+        _Process.in_graphs = graphs.lasting_variable(0, tf.int64, "hvkeras_batches")
+    there = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(tensor)]
+    with tf.control_dependencies(there):
+        _Process.in_graphs.assign_add(1)
+
+
+def batches() -> int:
+    """How many batches have come to Keras's functions in this process."""
+    return _Process.fetched + (0 if _Process.in_graphs is None else int(_Process.in_graphs.numpy()))
+
+
+def moves() -> int:
+    """Grows whenever Keras's loops get on, except for batches."""
+    return _Process.moves
+
+
+def thread() -> int:
+    """The thread that matters: that of the running `fit`, else the main one."""
+    loop = _Process.loop
+    return loop.thread if loop is not None else threading.main_thread().ident or 0
+
+
+def standing() -> tuple[tuple[int, int], ...]:
+    """At which instruction each frame of the thread stands; the same as long as the innermost call lasts."""
+    return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(thread()))
+
+
+def doing(steps: str = "") -> Doing:
+    """What this rank is doing now.
+
+    Args:
+        steps: What a loop of one's own has done so far, in words.
+    """
+    loop, frames = _Process.loop, frames_of(thread())
+    tracing = any(frame.f_code.co_name == _TRACING for frame in frames)
+    fetching = any(frame.f_code.co_filename.endswith(_FETCHING) for frame in frames)
+    if loop is None:
+        phase, where = ("input", "input, outside of fit") if fetching else ("outside", "outside of fit")
+        return Doing(phase, where + steps, False, False, fetching)
+    where = _step(loop)
+    if loop.hook:
+        name = _callback(frames, loop.hook)
+        return Doing("callback", f"callback {name}, {where}", not tracing)
+    if tracing:
+        return Doing(_phase(loop), f"{where}, being traced", False)
+    waits = fetching or (loop.stepping and _waits_for_batch(loop))
+    if waits:
+        return Doing("input", f"input, the batch of {where}", True, lacks_batch=True)
+    where += ", or its input" if waits is None else ""
+    # The first call may compile, for as long as it takes, and with XLA any other may as well.
+    compiles = loop.first or bool(getattr(loop.model(), "jit_compile", False))
+    may_end = loop.step is not None and not (loop.stepping and compiles)
+    return Doing(_phase(loop), where, may_end, lacks_batch=waits is None)
+
+
+def frames_of(ident: int) -> list[FrameType]:
+    """The frames of a thread, the innermost first.
+
+    Args:
+        ident: The thread.
+    """
+    # All in C, so that no other thread runs amid it: where the thread goes on meanwhile, stacks are broken, and
+    # Python 3.11 even gave what is no frame as `f_back`.
+    innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
+    found: collections.deque[Any] = collections.deque()
+    with contextlib.suppress(AttributeError, KeyError):  # None behind the last; a thread that has ended
+        found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
+    return [frame for frame in found if isinstance(frame, FrameType)]
+
+
+def _waits_for_batch(loop: Loop) -> bool | None:
+    """Whether the running call still lacks its batch; None where nobody counts, or several steps run in a call."""
+    from hvkeras import compat
+
+    model = loop.model()
+    if model is None or model not in _counted or compat.steps_per_execution(model) > 1:
+        return None
+    return batches() - loop.batches < loop.calls
+
+
+def _phase(loop: Loop) -> str:
+    if loop.kind == TEST:
+        return "evaluation" if _fit_around(loop) is None else "validation"
+    return "train" if loop.kind == TRAIN else "prediction"
+
+
+def _fit_around(loop: Loop) -> Loop | None:
+    """The running `fit` of the same model that an evaluation belongs to."""
+    outer = loop.outer
+    return outer if outer is not None and outer.kind == TRAIN and outer.model() is loop.model() else None
+
+
+def _step(loop: Loop) -> str:
+    """Names a step as Keras's progress bar counts: from one."""
+    fit = loop if loop.kind == TRAIN else _fit_around(loop)
+    epoch = "" if fit is None or fit.epoch is None else f" of epoch {fit.epoch + 1}"
+    phase = _phase(loop)
+    if loop.step is None:
+        return f"{phase}, before the first step{epoch}"
+    return f"{phase} step {loop.step + 1}{epoch}"
+
+
+def _callback(frames: list[FrameType], hook: str) -> str:
+    """Which callback runs, as `Checkpoint.on_epoch_end`; the hook alone where it is not to be seen."""
+    for frame in frames:
+        code = frame.f_code
+        if code.co_name.startswith("on_") and code.co_varnames:
+            owner = type(frame.f_locals.get(code.co_varnames[0]))
+            if hasattr(owner, "set_model") and all(base.__name__ != "CallbackList" for base in owner.__mro__):
+                return f"{owner.__name__}.{code.co_name}"
+    return hook

@@ -1,0 +1,1 @@
+"""The records that ranks leave behind for reports, and what they say."""

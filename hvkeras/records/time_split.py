@@ -1,0 +1,205 @@
+"""Where a typical step's time goes on each rank, from the records of all ranks.
+
+A step lasts from the moment in which a rank's gradients were ready to the same moment of the next step: first comes
+what is left of communication, then the update of the weights, the next batch, and its forward and backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvkeras.records.record import Array, Record
+
+WARM_UP = 5  # first steps that are left out, or half of few: TensorFlow traces graphs and fills caches in them
+LATEST = 1000  # steps that are looked at, at most
+PAUSE = 5.0  # times the median step, beyond which something else happened: a validation, a checkpoint, ...
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """A rank's typical step in seconds: step = input + compute + wait + communication.
+
+    Attributes:
+        step: From gradients to gradients: the mean over all steps but pauses (see `PAUSE`).
+        input: Waiting for the next batch from a dataset; nothing where no fetch was seen.
+        compute: What is left: the forward and backward pass, the update, and what callbacks do.
+        wait: Waiting for other ranks: what of communication the rank would have been spared, had it come last. None
+            where not all ranks have left a record; it is part of communication then.
+        communication: Collectives that ran while the rank had nothing else to do, without `wait`.
+        hidden: Collectives that ran beside computing; no part of the step.
+        steps: How many steps this is the mean of.
+    """
+
+    step: float
+    input: float
+    compute: float
+    wait: float | None
+    communication: float
+    hidden: float
+    steps: int = 0
+
+
+def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
+    """Splits the typical step of each rank whose steps are known.
+
+    No two ranks' clocks are compared: a rank waits in a collective as long as it is in it beyond the shortest time that
+    any rank was in the same run of it.
+
+    Args:
+        records: What each rank recorded, in rank order.
+
+    Returns:
+        The split by rank; without ranks that have no record, or too little in it.
+    """
+    there = [record for record in records if record is not None]
+    complete = len(there) == len(records) and all(len(there) >= record.size for record in there)
+    shortest = shortest_runs(there) if complete else {}
+    found = {record.rank: _split(record, shortest, complete) for record in there}
+    return {rank: split for rank, split in found.items() if split is not None}
+
+
+def pauses(record: Record) -> tuple[float, float]:
+    """How long a rank's steps with a pause took together, and all of its steps; of those that are on record.
+
+    The first pause is left out, as the first steps are: validation is traced in it, and what saves begins.
+    """
+    lengths = np.diff(record.stamps[:, 0])[min(WARM_UP, len(record.stamps) // 2):]
+    if not len(lengths):
+        return 0.0, 0.0
+    long = np.flatnonzero(lengths > PAUSE * np.median(lengths))
+    lengths[long[:1]] = 0.0
+    return float(lengths[long].sum()), float(lengths.sum())
+
+
+def shortest_runs(records: Sequence[Record]) -> dict[str, tuple[Array, int]]:
+    """The shortest time that a rank was in each run of each collective, and the number of the first of these runs.
+
+    Args:
+        records: Of the ranks that are compared.
+
+    Returns:
+        By key: seconds for the runs that all records know of.
+    """
+    found = {}
+    for key in dict.fromkeys(key for record in records for key in record.collectives):
+        known = [(record.collectives[key], record.first_runs.get(key, 0)) for record in records
+                 if key in record.collectives]
+        first = max(start for _, start in known)
+        last = min(start + len(rows) for rows, start in known)
+        if last > first:
+            lengths = [rows[first - start : last - start] @ (-1.0, 1.0) for rows, start in known]
+            found[key] = np.min(lengths, axis=0), first
+    return found
+
+
+def _split(record: Record, shortest: Mapping[str, tuple[Array, int]], complete: bool) -> TimeSplit | None:
+    steps = _Steps(record)
+    exposed, waits, everything = [np.zeros((0, 2))], [np.zeros((0, 2))], [np.zeros((0, 2))]
+    since, until = -np.inf, np.inf
+    for key, runs in record.collectives.items():
+        starts = steps.exposed_from(runs) if _of_gradients(record, key) else runs[:, 0]
+        exposed.append(np.column_stack([starts, runs[:, 1]]))
+        everything.append(runs)
+        first = record.first_runs.get(key, 0)
+        if first:
+            since = max(since, runs[0, 0])
+        if not complete or key not in shortest:
+            continue
+        lengths, number = shortest[key]
+        begin, end = number - first, number - first + len(lengths)
+        waits.append(np.column_stack([starts[begin:end], runs[begin:end, 1] - lengths]))
+        since = max(since, runs[begin - 1, 1]) if begin else since  # runs that other ranks know nothing of
+        until = min(until, runs[end, 0]) if end < len(runs) else until
+    return steps.split(_Cover(*exposed), _Cover(*waits), _Cover(*everything), since, until, complete)
+
+
+def _of_gradients(record: Record, key: str) -> bool:
+    """Whether a collective exchanges gradients, which the backward pass does not wait for."""
+    return str(record.buckets.get(key, {}).get("operation", "")).startswith("gradients")
+
+
+class _Steps:
+    """The steps of a rank: from gradients to gradients."""
+
+    def __init__(self, record: Record) -> None:
+        stamps = record.stamps if record.stamps.shape[1] > 3 else np.pad(record.stamps, ((0, 0), (0, 1)))
+        self._ready = stamps[:, 0]
+        self._kinds = stamps[:, 2]
+        self._inputs = record.inputs
+        before = np.concatenate([stamps[:1, 0], stamps[:-1, 0]])
+        # When the batch came to the model; where that is unknown, when it was fetched, or else half the time.
+        fetched = self._last_fetch_before(self._ready)
+        guess = np.where(fetched > before, fetched, (before + self._ready) / 2)
+        self._came = np.where(stamps[:, 3] > before, stamps[:, 3], guess)
+
+    def _last_fetch_before(self, times: Array) -> Array:
+        if not len(self._inputs):
+            return np.zeros_like(times)
+        ends = np.maximum.accumulate(self._inputs[:, 1])
+        places = np.searchsorted(ends, times) - 1
+        return np.where(places >= 0, ends[places], 0.0)
+
+    def exposed_from(self, runs: Array) -> Array:
+        """From when on nothing runs beside runs of an exchange of gradients: when all gradients are there."""
+        if not len(self._ready):
+            return runs[:, 0]
+        places = np.minimum(np.searchsorted(self._ready, runs[:, 0]), len(self._ready) - 1)
+        in_backward = (runs[:, 0] > self._came[places]) & (runs[:, 0] <= self._ready[places])
+        return np.where(in_backward, self._ready[places], runs[:, 0])
+
+    def split(self, exposed: _Cover, waits: _Cover, everything: _Cover, since: float, until: float,
+              complete: bool) -> TimeSplit | None:
+        """The mean over the steps that began after `since` and ended before `until`, but for the warm-up and pauses."""
+        chosen = self._chosen(since, until)
+        if not len(chosen):
+            return None
+        begins, ends, came = self._begins[chosen], self._ends[chosen], self._arrivals[chosen]
+        busy = _Cover(exposed.spans, self._inputs)
+        step = float(np.mean(ends - begins))
+        communication = exposed.mean(begins, ends)
+        wait = min(waits.mean(begins, ends), communication)
+        fetching = max(0.0, busy.mean(begins, came) - exposed.mean(begins, came))
+        hidden = max(0.0, everything.mean(begins, ends) - communication)
+        return TimeSplit(step, fetching, max(0.0, step - fetching - communication), wait if complete else None,
+                         communication - wait, hidden, len(chosen))
+
+    def _chosen(self, since: float, until: float) -> Array:
+        """The numbers of the steps that count, of the most frequent kind."""
+        kinds, counts = np.unique(self._kinds, return_counts=True)
+        own = self._kinds == kinds[counts.argmax()] if len(kinds) else np.zeros(0, bool)
+        times, arrivals = self._ready[own], self._came[own]
+        self._begins, self._ends, self._arrivals = times[:-1], times[1:], arrivals[1:]
+        lengths = self._ends - self._begins
+        if not len(lengths):
+            return np.zeros(0, np.int64)
+        if len(self._inputs) >= LATEST:  # of earlier steps the fetches are not known any more
+            since = max(since, self._inputs[0, 0])
+        fits = (self._begins >= since) & (self._ends <= until) & (lengths <= PAUSE * np.median(lengths))
+        fits[: min(WARM_UP, len(lengths) // 2)] = False
+        return np.flatnonzero(fits)[-LATEST:]
+
+
+class _Cover:
+    """The union of time spans, and how much of a time it covers."""
+
+    def __init__(self, *spans: Array) -> None:
+        rows = np.concatenate(spans)
+        rows = rows[rows[:, 1] > rows[:, 0]]
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        if len(rows):
+            reached = np.maximum.accumulate(rows[:, 1])
+            starts = np.concatenate([[True], rows[1:, 0] > reached[:-1]])
+            rows = np.column_stack([rows[starts, 0], reached[np.concatenate([starts[1:], [True]])]])
+        self.spans = rows
+
+    def mean(self, begins: Array, ends: Array) -> float:
+        """How much of the times from `begins` to `ends` is covered, in seconds, on average."""
+        if not len(self.spans):
+            return 0.0
+        total = np.concatenate([[0.0], np.cumsum(self.spans @ (-1.0, 1.0))])
+        edges = self.spans.ravel()
+        covered = np.column_stack([total[:-1], total[1:]]).ravel()
+        return float(np.mean(np.interp(ends, edges, covered) - np.interp(begins, edges, covered)))

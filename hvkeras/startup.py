@@ -1,0 +1,327 @@
+"""The job this process takes part in: `init()` builds it, `shutdown()` leaves it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.autograph import leave_as_it_is
+from hvkeras.backends import BUILT_IN, backend_class
+from hvkeras.backends.interface import Backend, Start
+from hvkeras.control.announcements import forget_note
+from hvkeras.control.cause import Cause
+from hvkeras.control.channel import ControlChannel
+from hvkeras.control.process_exit import Ending
+from hvkeras.control.rendezvous import meet
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
+from hvkeras.host.mpi import finalize_mpi
+from hvkeras.host.topology import topology_from_hosts
+from hvkeras.job.backend_choice import agree_on_backend
+from hvkeras.job.failure import FailureHooks
+from hvkeras.job.start_checks import check_local_ranks, check_size, exchange_facts, own_facts, share_cores
+from hvkeras.job.state import Job, current_job, is_initialized, replace_job
+from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
+from hvkeras.launch_environments.starter import open_starter
+from hvkeras.requirements import require_tensorflow
+from hvkeras.settings import Settings, ignored_variables
+
+if TYPE_CHECKING:
+    from hvkeras.plans.entry_counts import EntryCounts
+
+
+STRATEGY_BACKEND = "tfdist"  # whose cluster strategies that span ranks are built on
+
+
+class _Process:
+    """What outlives `shutdown()`: the channel, the counts, and engines that cannot start twice."""
+
+    meeting: ControlChannel | None = None
+    launch: Launch | None = None
+    hooks: FailureHooks | None = None
+    entries: EntryCounts | None = None
+    ending: Ending | None = None
+    engines: dict[str, Backend] = {}  # noqa: RUF012 - one per process on purpose
+    sessions = 0
+
+
+def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> None:
+    """Joins the job that launched this process, and starts its collective engine.
+
+    All ranks meet on a small control channel first, so that a missing or misconfigured rank is
+    named before any engine can hang. Rank 0 prints one line: backend, engine, size and launcher.
+    Calling it again registers the process sets that are new, and does nothing else.
+
+    Example:
+        import hvkeras as hvd
+        hvd.init()                    # or hvd.init("tfdist")
+        print(hvd.rank(), hvd.size())
+
+    Args:
+        backend: The engine: `auto`, one of the built-in `native`, `horovod`, `tfdist`, `local`, or a plug-in's name.
+            By default the variable HVKERAS_BACKEND decides, then what works here.
+        process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and needs nothing.
+        comm: Horovod's parameter for a communicator or a list of ranks; only None is supported.
+
+    Raises:
+        UsageError: The backend does not exist or cannot serve this launch, or the launcher's
+            variables cannot be read.
+        MachineError: A package, port or launcher is not what the job needs.
+        PeerError: A rank is missing or failed.
+    """
+    if backend is not None and not isinstance(backend, str):
+        backend, comm = None, backend
+    if comm is not None:
+        raise UnsupportedError(explain("Jobs must span all launched ranks", "leave comm out, and use process_set= for"
+                                       " a subset of the ranks", comm=comm))
+    if is_initialized():
+        running = current_job().backend.name
+        if backend not in (None, "auto", running):
+            raise UsageError(explain("init() must be called with one backend", "call hvd.shutdown() in between",
+                                     running=running, backend=backend))
+        _add_process_sets(process_sets)
+        return
+    open_closed_streams()
+    require_tensorflow()
+    settings = Settings()
+    quiet_engines(settings.log_level)
+    requested = backend or settings.backend
+    if requested != "auto":
+        backend_class(requested)
+    launch = detect_launch()
+    job = _join(launch, settings, requested) if launch.size > 1 else _alone(launch, settings, requested)
+    replace_job(job)
+    _start_companions(job, process_sets)
+
+
+def init_for_strategy() -> Backend:
+    """Joins the job as `init()` does, if that has not been called, and has TensorFlow's collectives run on all ranks.
+
+    A job that has another engine keeps it, and gets TensorFlow's beside it. Where `init()` was not called, a rank that
+    has its host to itself keeps all GPUs.
+
+    Returns:
+        The engine of TensorFlow's collectives; that of a single process where there is but one.
+
+    Raises:
+        HvkerasError: As `init()` does, or TensorFlow was used before.
+    """
+    if not is_initialized():
+        open_closed_streams()
+        settings = Settings()
+        quiet_engines(settings.log_level)
+        launch = detect_launch()
+        built = (_join(launch, settings, STRATEGY_BACKEND, keeps_gpus=True) if launch.size > 1
+                 else _alone(launch, settings, settings.backend))
+        replace_job(built)
+        _start_companions(built, None)
+    job = current_job()
+    if job.topology.size == 1 or job.backend.name == STRATEGY_BACKEND or job.control is None or job.hooks is None:
+        return job.backend
+    engine = _Process.engines.setdefault(STRATEGY_BACKEND, backend_class(STRATEGY_BACKEND)())
+    if engine not in job.hooks.backends:
+        engine.start(Start(job.topology, job.control, job.launch, job.settings))
+        job.hooks.backends.append(engine)
+        job.hooks.renew_signals()
+    return engine
+
+
+def _start_companions(job: Job, process_sets: Any) -> None:
+    """Starts what stands around a job: the record, what `fit` does on several ranks, the timeline, and process sets."""
+    if job.control is not None:
+        from hvkeras.collectives import join, mismatch
+
+        job.control.on_involvement = join.hear
+        job.control.on_refusal = mismatch.refuse
+    ignored = ignored_variables(job.backend.name)
+    if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+        say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
+    records = bool(job.settings.record or job.settings.report or job.settings.trace_steps)
+    if records:
+        from hvkeras.profiling import recorder
+
+        recorder.start(job)
+    if job.launch.size > 1 or records:
+        from hvkeras.training import fit_hooks
+
+        fit_hooks.install()
+    if job.settings.timeline:
+        from hvkeras.profiling.timeline import start_timeline
+
+        start_timeline(job.settings.timeline)
+    _add_process_sets(process_sets)
+
+
+def _add_process_sets(process_sets: Any) -> None:
+    """Registers the process sets that are not registered yet."""
+    if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
+        return
+    from hvkeras.job.process_sets import add_process_set, registered_process_sets
+
+    for process_set in process_sets:
+        if not any(process_set is known for known in registered_process_sets().values()):
+            add_process_set(process_set)
+
+
+def shutdown() -> None:
+    """Leaves the job in good order; `init()` may be called again on all ranks."""
+    if not is_initialized():
+        return
+    from hvkeras import compat
+    from hvkeras.job.process_sets import forget_process_sets
+    from hvkeras.profiling import recorder, timeline
+
+    recorder.finish()
+    timeline.stop_timeline()
+    compat.unhook_all()
+    forget_process_sets()
+    job = current_job()
+    replace_job(None)
+    job.backend.stop()
+    if job.hooks is not None:
+        job.hooks.uninstall()
+        job.hooks.backends = []
+    if job.control is not None:
+        job.control.leave()
+
+
+def init_without_engine() -> Job:
+    """Joins a job of several ranks as `init()` does, but starts no engine.
+
+    `hvkeras bench` measures MPI by itself so, and training without communication.
+
+    Returns:
+        The job, whose backend communicates nothing.
+
+    Raises:
+        UsageError: The launcher's variables cannot be read.
+        MachineError: A port or launcher is not what the job needs.
+        PeerError: A rank is missing or failed.
+    """
+    settings = Settings()
+    quiet_engines(settings.log_level)
+    job = _join(detect_launch(), settings, "local", placeholder=backend_class("local")())
+    replace_job(job)
+    return job
+
+
+def _entries() -> EntryCounts:
+    from hvkeras.plans.entry_counts import EntryCounts  # it imports TensorFlow, which the settings must precede
+
+    if _Process.entries is None:
+        _Process.entries = EntryCounts()
+    return _Process.entries
+
+
+def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
+    """Builds a job of one process: the local backend, unless another was asked for."""
+    # A plug-in may have its own idea of one process.
+    name = "local" if requested == "auto" or requested in BUILT_IN else requested
+    topology = topology_from_hosts(0, [socket.gethostname()])
+    engine = backend_class(name)()
+    engine.start(Start(topology, None, launch, settings))
+    _entries().backend = engine
+    if prints_at(settings, "WARNING"):
+        asked = f" ({requested} was asked for; one process needs no engine)" if requested not in ("auto", name) else ""
+        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{asked}")
+    return Job(launch, settings, topology, engine, _entries(), None, None)
+
+
+def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
+          keeps_gpus: bool = False) -> Job:
+    """Builds a job of several ranks: meet, agree, start the engine, and prove that it counts the same.
+
+    A placeholder stands for engines that the caller will start; for `keeps_gpus` see `Start`.
+    """
+    meeting, hooks = _meeting(launch, settings)
+    client = meeting.client
+    hooks.install()
+    try:
+        entries = _entries()
+        client.join(entries)
+        _Process.sessions += 1
+        facts = exchange_facts(client, launch, settings, _Process.sessions, own_facts(requested, launch))
+        forget_note(launch, settings)
+        meeting.release_port()
+        topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
+                                       [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
+        check_local_ranks(launch, topology)
+        share_cores(settings, facts, topology)
+        if placeholder is not None:
+            return Job(launch, settings, topology, placeholder, entries, client, hooks)
+        name = agree_on_backend(launch, facts)
+        engine = _Process.engines.setdefault(name, backend_class(name)())
+        hooks.backends = [engine]
+        entries.backend = engine
+        counted = engine.start(Start(topology, client, launch, settings, keeps_gpus))
+        hooks.renew_signals()
+        check_size(launch, engine, counted)
+        client.gather(f"started {_Process.sessions}", counted, settings.start_timeout)
+    except BaseException as error:
+        hooks.report(error)
+        raise
+    if topology.rank == 0 and prints_at(settings, "WARNING"):
+        hosts = len({fact["identity"] for fact in facts})
+        say(f"backend {engine.name} ({engine.engine}), {topology.size} ranks on {hosts} host{'s' * (hosts > 1)},"
+            f" launched by {launch.launcher}")
+    return Job(launch, settings, topology, engine, entries, client, hooks)
+
+
+def _meeting(launch: Launch, settings: Settings) -> tuple[ControlChannel, FailureHooks]:
+    """Connects to the control channel, which is done once a process."""
+    if _Process.meeting is not None and _Process.hooks is not None:
+        if launch != _Process.launch:
+            raise UsageError(explain("init() must find the launch environment of its first call",
+                                     "do not change the launcher's variables between init() calls",
+                                     first=_Process.launch, now=launch))
+        return _Process.meeting, _Process.hooks
+    if launch.rank == 0 and launch.cluster and prints_at(settings, "WARNING"):
+        say(describe_cluster(launch))
+
+    def on_end(cause: Cause) -> None:
+        if _Process.hooks is not None:
+            _Process.hooks.job_ended(cause)
+
+    meeting = meet(launch, settings, on_end)
+    meeting.client.watch_over(settings.stall_warning, settings.stall_shutdown)
+    if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
+        meeting.client.watch_starter(starter)
+    _Process.ending = Ending(f"rank {launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
+                             settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
+    meeting.client.watch_ending(_Process.ending)
+    hooks = FailureHooks(meeting.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
+                         and settings.log_level in ("DEBUG", "TRACE"))
+    _Process.meeting, _Process.hooks, _Process.launch = meeting, hooks, launch
+    if meeting.client.cause is not None:
+        hooks.job_ended(meeting.client.cause)
+    atexit.register(_at_exit)
+    threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit's come after threads
+    return meeting, hooks
+
+
+def _at_exit() -> None:
+    if is_initialized() and _Process.hooks is not None and _Process.meeting is not None \
+            and _Process.meeting.client.cause is None:
+        current_job().backend.stop()
+    if _Process.hooks is not None and _Process.meeting is not None:
+        _Process.hooks.exiting()
+        finalize_mpi()
+        _Process.meeting.wait_for_ends()
+        if _Process.meeting.client.cause is not None:
+            _Process.hooks.exiting()
+        _Process.hooks.uninstall()
+        _Process.meeting.let_go()
+        if _Process.ending is not None:
+            _Process.ending.leave_to_the_kernel()
+
+
+def _script_over() -> None:
+    """Runs when Python has run the script, and before it waits for threads that are no daemons."""
+    if _Process.meeting is not None:
+        _Process.meeting.client.script_over()
+
+
+leave_as_it_is(__name__)

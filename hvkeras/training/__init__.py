@@ -1,0 +1,1 @@
+"""What happens around Keras's `fit`, `evaluate` and `predict` in a job of several ranks."""

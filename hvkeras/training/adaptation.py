@@ -1,0 +1,170 @@
+"""`adapt`: layers that learn from data before training learn from the data of all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.operations import members
+from hvkeras.compat import graphs, learned, learning
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+
+_FINER = 100  # how many times finer than a layer's error the values are that a rank sends
+_EXACT = 2**20  # values that a rank keeps as they are
+
+
+@graphs.unconverted
+def adapt(layer: Any, data: Any, batch_size: int | None = None, steps: int | None = None,
+          process_set: ProcessSet = global_process_set) -> None:
+    """Lets a layer learn from the data of all ranks together, as `layer.adapt` does from those of one process.
+
+    All ranks call it, each with its own part of the data, and get the same layer: the one that one process would get
+    from the whole. Vocabularies are made from summed counts, with Keras's order where counts are equal; means and
+    variances are joined in float64; boundaries of `Discretization` are at least as near to the quantiles as Keras's.
+
+    Example:
+        text = keras.layers.TextVectorization(max_tokens=20_000)
+        hvd.adapt(text, hvd.shard(sentences))
+
+    Args:
+        layer: A `StringLookup`, `IntegerLookup`, `TextVectorization`, `Normalization`, `Discretization` or
+            `FeatureSpace`, of Keras 3 or tf_keras.
+        data: What the layer's own `adapt` takes: this rank's part of the data; None on a rank that has none.
+        batch_size: As in `adapt`, where it has it.
+        steps: How many batches to take; all by default.
+        process_set: The ranks that take part.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: No rank has data, what the layer knows was given to it, or the data do not fit together.
+        UnsupportedError: How the layer learns is not known.
+    """
+    members(process_set, "adapt")
+    kind = compat.kind_of_learning(layer)
+    if kind in (None, compat.OTHER) or (kind != compat.SPACE and learning.is_own_way(layer)):
+        raise UnsupportedError(explain(
+            "hvd.adapt knows how Keras's own layers learn: StringLookup, IntegerLookup, TextVectorization,"
+            " Normalization, Discretization and FeatureSpace", "gather what this layer needs by hvd.allgather_object,"
+            " and give each rank the same", layer=type(layer).__name__))
+    if kind == compat.SPACE:
+        _adapt_space(layer, data, batch_size, steps, process_set)
+        return
+    _require_learning(layer, kind)
+    options = {name: value for name, value in (("batch_size", batch_size), ("steps", steps)) if value is not None}
+    if kind == compat.MOMENTS:
+        _adapt_moments(layer, data, options, process_set)
+    elif kind == compat.QUANTILES:
+        _adapt_quantiles(layer, data, options, process_set)
+    else:
+        counted = learning.count_tokens(layer, data, options)
+        everyone = _gathered(layer, counted if len(counted[0]["counts"]) else None, process_set)
+        learning.learn_tokens(layer, everyone)
+
+
+def _adapt_space(space: Any, data: Any, batch_size: int | None, steps: int | None, process_set: ProcessSet) -> None:
+    if batch_size is not None or steps is not None:
+        raise UsageError(explain("A FeatureSpace learns from a whole dataset", "dataset.take(steps)",
+                                 batch_size=batch_size, steps=steps))
+    with learning.adapting_by(space, lambda layer, part: adapt(layer, part, process_set=process_set)) as layers:
+        if data is None or (hasattr(data, "cardinality") and learning.is_empty_dataset(data)):
+            for layer in layers:
+                layer.adapt(None)
+            learning.finish_space(space)
+        else:
+            space.adapt(data)
+
+
+def _require_learning(layer: Any, kind: str) -> None:
+    """A layer that was given what others learn has nothing to learn."""
+    given = {compat.MOMENTS: ("mean", getattr(layer, "input_mean", None) is not None),
+             compat.QUANTILES: ("bin_boundaries", getattr(layer, "num_bins", 0) is None)}
+    what, there = given.get(kind, ("vocabulary", getattr(learned.lookup_of(layer), "_has_input_vocabulary", False)))
+    if there:
+        raise UsageError(explain("Only a layer that was not given what it is to learn can be adapted",
+                                 f"make it without {what}", layer=layer.name))
+
+
+def _gathered(layer: Any, mine: Any, process_set: ProcessSet) -> list[Any]:
+    """What each rank that has data found in them."""
+    everyone = allgather_object((type(layer).__name__, mine), name="hvd.adapt", process_set=process_set)
+    ranks = process_set.ranks
+    for rank, (name, _) in zip(ranks, everyone, strict=True):
+        if name != everyone[0][0]:
+            raise UsageError(explain("All ranks must adapt their layers in the same order", "call hvd.adapt alike on"
+                                     " every rank", **{f"rank_{ranks[0]}": everyone[0][0], f"rank_{rank}": name}))
+    found = [part for _, part in everyone if part is not None]
+    if not found:
+        raise UsageError(explain("A layer needs data on at least one rank", "give hvd.adapt data", layer=layer.name))
+    return found
+
+
+def _adapt_moments(layer: Any, data: Any, options: Mapping[str, Any], process_set: ProcessSet) -> None:
+    """Means and variances (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
+    mine: tuple[Any, Any, Any] = (0, 0.0, 0.0)
+    for batch in learning.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
+        if not batch.size:
+            continue
+        if any(axis in (0, -batch.ndim) for axis in layer.axis):
+            raise UsageError(explain("What a Normalization keeps apart must be features, not samples", "make it with"
+                                     " axis=None for one mean of all, or give it data with an axis for features",
+                                     axis=layer.axis, shape=batch.shape))
+        learned.build_for_learning(layer, (None, *batch.shape[1:]))
+        shape = learned.kept_shape(layer)
+        if len(shape) != batch.ndim or any(size not in (None, there) for size, there in
+                                           zip(shape, batch.shape, strict=True)):
+            raise UsageError(explain("Data must have the shape that the layer is built for", layer=layer.name,
+                                     shape=batch.shape, of_the_layer=shape))
+        axes, values = tuple(layer._reduce_axis), batch.astype(np.float64)
+        mean = values.mean(axes)
+        spread = np.square(values - values.mean(axes, keepdims=True)).sum(axes)
+        mine = _joined([mine, (values.size // max(mean.size, 1), mean, spread)])
+    everyone = _gathered(layer, (mine, learned.kept_shape(layer)) if mine[0] else None, process_set)
+    shapes = [shape for _, shape in everyone]
+    if any(shape != shapes[0] for shape in shapes):
+        raise UsageError(explain("All ranks must adapt a layer to data of one shape", "give each rank a part of the"
+                                 " same data", layer=layer.name, shapes=shapes))
+    count, mean, spread = _joined([found for found, _ in everyone])
+    learned.build_for_learning(layer, shapes[0])
+    learned.set_moments(layer, mean, spread / count, count if learned.is_of_tf_keras(layer) else 0)
+    learning.finish(layer)
+
+
+def _joined(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    """Counts, means and sums of squared differences from the mean, of several parts as of one."""
+    count = sum(part[0] for part in parts)
+    mean = sum(part[0] * part[1] for part in parts) / count
+    return count, mean, sum(part[2] + part[0] * np.square(part[1] - mean) for part in parts)
+
+
+def _adapt_quantiles(layer: Any, data: Any, options: Mapping[str, Any], process_set: ProcessSet) -> None:
+    points = np.zeros((2, 0))
+    for batch in learning.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
+        values = batch.astype(np.float32).ravel()  # what Keras takes them as
+        points = np.concatenate([points, [values, np.ones(values.size)]], 1)
+        if points.shape[1] > _EXACT:
+            points = _thinned(points, _EXACT // 2)
+    finer = int(np.ceil(_FINER / layer.epsilon))
+    everyone = _gathered(layer, _thinned(points, finer) if points.size else None, process_set)
+    learned.set_summary(layer, _thinned(np.concatenate(everyone, 1), finer))
+    learning.finish(layer)
+
+
+def _thinned(points: Any, most: int) -> Any:
+    """At most so many values with weights for more: each stands for an equal share, and is the one in its middle.
+
+    Args:
+        points: Array of shape `[2, values]`: values, and the weight of each.
+        most: How many values to keep; sorted and otherwise as they are, where they are no more.
+    """
+    points = points[:, np.argsort(points[0], kind="stable")]
+    if points.shape[1] <= most:
+        return points
+    reached = np.cumsum(points[1])
+    share = reached[-1] / most
+    places = np.searchsorted(reached, (np.arange(most) + 0.5) * share)
+    return np.stack([points[0, np.minimum(places, points.shape[1] - 1)], np.full(most, share)])

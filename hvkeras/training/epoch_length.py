@@ -1,0 +1,247 @@
+"""How many steps an epoch of `fit` has: agreed by all ranks before the first one.
+
+Ranks meet in every step, so one that has more batches than the others would wait for ever. Each
+rank tells what its data has; `decide` makes one decision of that, the same on every rank. Data of
+unknown length ends on all ranks together: before each step the ranks ask each other, over the
+control channel, whether all have a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.state import current_job
+from hvkeras.training.compile_arguments import Words
+
+NAMED_WITHIN = 5.0  # seconds that the control server has to name a rank that stands still, before others give up
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank tells of its `fit`.
+
+    Attributes:
+        steps: `steps_per_epoch` as given, or None.
+        batches: The batches of one pass over the data; None if unknown, -1 if they never end.
+        last_rows: The rows of the last batch, or None.
+        epochs: The epoch to end with.
+        initial_epoch: The epoch to start with.
+        validates: Whether there is validation data.
+        fingerprint: Stands for the content of arrays; None for other data.
+        timers: How many callbacks want the times of all ranks.
+        number: Of this `fit` among those of the rank.
+        unbuilt: Why the model has no weights before the first step, though they are to be broadcast; "" if it has.
+        compiled: What its `compile` was given, see `hvkeras.training.compile_arguments`.
+    """
+
+    steps: int | None
+    batches: int | None
+    last_rows: int | None = None
+    epochs: int = 1
+    initial_epoch: int = 0
+    validates: bool = False
+    fingerprint: Any = None
+    timers: int = 0
+    number: int = 0
+    unbuilt: str = ""
+    compiled: Words = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all ranks do.
+
+    Attributes:
+        steps: The `steps_per_epoch` for all, or None.
+        batches: The batches of an epoch where they are fewer or more than a rank's own; None to leave them.
+        together: Whether the data ends where that of the first rank does, asked before each step.
+        joined: Whether ranks that run out of batches go on without weight.
+        warnings: What the user must know.
+    """
+
+    steps: int | None = None
+    batches: int | None = None
+    together: bool = False
+    joined: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Decision:
+    """Decides from what all ranks told.
+
+    Args:
+        ranks: The global ranks that train together.
+        everyone: What they told, in that order.
+        policy: What to do with batches that not all ranks have: `trim`, `join` or `error`.
+
+    Returns:
+        The decision.
+
+    Raises:
+        UsageError: The ranks cannot train together.
+    """
+    for name, wrong in (("epochs", "run as many epochs"), ("initial_epoch", "start with the same epoch"),
+                        ("validates", "run validation, or none")):
+        _require_equal(ranks, [getattr(facts, name) for facts in everyone], name, wrong)
+    empty = [rank for rank, facts in zip(ranks, everyone, strict=True) if facts.batches == 0]
+    if empty:
+        raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data) deals"
+                                 " the same data to all ranks in equal parts", **{f"rank_{empty[0]}": "0 batches"}))
+    warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
+    given = [facts.steps for facts in everyone if facts.steps is not None]
+    batches = [facts.batches for facts in everyone]
+    if len({(facts.steps, facts.batches) for facts in everyone}) == 1 and batches[0] is not None:
+        return Decision(warnings=warnings)
+    if given:
+        enough = all(has == -1 for has in batches)
+        if len({facts.steps for facts in everyone}) > 1:
+            warnings += (_uneven(ranks, [_number(facts.steps) for facts in everyone], "steps an epoch", min(given)),)
+        return Decision(steps=min(given), together=not enough, warnings=warnings)
+    if any(has is None or has < 0 for has in batches):
+        return Decision(together=True, warnings=warnings)
+    return _even_out(ranks, [has for has in batches if has is not None], policy, warnings)
+
+
+def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warnings: tuple[str, ...]) -> Decision:
+    least, most = min(batches), max(batches)
+    if policy == "error":
+        few, many = ranks[batches.index(least)], ranks[batches.index(most)]
+        raise UsageError(explain("All ranks must have equally many batches an epoch (HVKERAS_UNEVEN=error)",
+                                 "hvd.shard(data) deals the data in equal parts",
+                                 **{f"rank_{few}": least, f"rank_{many}": most}))
+    told = _uneven(ranks, [str(has) for has in batches], "batches an epoch", least if policy == "trim" else None)
+    joined = policy == "join"
+    return Decision(batches=most if joined else least, joined=joined, warnings=(*warnings, told))
+
+
+def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong: str) -> None:
+    other = next((place for place, value in enumerate(values) if value != values[0]), None)
+    if other is not None:
+        shown = name
+        if name == "validates":
+            shown, values = "validation_data", ["given" if value else "none" for value in values]
+        raise UsageError(explain(
+            f"All ranks must {wrong} in fit", f"pass the same {shown} on every rank",
+            **{f"rank_{ranks[0]}": values[0], f"rank_{ranks[other]}": values[other]}))
+
+
+def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+    """What is odd about the model's weights before the first step."""
+    rank, why = next(((rank, facts.unbuilt) for rank, facts in zip(ranks, everyone, strict=True) if facts.unbuilt),
+                     (None, ""))
+    if not why:
+        return ()
+    told = ("the model gets its weights in the first execution, and they are broadcast after it only: until then the"
+            " ranks train models of their own, unless they were seeded alike; call model.build(shape) or the model"
+            f" itself on a batch before fit, as it could not be built from its data's shapes (on rank {rank}, {why})")
+    return (told,)
+
+
+def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+    """What is odd about the data, though training works."""
+    first = everyone[0]
+    if first.fingerprint is not None and all(facts.fingerprint == first.fingerprint for facts in everyone):
+        return (f"all {len(ranks)} ranks train on the same data; hvd.shard(data) gives each its own part",)
+    rows = [facts.last_rows for facts in everyone]
+    same_steps = len({facts.batches for facts in everyone}) == 1 and first.batches not in (None, -1)
+    if same_steps and None not in rows and len(set(rows)) > 1:
+        sizes = ", ".join(f"{row} on rank {rank}" for rank, row in zip(ranks, rows, strict=True))
+        told = (f"the last batch has unlike numbers of samples ({sizes}), but all ranks' gradients count the same;"
+                " hvd.shard(data) deals equal parts")
+        return (told,)
+    return ()
+
+
+def _uneven(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None) -> str:
+    counts = ", ".join(f"{number} on rank {rank}" for rank, number in zip(ranks, numbers, strict=True))
+    how = (f"every epoch ends after {end} on all ranks, and what is left is not trained on; hvd.shard(data) deals equal"
+           " parts, HVKERAS_UNEVEN=join trains on all" if end is not None else
+           "ranks that have no more batches go on without weight until all are done")
+    return f"the ranks have unlike numbers of {what} ({counts}): {how}"
+
+
+def _number(value: int | None) -> str:
+    return "no limit" if value is None else str(value)
+
+
+class Together:
+    """Ends data of unknown length on all ranks at once.
+
+    Args:
+        fit: The number of this `fit` among those of the job.
+    """
+
+    def __init__(self, fit: int) -> None:
+        # Only between the start and the end of training do the ranks ask each other: before it Keras looks at the first
+        # batch, not on all ranks, and TensorFlow reads ahead, so that a rank may ask for a batch that nobody needs.
+        self.armed = False
+        self._fit, self._passes, self._told = fit, 0, False
+
+    def wrap(self, dataset: Any) -> Any:
+        """Makes a dataset that ends as soon as one rank's does."""
+        spec = dataset.element_spec
+
+        def packed(*element: Any) -> Any:
+            return element if isinstance(spec, tuple) else element[0]
+
+        last = tf.data.Dataset.from_tensors((False, tf.nest.map_structure(_empty, spec)))
+        marked = dataset.map(lambda *element: (True, packed(*element))).concatenate(last)
+        agreed = marked.enumerate().take_while(
+            lambda number, pair: tf.ensure_shape(tf.numpy_function(self._all_have, [number, pair[0]], tf.bool), []))
+        return agreed.map(lambda _, pair: pair[1])
+
+    def _all_have(self, number: Any, mine: Any) -> Any:
+        """Asks whether all ranks have the batch of this number in this pass."""
+        if not self.armed:
+            return mine
+        if number == 0:
+            self._passes += 1
+        job = current_job()
+        if job.control is None:
+            return mine
+        longest = patience(job.settings.stall_shutdown)
+        try:
+            have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), longest,
+                                      given_up=lambda: not self.armed)
+        except PeerError:
+            if job.control.cause is not None:
+                raise
+            raise PeerError(explain(f"All ranks must come to batch {number + 1} of epoch {self._passes} within"
+                                    f" {longest:g} s", "look at what the others do, or raise HVKERAS_STALL_SHUTDOWN",
+                                    rank=job.topology.rank)) from None
+        if have and not all(have) and any(have) and not self._told:
+            self._told = True
+            if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+                done, more = ([rank for rank, has in enumerate(have) if has is which] for which in (False, True))
+                say(f"ranks {done} have no batch after the first {number}, ranks {more} have: the epoch ends there on"
+                    " all ranks, and what is left is not trained on")
+        return all(have) if have else mine
+
+
+def patience(stall_shutdown: float) -> float:
+    """Seconds that a rank waits for the others' word in `fit`: the control server can name a late one before."""
+    return stall_shutdown + NAMED_WITHIN if stall_shutdown else float("inf")
+
+
+def _empty(spec: Any) -> Any:
+    """A value of a dataset's element type, without rows where their number is free."""
+    def shape(given: Any) -> list[int]:
+        return [size or 0 for size in given.as_list()] if given.rank is not None else [0]
+
+    if isinstance(spec, tf.TensorSpec):
+        return tf.fill(shape(spec.shape), tf.constant("" if spec.dtype == tf.string else 0, spec.dtype))
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(tf.zeros(shape(spec.shape), spec.dtype))
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.ragged.constant([], dtype=spec.dtype, ragged_rank=spec.ragged_rank,
+                                   inner_shape=tuple(size or 0 for size in spec.shape[spec.ragged_rank + 1 :]),
+                                   row_splits_dtype=spec.row_splits_dtype)
+    raise UnsupportedError(explain("Data of unknown length is made of tensors, dense, sparse or ragged",
+                                   "tell its length: dataset.apply(tf.data.experimental.assert_cardinality(batches))",
+                                   element_spec=spec))

@@ -1,0 +1,222 @@
+"""What stands around Keras's `fit` and `evaluate` on several ranks.
+
+`init()` hooks them, `shutdown()` takes the hooks away. In `fit` the ranks agree on steps, compare their
+weights and stop together (`hvkeras.training.fit_run`); the logs of `fit` and `evaluate` are those of all ranks'
+data (`hvkeras.training.metrics`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hvkeras import as_horovod, compat
+from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.operations import Average
+from hvkeras.compat import graphs, strategies
+from hvkeras.gradients import optimizer
+from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job, is_initialized
+from hvkeras.profiling import recorder, timeline
+from hvkeras.progress import activity
+from hvkeras.training import losses, metrics
+from hvkeras.training.fit_run import FitRun
+
+
+class _Calls:
+    """Which calls are running."""
+
+    alone = 0
+    # Whether Keras's own step of training is being traced or run.
+    in_train_step = False
+    # The running calls of fit (None for one that is not shared), of evaluate, and of fit's own validation, the
+    # innermost last.
+    stack: list[tuple[str, FitRun | None]] = []  # noqa: RUF012 - one per process on purpose
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Lets this rank use `fit` and `evaluate` by itself: nothing in it waits for other ranks.
+
+    Without it the ranks share every `fit` and `evaluate`: the metrics are those of all ranks' data, so
+    all ranks must make the call.
+
+    Example:
+        if hvd.rank() == 0:
+            with hvd.alone():
+                print(model.evaluate(x_test, y_test))
+    """
+    _Calls.alone += 1
+    try:
+        yield
+    finally:
+        _Calls.alone -= 1
+
+
+def install() -> None:
+    """Hooks every Keras that this process has; called by `init()` on several ranks, or when recording."""
+    hooks = compat.TrainingHooks(_around_fit, _around_evaluate, _around_predict, _around_reset, _around_logs,
+                                 _around_data, _stops, activity.around_callbacks, activity.counting)
+    for family in compat.loaded_families():
+        optimizer.install_hooks(family)
+        compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh, losses.combine)
+        missing = compat.hook_training(family, hooks)
+        job = current_job()
+        if missing and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+            say(f"this version of {family} hides {', '.join(missing)}: hvkeras cannot look after that part")
+
+
+def shared_by(model: Any) -> ProcessSet | None:
+    """The ranks that use this model together; None where this rank uses it by itself."""
+    if _Calls.alone or not is_initialized() or current_job().topology.size == 1:
+        return None
+    if graphs.spans_workers(graphs.reducing_strategy(model)):
+        return None
+    part = distributed_part(getattr(model, "optimizer", None))
+    process_set = global_process_set if part is None else part._hvkeras_exchange.process_set
+    return process_set if len(process_set.members()) > 1 and process_set.included() else None
+
+
+def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    process_set = shared_by(model)
+    run = None
+    if process_set is not None:
+        if graphs.reducing_strategy(model) is not None:
+            strategies.require_scaled_loss()
+        given = compat.fit_arguments(args, kwargs)
+        run = FitRun(model, process_set, given)
+        args, kwargs = compat.with_callbacks(args, kwargs, run.callbacks(given["callbacks"]))
+    _Calls.stack.append(("fit", run))
+    timed = timeline.is_on()
+    if timed:
+        compat.forget_train_function(model)
+    try:
+        with activity.running(activity.TRAIN, model):
+            history = original(model, *args, **kwargs)
+    finally:
+        _Calls.stack.pop()
+        if run is not None:
+            run.end()
+        if timed:
+            compat.forget_train_function(model)
+    if not _Calls.alone:
+        recorder.note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
+    return history
+
+
+def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    run = None if _Calls.alone else _run_of(model)
+    # Keras says of its own validation within fit that it keeps the dataset.
+    kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
+    if run is not None:
+        run.average_statistics(kind)
+    _Calls.stack.append((kind, None))
+    try:
+        # What one rank evaluates alone, amid a fit that all share, is no part of that fit's metrics.
+        apart = metrics.untouched(model) if _Calls.alone and _run_of(model) is not None else contextlib.nullcontext()
+        with apart, recorder.evaluating(), activity.running(activity.TEST, model):
+            return original(model, *args, **kwargs)
+    finally:
+        _Calls.stack.pop()
+
+
+def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    with recorder.evaluating(), activity.running(activity.PREDICT, model):
+        return original(model, *args, **kwargs)
+
+
+def _around_train_step(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    before, _Calls.in_train_step = _Calls.in_train_step, True
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        _Calls.in_train_step = before
+
+
+def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has the losses of training be those of all ranks; those of an evaluation are of its batches as they are.
+
+    Under --as-horovod they stay as Horovod leaves them: scripts have set their learning rates by that.
+    """
+    if as_horovod.is_installed():
+        return original(model, *args, **kwargs)
+    trains = _Calls.in_train_step or bool(_Calls.stack and _Calls.stack[-1][0] == "fit")
+    part = distributed_part(getattr(model, "optimizer", None)) if trains else None
+    averages = part is not None and part._hvkeras_exchange.op == Average
+    with losses.averaged_over(shared_by(model) if averages else None):
+        return original(model, *args, **kwargs)
+
+
+def _around_reset(original: Callable[..., Any], model: Any) -> None:
+    original(model)
+    metrics.forget_merged(model)
+    run = _run_of(model)
+    if run is not None and not _Calls.alone:
+        run.frozen = None
+
+
+def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
+    """Makes the logs of an epoch or an evaluation from the metrics of all ranks."""
+    if not _Calls.stack:
+        return original(model, logs)
+    kind, run = _Calls.stack[-1]
+    outer = _run_of(model)
+    what = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
+    process_set = shared_by(model)
+    if process_set is None:
+        result = original(model, logs)
+    else:
+        if run is not None:
+            run.average_statistics("fit")  # before validation, and before callbacks that save
+        result = _shared_logs(lambda: original(model, logs), logs, model, process_set, kind, run)
+        if outer is not None and isinstance(result, dict):
+            outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
+    if what == "evaluate" and not _Calls.alone and isinstance(result, dict):
+        recorder.note_logs(what, result)
+    if what == "fit":
+        recorder.note_epoch(result)
+    return result
+
+
+def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: ProcessSet, what: str,
+                 run: FitRun | None) -> Any:
+    frozen = run.frozen if run is not None else None
+    if run is not None:
+        run.frozen = None
+    mine = bool(logs)  # else this rank had no data
+    own = (frozen or metrics.own_states(model)) if mine else None
+    there = metrics.merge(model, process_set, what, own)
+    result = make() if mine else None
+    from_step = mine and result is logs  # not from metrics
+    if all(there):
+        return metrics.average_logs(result, process_set, what) if from_step else result
+    everyone = allgather_object((result, from_step), name=f"the logs of {what}", process_set=process_set)
+    found = [(logs, averaged) for (logs, averaged), has in zip(everyone, there, strict=True) if has]
+    if not found:
+        return make()
+    return metrics.average([logs for logs, _ in found]) if found[0][1] else found[0][0]
+
+
+def _around_data(data: Any) -> None:
+    if _Calls.stack and _Calls.stack[-1][1] is not None:
+        _Calls.stack[-1][1].data_ready(data)
+
+
+def _stops(model: Any, own: bool) -> bool:
+    """What `model.stop_training` is: what all ranks agreed on, in a `fit` that they share."""
+    run = _run_of(model)
+    return own if run is None else run.stops_now(own)
+
+
+def exact_logs(model: Any) -> set[str]:
+    """The names of logs in the running `fit` that are those of all ranks' data; automatic ones differ between ranks."""
+    run = _run_of(model)
+    return set() if run is None else run.exact
+
+
+def _run_of(model: Any) -> FitRun | None:
+    """The innermost running `fit` of this model that ranks share."""
+    return next((run for _, run in reversed(_Calls.stack) if run is not None and run.model is model), None)

@@ -1,0 +1,291 @@
+"""One call of `fit` that several ranks share: its steps, its stops and its guard."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.compat import graphs
+from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.gradients.weighting import joining
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job, is_initialized
+from hvkeras.training import compile_arguments, metrics, moving_statistics
+from hvkeras.training.divergence_check import Guard
+from hvkeras.training.epoch_length import Decision, Facts, Together, decide, patience
+
+
+class FitRun:
+    """One call of `fit` that the ranks share.
+
+    Args:
+        model: The model.
+        process_set: The ranks that train it.
+        arguments: What `fit` was called with, by name.
+    """
+
+    _count = 0  # so far, in this process
+
+    def __init__(self, model: Any, process_set: ProcessSet, arguments: dict[str, Any]) -> None:
+        FitRun._count += 1
+        self.model, self.process_set = model, process_set
+        self.stops = False  # agreed
+        self.exact: set[str] = set()  # names of logs that are those of all ranks' data
+        model.__dict__["stop_training"] = False
+        self.frozen: Any = None  # states of the metrics before steps without weight
+        self._arguments = arguments
+        self._decision: Decision | None = None
+        self._together: Together | None = None
+        self._own_batches: int | None = None
+        self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
+        self._steps = self._checked = self._step = 0
+        self._fit = ""  # what the ranks call this fit
+        settings = current_job().settings
+        self._every = settings.guard_steps
+        self._averages, self._stepped = settings.average_statistics, False  # since statistics were averaged
+        self._guard = Guard(model, process_set, self._local(), self._broadcasts()) if settings.guard else None
+
+    def callbacks(self, given: Any) -> Any:
+        """The user's callbacks, with ours last."""
+        watch = _watch(self)
+        if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
+            given.append(watch)
+            return given
+        if given is None:
+            return [watch]
+        return [*given, watch] if isinstance(given, (list, tuple)) else [given, watch]
+
+    def data_ready(self, data: Any) -> None:
+        """Agrees on the steps of an epoch, once the data is known, and brings it to them."""
+        if self._decision is not None:  # that of validation
+            return
+        job = current_job()
+        given = self._arguments
+        facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
+                      given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
+                      len(self._own_timers()), FitRun._count, self._build(data),
+                      compile_arguments.words_of(self.model))
+        everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
+        self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
+        compile_arguments.require_alike(self.process_set.ranks, [fact.compiled for fact in everyone])
+        if len({fact.timers for fact in everyone}) == 1:
+            self._timers = self._own_timers()
+        decision = self._decision = decide(self.process_set.ranks, everyone, job.settings.uneven)
+        if job.topology.rank == self.process_set.ranks[0] and prints_at(job.settings, "WARNING"):
+            for warning in decision.warnings:
+                say(warning)
+        self._own_batches = data.batches
+        if decision.steps is not None:
+            data.take_steps(decision.steps)
+        if decision.together:
+            self._end_together(data)
+        elif decision.batches is not None and decision.joined:
+            self._join(data, decision.batches)
+        elif decision.batches is not None and decision.batches != data.batches:
+            data.pass_by_pass(lambda dataset: dataset.take(decision.batches), decision.batches)
+
+    def _build(self, data: Any) -> str:
+        """Gives the model its weights before the first step, where they are to be broadcast; why not, if not."""
+        model = self.model
+        # Keras 3 builds by itself under a strategy, before the callbacks begin.
+        if not self._broadcasts() or compat.is_whole(model) or graphs.reducing_strategy(model) is not None:
+            return ""
+        try:
+            compat.build_for(model, data.element_spec)
+        except Exception as error:  # noqa: BLE001  # whatever a user's model may raise
+            return "" if compat.is_whole(model) else _cause_of(error)
+        return ""
+
+    def begin(self) -> None:
+        """Before the first step."""
+        if self._guard is not None:
+            self._guard.start()
+        if self._together is not None:
+            self._together.armed = True
+        for timer in self._timers:
+            timer.gathers = True
+
+    def before_step(self, step: int) -> None:
+        """Before each call of the train function; `step` counts within the epoch."""
+        self._step = step
+        control = current_job().control
+        if self._fit and control is not None:
+            control.stop_of(self._fit).begin()
+        metrics.forget_merged(self.model)  # of an evaluation amid the epoch, whose samples count in its logs as well
+        self._stepped = True
+        if self._decision is not None and self._decision.joined and self._own_batches is not None:
+            if step >= self._own_batches and self.frozen is None:
+                self.frozen = metrics.own_states(self.model)
+            joining.weigh(step < self._own_batches)
+        if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
+            self._check(self._steps + step)
+
+    def stops_now(self, wish: bool) -> bool:
+        """Whether all ranks stop after the step that this one has come to; Keras asks after each.
+
+        Args:
+            wish: Whether `stop_training` is set on this rank.
+        """
+        job = current_job()
+        if self.stops or not self._fit or job.control is None:
+            return self.stops
+        control, fit, ranks = job.control, self._fit, self.process_set.ranks
+        stop = control.stop_of(fit)
+        self.stops = stop.now(wish, lambda: control.ask_to_stop(fit, ranks), control.raise_if_ended,
+                              patience(job.settings.stall_shutdown))
+        if self.stops:
+            self._tell_who_stops(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
+        return self.stops
+
+    def average_statistics(self, what: str) -> None:
+        """Averages the moving statistics of BatchNormalization; called where all ranks are between the same steps."""
+        if self._averages and self._stepped:
+            moving_statistics.average(self.model, self.process_set, self._local(), what)
+        self._stepped = False
+
+    def epoch_end(self, epoch: int, steps: int) -> None:
+        """After each epoch, when all other callbacks had their say."""
+        self._steps += steps
+        self._check(self._steps)
+        if self._timers:
+            everyone = allgather_object([timer.rank_times() for timer in self._timers], name="the times of TensorBoard",
+                                        process_set=self.process_set)
+            for place, timer in enumerate(self._timers):
+                timer.write_rank_times(epoch, {rank: times[place] for rank, times in
+                                               zip(self.process_set.ranks, everyone, strict=True)})
+
+    def end(self) -> None:
+        """After the last epoch, while Keras still holds the data, and after an error."""
+        if is_initialized() and (control := current_job().control) is not None:
+            control.forget_stop(self._fit)
+            self._fit = ""
+        if self._together is not None:
+            self._together.armed = False
+        if self._decision is not None and self._decision.joined:
+            joining.stop()
+            compat.forget_train_function(self.model)
+
+    def _check(self, steps: int) -> None:
+        """Compares the weights, and stops all ranks if one wants to; at first, looks at the metrics as well."""
+        if self._checked == 0:
+            metrics.check(self.model)
+        wish = bool(self.model.__dict__.get("stop_training", False))
+        self._checked = steps
+        if self._guard is not None:
+            stops = self._guard.check(steps, wish)
+        else:
+            stops = any(allgather_object(wish, name="stop_training", process_set=self.process_set))
+        if stops and not self.stops:
+            self.stops = True
+            everyone = allgather_object(wish, name="who stops", process_set=self.process_set)
+            self._tell_who_stops([rank for rank, stop in zip(self.process_set.ranks, everyone, strict=True) if stop],
+                                 steps)
+
+    def _tell_who_stops(self, ranks: Sequence[int], steps: int) -> None:
+        job, all_ranks = current_job(), self.process_set.ranks
+        if job.topology.rank == all_ranks[0] and len(ranks) < len(all_ranks) and prints_at(job.settings, "WARNING"):
+            say(f"stop_training was set on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} alone: all"
+                f" ranks stop after {steps} steps")
+
+    def _end_together(self, data: Any) -> None:
+        if self.process_set.ranks != global_process_set.ranks:
+            raise UsageError(explain("Data of unknown length needs all ranks of the job in fit", "tell the length:"
+                                     " dataset.apply(tf.data.experimental.assert_cardinality(batches))",
+                                     process_set=self.process_set))
+        self._together = Together(FitRun._count)
+        data.change(self._together.wrap, None)
+
+    def _join(self, data: Any, batches: int) -> None:
+        if compat.steps_per_execution(self.model) > 1:
+            raise UsageError(explain("HVKERAS_UNEVEN=join needs one step in each execution", "compile with"
+                                     " steps_per_execution=1, or set HVKERAS_UNEVEN=trim",
+                                     steps_per_execution=compat.steps_per_execution(self.model)))
+        joining.start()
+        compat.forget_train_function(self.model)
+        own = data.batches
+        data.pass_by_pass(lambda dataset: dataset.take(own).repeat().take(batches), batches)
+
+    def _local(self) -> set[Any]:
+        """The variables that may differ: those that the optimizer or the broadcast leaves to each rank."""
+        part = distributed_part(getattr(self.model, "optimizer", None))  # one that is not compiled is Keras's to refuse
+        found = set(part.__dict__.get("_hvkeras_local", ())) if part is not None else set()
+        for callback in _flat(self._arguments["callbacks"]):
+            found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
+        return found
+
+    def _own_timers(self) -> list[Any]:
+        """The callbacks that write the times of all ranks."""
+        return [callback for callback in _flat(self._arguments["callbacks"])
+                if hasattr(callback, "write_rank_times") and callback.rank_scalars]
+
+    def _broadcasts(self) -> bool:
+        return any(hasattr(callback, "broadcast_done") for callback in _flat(self._arguments["callbacks"]))
+
+
+def _watch(run: FitRun) -> Any:
+    """The callback through which a run follows `fit`.
+
+    It has no hook at the end of a batch: with one, Keras would wait for each step's logs.
+    """
+    base: Any = compat.callback_class(run.model)
+
+    class Watch(base):  # type: ignore[misc]  # Keras ships no types
+        def __init__(self) -> None:
+            super().__init__()
+            self._supports_tf_logs = True
+            self._last = 0
+
+        def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.begin()
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            self._last = batch
+            run.before_step(batch)
+
+        def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.end()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.epoch_end(epoch, self._last + compat.steps_per_execution(run.model))
+
+    return Watch()
+
+
+def _cause_of(error: Exception) -> str:
+    """What is wrong, in a line: the text of Keras's and AutoGraph's errors begins with where, and has colours."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    told = re.findall(r"^\s*(\w+(?:Error|Exception): (?!Exception encountered).+)$", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    told = told or [f"{type(error).__name__}: {lines[1 if lines[0].startswith('Exception enc') and lines[1:] else 0]}"]
+    return str(told[-1])
+
+
+def _fingerprint(data: Any) -> Any:
+    """Stands for the content of arrays: their shapes and some rows; None for other data."""
+    import tensorflow as tf
+
+    leaves = tf.nest.flatten(data) if isinstance(data, (dict, list, tuple)) else [data]
+    digest = hashlib.sha256()
+    for leaf in leaves:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__") or not len(leaf.shape):
+            return None
+        count = int(leaf.shape[0])
+        places = np.linspace(0, max(count - 1, 0), min(count, 16)).astype(int)
+        rows = leaf.iloc[places] if hasattr(leaf, "iloc") else [np.asarray(leaf[place]) for place in places.tolist()]
+        digest.update(repr(tuple(leaf.shape)).encode() + np.ascontiguousarray(rows).tobytes())
+    return digest.hexdigest()
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    given = getattr(callbacks, "callbacks", callbacks)
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -1,0 +1,183 @@
+"""What layers have learned from data, on all ranks: given to all by one, and compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import allgather_object, broadcast_object
+from hvkeras.errors import DivergenceError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+
+TOLERANCE = 1e-5  # relative: unlike processors sum up in another order
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What tells whether a layer computes the same as those of other ranks.
+
+    Attributes:
+        layer: Its name and class.
+        digest: Of all that it has learned.
+        whole: Of what must be equal, and the shapes of the rest.
+        tokens: How many it knows, special ones included; None for layers without a vocabulary.
+        width: How wide its outputs have to be; None if that is free.
+    """
+
+    layer: str
+    digest: str
+    whole: str
+    tokens: int | None
+    width: int | None
+
+    @property
+    def kind(self) -> str:
+        """The layer's class."""
+        return self.layer.rpartition(" ")[2]
+
+
+def shared_layers(model: Any, local: Collection[Any] = ()) -> list[Any]:
+    """The layers that learn from data, but for those all of whose variables each rank keeps for itself.
+
+    Args:
+        model: The model.
+        local: The keys of those variables.
+    """
+    def is_local(layer: Any) -> bool:
+        keys = [compat.variable_key(one) for one in compat.model_weights(layer)]
+        return bool(keys) and all(key in local for key in keys)
+
+    return [layer for layer in compat.learned_layers(model) if not is_local(layer)]
+
+
+def summary_of(layer: Any) -> Learned:
+    """What a layer has learned, in few bytes."""
+    state = compat.learned_state(layer)
+    function = compat.learned_function(state)
+    whole = {name: repr(array.shape) if np.issubdtype(array.dtype, np.floating) else array
+             for name, array in function.items()}
+    return Learned(f"{layer.name} {type(layer).__name__}", _digest(function), _digest(whole),
+                   compat.token_count(layer, state) if "tokens" in state else None, compat.fixed_width(layer))
+
+
+def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
+                      process_set: ProcessSet = global_process_set) -> None:
+    """Gives the layers of a model on every rank what those of the root have learned, tables included.
+
+    Args:
+        model: The model.
+        root_rank: The global rank whose layers all get.
+        local: The keys of variables that each rank keeps for itself.
+        process_set: The ranks that take part.
+
+    Raises:
+        DivergenceError: The ranks' models have other layers, or layers whose outputs have another width.
+    """
+    layers = shared_layers(model, local)
+    mine = [summary_of(layer) for layer in layers]
+    shapes = [tuple(weight.shape) for weight in compat.model_weights(model)] if layers and model.built else []
+    told = allgather_object((mine, shapes), name="what layers have learned", process_set=process_set)
+    everyone = [found for found, _ in told]
+    root = process_set.ranks.index(root_rank)
+    require_same_layers(everyone, process_set.ranks)
+    apart = [place for place, column in enumerate(zip(*everyone, strict=True))
+             if len({one.digest for one in column}) > 1]
+    for place in apart:
+        theirs = everyone[root][place].tokens
+        for rank, (found, others) in zip(process_set.ranks, told, strict=True):
+            own = found[place]
+            if own.width not in (None, theirs) or (own.tokens != theirs and others != told[root][1]):
+                raise DivergenceError(explain(
+                    f"Layer {own.layer} must have a vocabulary of one size on all ranks, as shapes of outputs or"
+                    " weights depend on it", "adapt it to all ranks' data by hvd.adapt(layer, data), before the model"
+                    " is made",
+                    **{f"rank_{root_rank}": theirs, f"rank_{rank}": own.tokens}))
+    if not apart:
+        return
+    states = broadcast_object([compat.learned_state(layers[place]) for place in apart], root_rank,
+                              name="what the layers of the root have learned", process_set=process_set)
+    for place, state in zip(apart, states, strict=True):
+        compat.take_learned_state(layers[place], state)
+    if any(mine[place].digest != summary_of(layers[place]).digest for place in apart):
+        compat.retrace(model)
+
+
+def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[int]) -> None:
+    """Raises if ranks have other layers than the first.
+
+    Args:
+        everyone: What the layers of each rank have learned.
+        ranks: The ranks.
+
+    Raises:
+        DivergenceError: They do.
+    """
+    for rank, layers in zip(ranks, everyone, strict=True):
+        if [one.kind for one in layers] == [one.kind for one in everyone[0]]:
+            continue
+        raise DivergenceError(explain(
+            "All ranks must train the same model, but the layers that learn from data differ", "build the model alike"
+            " on every rank", **{f"rank_{ranks[0]}": [one.layer for one in everyone[0]],
+                              f"rank_{rank}": [one.layer for one in layers]}))
+
+
+def first_apart(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
+                process_set: ProcessSet) -> tuple[int, int] | None:
+    """The first layer that has learned something else on another rank than on the first; the same on every rank.
+
+    Args:
+        layers: This rank's layers.
+        everyone: What the layers of each rank have learned.
+        process_set: The ranks.
+
+    Returns:
+        The layer's place and the other's in the set; None if all are equal, or nearly so.
+    """
+    for place, column in enumerate(zip(*everyone, strict=True)):
+        if len({one.digest for one in column}) == 1:
+            continue
+        other = next((rank for rank, one in enumerate(column) if one.whole != column[0].whole), None)
+        if other is None:
+            other = _numbers_apart(layers[place], process_set)
+        if other is not None:
+            return place, other
+    return None
+
+
+def _numbers_apart(layer: Any, process_set: ProcessSet) -> int | None:
+    """The first rank whose numbers are not nearly those of the first rank's layer; asked on all ranks."""
+    function = compat.learned_function(compat.learned_state(layer))
+    mine = {name: array.astype(np.float64) for name, array in function.items()
+            if np.issubdtype(array.dtype, np.floating)}
+    first = broadcast_object(mine, process_set.ranks[0], name="what a layer has learned", process_set=process_set)
+    everyone = allgather_object(_are_near(mine, first), name="whether layers are near", process_set=process_set)
+    return everyone.index(False) if False in everyone else None
+
+
+def _are_near(mine: dict[str, Any], others: dict[str, Any]) -> bool:
+    for name, array in mine.items():
+        other = others[name]
+        scale = np.maximum(np.abs(array), np.abs(other))
+        if name == "mean":  # matters in proportion to the deviation
+            scale = scale + np.sqrt(np.maximum(others["variance"], 0))
+        elif name == "variance":
+            scale = scale + TOLERANCE * np.square(others["mean"])
+        elif name == "boundaries" and array.size:
+            scale = scale + np.ptp(other)
+        if not np.all(np.isclose(array, other, 0, TOLERANCE * scale, equal_nan=True)):
+            return False
+    return True
+
+
+def _digest(arrays: dict[str, Any]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        found.update(f"{name} {array.shape} {array.dtype}".encode())
+        found.update(array.tobytes() if array.dtype.kind not in "UO" else str(array).encode())
+    return found.hexdigest()

@@ -1,0 +1,94 @@
+"""Losses of a step over all ranks: what is averaged over the ranks is the loss of one process on all their samples.
+
+Gradients are averaged, which is right for a mean over equally many samples. Other reductions are brought into that form
+here, before the gradient, so that regularisers and further losses of the model stay as they are
+(docs/decisions/losses-of-all-ranks.md):
+
+- a sum is multiplied by the number of ranks;
+- a mean over what is not masked, or by the sum of weights, is multiplied by the number of ranks and by this rank's part
+  of the whole weight, which the ranks sum up in the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.collectives.operations import Sum
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.weighting import joining
+from hvkeras.job.process_sets import ProcessSet
+
+
+class _Step:
+    """The ranks whose losses are averaged in the step under way; None outside of steps."""
+
+    process_set: ProcessSet | None = None
+
+
+@contextlib.contextmanager
+def averaged_over(process_set: ProcessSet | None) -> Iterator[None]:
+    """Losses that are reduced in the body belong to a step whose gradients are averaged over these ranks."""
+    before, _Step.process_set = _Step.process_set, process_set
+    try:
+        yield
+    finally:
+        _Step.process_set = before
+
+
+@graphs.unconverted
+def weigh(weights: Any, mask: Any) -> Any:
+    """Scales the weights of a mean over what is not masked.
+
+    Args:
+        weights: The weights on this rank.
+        mask: What is not masked.
+    """
+    if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot meet amid a step
+        return weights
+    return weights * _part(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
+
+
+@graphs.unconverted
+def combine(loss: Any, reduction: str, weights: Any) -> Any:
+    """Scales a reduced loss.
+
+    Args:
+        loss: The loss on this rank.
+        reduction: How Keras made it of the samples.
+        weights: The samples' weights, if any.
+
+    Raises:
+        UsageError: It was not reduced.
+        UnsupportedError: Ranks without data keep the others company.
+    """
+    if _Step.process_set is None:
+        return loss
+    if reduction == "none":
+        raise UsageError(explain("A loss that several ranks train on must be reduced to one number",
+                                 'write reduction="sum_over_batch_size" or "sum"', reduction=None))
+    if reduction == "sum":
+        _require_data_on_all_ranks(reduction)
+        return loss * tf.cast(len(_Step.process_set.members()), loss.dtype)
+    if reduction == "mean_with_sample_weight" and weights is not None and graphs.reducing_strategy() is None:
+        return loss * _part(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
+    return loss
+
+
+def _part(own: Any, process_set: ProcessSet) -> Any:
+    """By what a mean is multiplied whose weights sum up to `own` on this rank; 1 where all ranks have as much."""
+    _require_data_on_all_ranks("mean by weight")
+    whole = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)
+    return tf.math.divide_no_nan(own * tf.cast(len(process_set.members()), own.dtype), whole)
+
+
+def _require_data_on_all_ranks(reduction: str) -> None:
+    if joining.active:
+        raise UnsupportedError(explain("HVKERAS_UNEVEN=join needs losses that are means over samples, without masks",
+                                       'set HVKERAS_UNEVEN=trim, or write reduction="sum_over_batch_size"',
+                                       reduction=reduction))

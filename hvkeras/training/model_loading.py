@@ -1,0 +1,47 @@
+"""Loading saved models so that they go on training on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvkeras import compat
+from hvkeras.collectives.compression import Compression
+from hvkeras.gradients.optimizer import DistributedOptimizer, distributed_part
+
+
+def load_model(
+    filepath: Any, custom_optimizers: Sequence[type] | None = None, custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,  # noqa: ARG001 - Horovod's parameter
+) -> Any:
+    """Loads a saved model and distributes its optimizer, with the state that was saved.
+
+    The file holds the plain Keras optimizer, whoever saved it, so any model with an optimizer will do.
+
+    Example:
+        model = hvd.load_model("model.keras")
+        model.fit(x, y)                           # goes on where it stopped, on all ranks
+
+    Args:
+        filepath: A `.keras` or `.h5` file, or with tf_keras a SavedModel folder.
+        custom_optimizers: Optimizer classes of your own that the model was trained with.
+        custom_objects: Names and classes or functions that Keras needs to load the model.
+        compression: What gradients travel as.
+        legacy_opts: Accepted for Horovod's sake; the file says which optimizer it holds.
+
+    Returns:
+        The compiled model; its optimizer is distributed if it was saved with one.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        OSError: There is no such file.
+    """
+    known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+    model = compat.default_keras().models.load_model(filepath, custom_objects=known)
+    compat.repair_optimizer(model, filepath)
+    optimizer = getattr(model, "optimizer", None)
+    # A custom object may have made it distributed already.
+    if compat.family_of(optimizer) is not None and distributed_part(optimizer) is None:
+        DistributedOptimizer(optimizer, compression=compression)
+    return model

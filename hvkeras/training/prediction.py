@@ -1,0 +1,192 @@
+"""Predicting together: `hvd.predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.dispatch import allgather_raw
+from hvkeras.collectives.operations import members
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.state import current_job
+from hvkeras.sharding.arrays import arrays_facts
+from hvkeras.sharding.datasets import leading_rows, prove_dataset
+from hvkeras.sharding.proof import Facts, Hints, exchange, prove_same
+from hvkeras.sharding.sequences import share_like
+from hvkeras.sharding.structure import count_rows, map_leaves, require_arrays, take_slice
+
+KERAS_BATCH_SIZE = 32
+WHOLE = "pass the whole data to hvd.predict on every rank, in the same order, and do not shard them before"
+HINTS = Hints("call hvd.predict with the same arguments on every rank", WHOLE, "", WHOLE)
+
+
+def predict(
+    model: Any, data: Any, batch_size: int | None = None, verbose: Any = 0, callbacks: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Predicts on all ranks together: each a part of the data, and every rank gets all predictions in order.
+
+    Every rank passes the whole data. Whole batches are dealt, so that each is predicted as `model.predict` on one
+    process would.
+
+    Example:
+        >>> probabilities = hvd.predict(model, x_test)     # shape [len(x_test), ...] on every rank
+
+    Args:
+        model: A compiled or uncompiled Keras model, with the same weights on every rank.
+        data: What `model.predict` takes: arrays, a `tf.data.Dataset` of batches, or a `PyDataset` or `Sequence`,
+            the same on every rank.
+        batch_size: Rows of a batch of arrays; 32 by default.
+        verbose: As for `model.predict`; `hvd.verbose()` shows rank 0's progress.
+        callbacks: As for `model.predict`; they see this rank's part.
+        process_set: The ranks that predict together.
+
+    Returns:
+        What `model.predict(data)` returns on one process: an array of shape `[samples, ...]`, or a structure of them.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: Ranks pass different data, or the data never end.
+        PeerError: Predicting failed on another rank.
+    """
+    ranks = members(process_set, "predict")
+    options = {"verbose": verbose, "callbacks": callbacks}
+    if isinstance(data, tf.data.Dataset):
+        if len(ranks) == 1:
+            return model.predict(data, **options)
+        return _predict_dataset(model, data, options, process_set)
+    sequence = compat.batches_base(data) is not None
+    options |= {} if sequence else {"batch_size": batch_size}
+    if len(ranks) == 1:
+        return model.predict(data, **options)
+    part = _part_of_sequence(data, process_set) if sequence else _part_of_arrays(data, batch_size, process_set)
+    outputs, _ = _gathered(lambda: None if part is None else model.predict(part, **options), process_set)
+    return outputs
+
+
+def _place(process_set: ProcessSet) -> tuple[int, int]:
+    """How many ranks a process set has, and this rank's number among them."""
+    members = process_set.members()
+    return len(members), members.index(current_job().topology.rank)
+
+
+def _block(count: int, process_set: ProcessSet) -> tuple[int, int]:
+    """The first of `count` batches that this rank predicts, and the one after its last; rank 0 gets one if any does."""
+    size, place = _place(process_set)
+    return -(-place * count // size), -(-(place + 1) * count // size)
+
+
+def _part_of_arrays(data: Any, batch_size: int | None, process_set: ProcessSet) -> Any:
+    """This rank's batches of arrays; None if it has none."""
+    require_arrays(data)
+    prove_same("predict", lambda: arrays_facts(data, f"batch_size={batch_size}"), lambda: data, HINTS, process_set)
+    count, rows = count_rows(data), batch_size or KERAS_BATCH_SIZE
+    start, stop = _block(-(-count // rows), process_set)
+    if start == stop and _place(process_set)[1] > 0:
+        return None
+    return map_leaves(lambda leaf: take_slice(leaf, slice(start * rows, min(stop * rows, count))), data)
+
+
+def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
+    """This rank's batches of a `PyDataset` or `Sequence`; None if it has none."""
+    count = compat.count_batches(data)
+    if count is None:
+        raise UsageError(explain("Only data that end can be predicted", "give the data a length", num_batches=None))
+    prove_same("predict", lambda: Facts("batches", f"{count} batches", "", []), list, HINTS, process_set)
+    start, stop = _block(count, process_set)
+    if start == stop and _place(process_set)[1] > 0:
+        return None
+    return share_like(data)(data, range(start, stop), [])
+
+
+def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set: ProcessSet) -> Any:
+    """Predicts every size-th batch here, and puts all of them in order; how many rows each has shows on the way."""
+    if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(explain("Only data that end can be predicted", "take() some batches", cardinality="infinite"))
+    prove_dataset("predict", data, "predict", process_set)
+    size, place = _place(process_set)
+    rows: dict[int, int] = {}
+    part = _noting_rows(data.shard(size, place), rows)
+
+    def work() -> Any:
+        if place > 0 and not any(True for _ in part.take(1)):
+            return None
+        return model.predict(part, **options)
+
+    outputs, sizes = _gathered(work, process_set, lambda: [rows[number] for number in sorted(rows)])
+    return map_leaves(lambda leaf: leaf[_original_order(sizes)], outputs)
+
+
+def _noting_rows(dataset: Any, rows: dict[int, int]) -> Any:
+    """The same dataset, which notes the rows of each batch under its number as it is read."""
+
+    def note(number: Any, count: Any) -> Any:
+        rows[int(number)] = int(count)
+        return count
+
+    def noted(number: Any, batch: Any) -> Any:
+        count = leading_rows(tf.nest.flatten(batch)[0])
+        with tf.control_dependencies([tf.numpy_function(note, [number, count], tf.int64)]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    return dataset.enumerate().map(noted)
+
+
+def _original_order(sizes: Sequence[Sequence[int]]) -> Any:
+    """Where each row of the whole is among the gathered rows, given the rows of each rank's batches."""
+    starts = np.cumsum([0, *(count for counts in sizes for count in counts)])
+    firsts = np.cumsum([0, *map(len, sizes)])
+    order: list[Any] = []
+    for number in range(sum(map(len, sizes))):
+        place, turn = number % len(sizes), number // len(sizes)
+        batch = firsts[place] + turn
+        order.append(np.arange(starts[batch], starts[batch + 1]))
+    return np.concatenate(order)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What an output's rows are, for ranks that have none."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _gathered(work: Callable[[], Any], process_set: ProcessSet,
+              tell: Callable[[], Any] = lambda: None) -> tuple[Any, list[Any]]:
+    """The outputs of all ranks, joined in rank order, and what each rank tells after its work."""
+    mine: list[Any] = []
+
+    def describe() -> Any:
+        outputs = work()
+        mine.append(outputs)
+        return None if outputs is None else tf.nest.map_structure(_kind, outputs), tell()
+
+    told = exchange("hvd.predict", describe, process_set)
+    kinds = next(kind for kind, _ in told if kind is not None)  # rank 0 has some
+    parts = [None] * len(tf.nest.flatten(kinds)) if mine[0] is None else tf.nest.flatten(mine[0])
+    joined = [_join(part, kind, f"predictions {place}", process_set)
+              for place, (part, kind) in enumerate(zip(parts, tf.nest.flatten(kinds), strict=True))]
+    return tf.nest.pack_sequence_as(kinds, joined), [sizes for _, sizes in told]
+
+
+def _kind(output: Any) -> _Kind:
+    if not isinstance(output, np.ndarray):
+        raise UnsupportedError(explain("hvd.predict joins outputs that are arrays", "use model.predict on the rows of"
+                                       " one rank", output=type(output).__name__))
+    return _Kind(output.dtype.str, output.shape[1:])
+
+
+def _join(part: Any, kind: _Kind, name: str, process_set: ProcessSet) -> Any:
+    dtype = np.dtype(kind.dtype)
+    part = np.zeros((0, *kind.shape), dtype) if part is None else part
+    if dtype.kind in "iuf":
+        return allgather_raw(tf.constant(part), process_set.ranks, name).numpy()
+    return np.concatenate(allgather_object(part, name=name, process_set=process_set))

@@ -1,0 +1,41 @@
+"""One progress bar, and one writer, for the whole job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hvkeras.job.state import current_job
+
+
+def verbose() -> int:
+    """What to pass as Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
+
+    Example:
+        model.fit(x, y, verbose=hvd.verbose())
+
+    Returns:
+        1 on rank 0 with a terminal, 2 on rank 0 without one, 0 on every other rank.
+    """
+    if current_job().topology.rank != 0:
+        return 0
+    return 1 if sys.stdout.isatty() else 2
+
+
+def rank0_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+    """Keeps callbacks that write files or draw to rank 0, so that no two ranks write the same file.
+
+    The callbacks must not communicate, since the other ranks do not run them.
+
+    Example:
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        callbacks += hvd.rank0_callbacks([keras.callbacks.ModelCheckpoint("best.keras")])
+
+    Args:
+        callbacks: Keras callbacks.
+
+    Returns:
+        The same callbacks on rank 0, and none elsewhere.
+    """
+    return list(callbacks) if current_job().topology.rank == 0 else []

@@ -1,0 +1,272 @@
+"""The control channel over real sockets: proof, agreement, failures and liveness."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import queue
+import re
+import socket
+import threading
+import time
+
+import pytest
+
+from hvkeras.control import unproven, wire
+from hvkeras.control.cause import Cause
+from hvkeras.control.client import ControlClient
+from hvkeras.control.connection import Introduction
+from hvkeras.control.relay import Deadlines
+from hvkeras.control.server import ControlServer
+from hvkeras.errors import MachineError, PeerError, UsageError
+
+SECRET = b"s" * 32
+
+
+class Channel:
+    """A server and its clients, closed at the end of the test."""
+
+    def __init__(self, size, **deadlines):
+        self.ends = queue.Queue()
+        self.server = ControlServer(size, SECRET, deadlines=Deadlines(**deadlines), on_end=self.ends.put)
+        self.server.start()
+        self.clients = []
+
+    def join(self, rank, size=2, secret=SECRET, on_end=lambda cause: None):
+        connection = socket.create_connection(self.server.address, timeout=5.0)
+        try:
+            client = ControlClient(connection, secret, Introduction(rank, size, f"host{rank}"), 5.0, on_end)
+        except BaseException:
+            connection.close()
+            raise
+        self.clients.append(client)
+        return client
+
+    def close(self):
+        for client in self.clients:
+            client.leave()
+        for client in self.clients:
+            client.close()
+        self.server.stop()
+
+
+@pytest.fixture
+def channel():
+    made = []
+
+    def make(size=2, **deadlines):
+        made.append(Channel(size, **deadlines))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def together(*calls):
+    """Runs calls at the same time and returns their results in order."""
+    results = [None] * len(calls)
+
+    def run(index):
+        results[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    return results
+
+
+def test_gather_gives_every_rank_all_values_in_rank_order(channel):
+    pair = channel()
+    clients = [pair.join(1), pair.join(0)]
+    values = together(*(lambda c=c: c.gather("k", {"me": c.introduction.rank}, 5.0) for c in clients))
+    assert values == [[{"me": 0}, {"me": 1}]] * 2
+    assert together(*(lambda c=c: c.gather("k", 7, 5.0) for c in clients)) == [[7, 7]] * 2
+
+
+def test_gather_names_the_missing_rank(channel):
+    pair = channel()
+    client = pair.join(0)
+    missing = []
+    with pytest.raises(PeerError, match="rank 1 did not come"):
+        client.gather("k", 1, 2.5, on_missing=lambda ranks, waited: missing.append(ranks))
+    assert [1] in missing
+
+
+def test_a_wrong_secret_is_refused_and_says_so(channel):
+    with pytest.raises((wire.ProofError, ConnectionError)):
+        channel().join(0, secret=b"another")
+
+
+def test_a_stranger_learns_nothing_and_cannot_speak(channel):
+    pair = channel()
+    with socket.create_connection(pair.server.address, timeout=5.0) as stranger:
+        challenge = stranger.recv(100)
+        assert challenge.startswith(wire.MAGIC) and SECRET not in challenge
+        stranger.sendall(b"\0" * 64 + json.dumps({"type": "failed"}).encode())
+        assert stranger.recv(100) == b""
+    clients = [pair.join(0), pair.join(1)]
+    assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
+
+
+def test_strangers_are_counted_in_one_line_and_cannot_use_up_the_room(channel, monkeypatch, caplog):
+    lines = queue.Queue()
+    monkeypatch.setattr(unproven, "MOST_AT_ONCE", 3)
+    pair = channel()
+    pair.server._on_note = lines.put
+    waiting = [socket.create_connection(pair.server.address, timeout=5.0) for _ in range(5)]  # the size is 2
+    try:
+        assert all(each.recv(100) for each in waiting)
+        for _ in range(4):
+            with socket.create_connection(pair.server.address, timeout=5.0) as one_more:
+                assert one_more.recv(100) == b""
+        assert re.fullmatch(r"[1-4] connections? to the control channel did not prove the job's secret, the last from"
+                            r" 127\.0\.0\.1; they get nothing", lines.get(timeout=10.0))
+    finally:
+        for each in waiting:
+            each.close()
+    for _ in range(50):  # until the server has noticed
+        with contextlib.suppress(ConnectionError):
+            clients = [pair.join(rank) for rank in (0, 1)]
+            break
+        time.sleep(0.1)
+    assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
+    assert lines.empty()  # the next one comes a minute later
+    pair.server._on_loop_error(pair.server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
+    assert not caplog.records
+    assert "10 connections" in pair.server._unproven.line(time.monotonic() + unproven.TOLD_EVERY)
+
+
+def test_nobody_can_join_once_all_ranks_are_there(channel):
+    pair = channel()
+    clients = [pair.join(0), pair.join(1)]
+    together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients))
+    with pytest.raises(ConnectionRefusedError):  # at once, since an engine may need the port
+        socket.create_connection(pair.server.address, timeout=5.0).close()
+
+
+def test_frames_cannot_be_changed_replayed_or_reordered():
+    key = b"k" * 32
+    sender, receiver = wire.Seal(key, b"client", b"server"), wire.Seal(key, b"server", b"client")
+
+    def parts(frame):
+        head = wire.HEADER.size
+        return frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
+
+    first, second = parts(sender.close_frame({"n": 1})), parts(sender.close_frame({"n": 2}))
+    with pytest.raises(wire.ProofError):
+        receiver.open_frame(*second)
+    with pytest.raises(wire.ProofError):
+        receiver.open_frame(first[0], first[1].replace(b"1", b"3"))
+    assert receiver.open_frame(*first) == {"n": 1}
+    with pytest.raises(wire.ProofError):
+        receiver.open_frame(*first)
+    with pytest.raises(wire.ProofError):  # our own frames do not pass as the peer's
+        sender.open_frame(*second)
+
+
+def test_an_absurd_length_is_refused():
+    with pytest.raises(wire.ProofError, match="must be under"):
+        wire.payload_length(b"\xff\xff\xff\xff")
+
+
+def test_two_processes_of_one_rank_end_the_job_naming_both(channel):
+    pair = channel()
+    pair.join(0)
+    with pytest.raises(UsageError, match="two processes claim rank 0"):
+        pair.join(0)
+    assert f"pid {os.getpid()} on host0" in pair.ends.get(timeout=5.0).error
+
+
+def test_a_rank_that_was_told_another_size_is_refused(channel):
+    pair = channel()
+    with pytest.raises(UsageError, match="told of 3 ranks, the others of 2"):
+        pair.join(0, size=3)
+
+
+def test_a_failure_reaches_every_rank_with_its_cause(channel):
+    pair = channel()
+    heard = queue.Queue()
+    clients = [pair.join(0, on_end=heard.put), pair.join(1, on_end=heard.put)]
+    cause = Cause("exception", 1, "host1", 42, "failed with ValueError: boom", "Traceback ...")
+    clients[1].fail(cause)
+    assert [heard.get(timeout=5.0), heard.get(timeout=5.0), pair.ends.get(timeout=5.0)] == [cause] * 3
+    assert cause.sentence() == "rank 1 on host1 (pid 42) failed with ValueError: boom"
+
+
+def test_an_echo_of_a_failure_waits_for_the_root_cause(channel):
+    pair = channel()
+    clients = [pair.join(0), pair.join(1)]
+    clients[0].fail(Cause("exception", 0, "host0", 1, "failed with UnavailableError"), secondary=True)
+    clients[1].fail(Cause("exception", 1, "host1", 2, "failed with ValueError: boom"))
+    assert pair.ends.get(timeout=5.0).rank == 1
+    assert clients[0].wait_for_cause(5.0).rank == 1
+
+
+def test_ranks_that_another_has_waited_for_too_long_say_where_they_are(channel, capfd):
+    trio = channel(3, stall_shutdown=4.0)
+    clients = [trio.join(rank, size=3) for rank in range(3)]
+    clients[0].fail(Cause("timeout", 0, "host0", 1, "failed with DeadlineExceededError"), secondary=True)
+    cause = trio.ends.get(timeout=10.0)  # the main thread of all three, and in no call of TensorFlow's
+    assert (cause.kind, cause.rank) == ("stalled", None)
+    assert cause.error.startswith("ranks have not come to a collective in which rank 0 has waited longer than"
+                                  " HVKERAS_STALL_SHUTDOWN allows (4 s): rank 1 at ")
+    assert ", rank 2 at " in cause.error and "rank 0 at" not in cause.error
+    assert "rank 1 on host1" in capfd.readouterr().err
+
+
+def test_a_lost_connection_is_a_failure_unless_the_rank_said_goodbye(channel):
+    trio = channel(3)
+    clients = [trio.join(rank, size=3) for rank in range(3)]
+    clients[1].leave()
+    clients[1].close()
+    with pytest.raises(queue.Empty):
+        trio.ends.get(timeout=0.5)
+    clients[2]._closed.set()
+    clients[2]._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a killed process
+    cause = trio.ends.get(timeout=5.0)
+    assert (cause.kind, cause.rank, cause.host) == ("lost", 2, "host2")
+
+
+def test_a_silent_rank_is_lost_after_the_liveness_deadline(channel):
+    pair = channel(liveness=1.0)
+    clients = [pair.join(0), pair.join(1)]
+    clients[1]._send = lambda message: None  # its process is stopped
+    cause = pair.ends.get(timeout=10.0)
+    assert (cause.kind, cause.rank) == ("silent", 1) and "no sign of life for 1 s" in cause.error
+
+
+def test_all_ranks_may_exit_only_when_all_have_spoken(channel):
+    pair = channel(exit_grace=5.0)
+    clients = [pair.join(0), pair.join(1)]
+    clients[1].fail(Cause("exception", 1, "host1", 42, "failed with ValueError: boom"))
+    clients[0].wait_for_cause(5.0)
+    first = threading.Thread(target=clients[1].ended, args=(10.0,))
+    first.start()
+    first.join(0.5)
+    assert first.is_alive()
+    clients[0].ended(10.0)
+    first.join(5.0)
+    assert not first.is_alive()
+
+
+def test_a_server_that_ends_in_good_order_takes_nobody_with_it(channel):
+    pair = channel()
+    heard = queue.Queue()
+    client = pair.join(1, on_end=heard.put)
+    pair.server.stop()
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=0.5)
+    assert client.detached
+
+
+def test_a_taken_port_is_a_clear_error():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        with pytest.raises(MachineError, match="must be able to listen"):
+            ControlServer(2, SECRET, "127.0.0.1", taken.getsockname()[1])
