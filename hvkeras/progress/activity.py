@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import itertools
 import operator
 import os
@@ -222,19 +223,50 @@ def doing(steps: str = "") -> Doing:
     return Doing(_phase(loop), where, may_end, lacks_batch=waits is None)
 
 
+class _CollectorOff:
+    """Keeps Python's garbage collector from running while stacks are read, which makes objects.
+
+    Finalizers let other threads run, so that the stack changes (a crash), or `sys._current_frames`, which holds the
+    interpreter's lock of threads, waits for itself: https://github.com/python/cpython/issues/106883.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._was_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *failure: object) -> None:
+        if self._was_on:
+            gc.enable()
+        self._lock.release()
+
+
+_collector_off = _CollectorOff()
+
+
 def frames_of(ident: int) -> list[FrameType]:
     """The frames of a thread, the innermost first.
 
     Args:
         ident: The thread.
     """
-    # All in C, so that no other thread runs amid it: where the thread goes on meanwhile, stacks are broken, and
-    # Python 3.11 even gave what is no frame as `f_back`.
+    # All in C, so that no other thread runs in the meantime: stacks that change are broken, and Python 3.11 even gave
+    # what is no frame as `f_back`.
     innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
     found: collections.deque[Any] = collections.deque()
-    with contextlib.suppress(AttributeError, KeyError):  # None behind the last; a thread that has ended
+    with _collector_off, contextlib.suppress(AttributeError, KeyError):  # None behind the last; a thread that has ended
         found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
     return [frame for frame in found if isinstance(frame, FrameType)]
+
+
+def all_threads() -> list[int]:
+    """The identifiers of all threads that run Python."""
+    with _collector_off:
+        return list(sys._current_frames())
 
 
 def _waits_for_batch(loop: Loop) -> bool | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 import threading
 from types import FrameType
 
@@ -97,7 +96,7 @@ def _place(frames: list[FrameType]) -> str:
 def _data_makers() -> list[list[FrameType]]:
     """The stacks of threads in which the user's code makes data."""
     mine = (threading.get_ident(), activity.thread())
-    stacks = [activity.frames_of(ident) for ident in list(sys._current_frames()) if ident not in mine]
+    stacks = [activity.frames_of(ident) for ident in activity.all_threads() if ident not in mine]
     return [frames for frames in stacks
             if any(frame.f_code.co_filename.endswith(_MAKES_DATA) for frame in frames)
             and any(not is_library(frame.f_code.co_filename) for frame in frames)][:MOST_THREADS]

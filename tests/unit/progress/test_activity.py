@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -263,3 +264,42 @@ def test_stacks_of_a_thread_that_goes_on_are_whole() -> None:
         worker.join()
     assert {frames[-1].f_code.co_name for frames in stacks} == {"_bootstrap"}
     assert activity.frames_of(0) == []
+
+
+READS_STACKS_WHILE_FINALIZERS_RUN = """
+import gc, random, sys, threading, time
+from hvkeras.progress import activity
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        time.sleep(0)  # lets other threads run
+
+def deep(levels):
+    time.sleep(0) if levels == 0 else deep(levels - 1)
+
+def work():
+    while not over.is_set():
+        deep(random.randrange(30))
+        Garbage()
+
+gc.set_threshold(20, 2, 2)
+over = threading.Event()
+worker = threading.Thread(target=work)
+worker.start()
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    Garbage()
+    frames = activity.frames_of(worker.ident)
+    assert frames[-1].f_code.co_name == "_bootstrap", frames
+    assert worker.ident in activity.all_threads()
+over.set()
+worker.join()
+"""
+
+
+def test_stacks_are_read_while_garbage_is_collected(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", READS_STACKS_WHILE_FINALIZERS_RUN], cwd=tmp_path, capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
