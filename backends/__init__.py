@@ -1,7 +1,7 @@
-"""The collective engines, one folder each, behind `hvkeras.backends.interface.Backend`.
+"""The collective engines, one folder each, behind the interface `hvkeras.backends.interface.Backend`.
 
-Third parties plug in through the entry-point group `hvkeras.backends`, whose names are backend
-names and whose values are `Backend` subclasses.
+Third parties add backends through the entry-point group `hvkeras.backends`: entry-point names are backend names, and
+the values are `Backend` subclasses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUILT_IN = {
 
 
 def backend_names() -> list[str]:
-    """Lists every backend's name, the built-in ones first."""
+    """Lists the names of all backends, the built-in ones first."""
     plugged = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN)
     return [*BUILT_IN, *plugged]
 
@@ -36,10 +36,10 @@ def backend_class(name: str) -> type[Backend]:
         name: One of `backend_names()`.
 
     Returns:
-        The class, not yet started.
+        The backend class.
 
     Raises:
-        UsageError: There is no such backend.
+        UsageError: There is no backend of this name.
     """
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name]

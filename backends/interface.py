@@ -1,4 +1,4 @@
-"""The one interface that every collective engine implements, and the only road to it."""
+"""The interface that every collective engine implements; engines are used only through it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = Any  # tf.Tensor; TensorFlow ships no types
 
 
 class Reduction(enum.Enum):
-    """How allreduce combines the ranks' values; averages are sums divided above the interface."""
+    """How allreduce combines the ranks' values; averages are sums that are divided above the interface."""
 
     SUM = "sum"
     MIN = "min"
@@ -28,7 +28,7 @@ class Reduction(enum.Enum):
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can serve here, and why, in words that the command line prints."""
+    """Whether a backend is available in this environment, and the reason, as printed by the command line."""
 
     ok: bool
     reason: str
@@ -36,15 +36,15 @@ class Availability:
 
 @dataclass(frozen=True)
 class Start:
-    """All that a backend is told when it starts.
+    """The start parameters of a backend.
 
     Attributes:
-        topology: Ranks and hosts, agreed by all ranks.
+        topology: The ranks and hosts, agreed upon by all ranks.
         control: The connected control channel, for exchanging addresses (never tensor data); None
             for a single process.
         launch: How this process was launched.
         settings: The settings in force.
-        keeps_gpus: Whether a rank that has its host to itself keeps all GPUs rather than one, for a strategy.
+        keeps_gpus: Whether a rank that is alone on its host keeps all GPUs instead of one, for a strategy.
     """
 
     topology: Topology
@@ -57,20 +57,20 @@ class Start:
 class Backend(abc.ABC):
     """One collective engine.
 
-    Every collective takes a `key`: a name that is the same on all ranks for the same collective
-    and different for any other (it is a hash of what is communicated, see `hvkeras.plans.plan`).
-    `ranks` are the global ranks that take part, ascending; only they call. Tensors may be eager
-    or symbolic. Collectives without a data dependency may run in any order and at the same time.
+    Every collective takes a `key`: a name that is the same on all ranks for the same collective and different for any
+    other collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). `ranks` holds the participating
+    global ranks in ascending order; only these ranks make the call. Tensors may be eager or symbolic. Collectives
+    without a data dependency may run concurrently and in any order.
 
     Attributes:
-        name: The name that users give to `init(backend=...)`.
-        scales: The dtypes' names of which reductions multiply by `before` and `after` themselves; of all others
-            these are 1.0, and it is done above the interface.
-        rounds_once: The names of the half precisions that reductions compute in float32, with `before` and `after`, and
-            round once; others are made float32 above the interface, so that sums have its range.
-        compares_shapes: Whether tensors whose shapes differ between ranks are an error of the collective on all ranks,
-            with both shapes and ranks, where the shapes are known only when a graph runs.
-        outlives_errors_in_graphs: Whether collectives still work after a graph has ended in an error.
+        name: The name that users pass to `init(backend=...)`.
+        scales: The names of the dtypes for which reductions apply `before` and `after` themselves. For all other
+            dtypes these are 1.0, and scaling is done above the interface.
+        rounds_once: The names of the half-precision dtypes that reductions compute in float32, including `before` and
+            `after`, and round once. Others are cast to float32 above the interface, so that sums have its range.
+        compares_shapes: Whether shapes that are known only when a graph runs, and differ between ranks, make the
+            collective fail on all ranks with an error that names both shapes and ranks.
+        outlives_errors_in_graphs: Whether collectives still work after a graph has failed.
     """
 
     name: ClassVar[str]
@@ -82,94 +82,94 @@ class Backend(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def availability(cls) -> Availability:
-        """Says, without any side effect, whether the engine is installed here."""
+        """Reports, without side effects, whether the engine is installed."""
 
     @classmethod
     @abc.abstractmethod
     def objection(cls, launch: Launch) -> str:
-        """Says why this engine cannot serve that launch, and what would; "" when it can."""
+        """Explains why this engine cannot serve a launch, and what to use instead; "" if it can."""
 
     @classmethod
-    def objection_to_hosts(cls, launch: Launch) -> str:  # noqa: ARG003 - for those that override it
-        """Says why this engine cannot serve that launch on more than one host, and what would; "" when it can."""
+    def objection_to_hosts(cls, launch: Launch) -> str:  # noqa: ARG003 - for overriding methods
+        """Explains why this engine cannot serve a launch on several hosts, and what to use instead; "" if it can."""
         return ""
 
     @abc.abstractmethod
     def start(self, start: Start) -> int:
-        """Brings the engine up on all ranks.
+        """Starts the engine on all ranks.
 
         Returns:
-            The number of ranks that the engine itself counts; `init()` compares it.
+            The number of ranks as seen by the engine; `init()` checks it.
         """
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Takes the engine down; it may be started again later in the same process."""
+        """Stops the engine; it may be started again later in the same process."""
 
     @abc.abstractmethod
     def abort(self, reason: str) -> None:
-        """Ends every collective in flight with an error; called from another thread, at most once."""
+        """Makes every collective in flight fail with an error; called from another thread, at most once."""
 
     @abc.abstractmethod
     def is_peer_failure(self, error: BaseException) -> bool:
-        """Says whether an exception is this engine's way of reporting trouble at another rank."""
+        """Whether an exception is this engine's way of reporting the failure of another rank."""
 
     @property
     @abc.abstractmethod
     def engine(self) -> str:
-        """What moves the bytes, in a few words, for the line that `init()` prints."""
+        """A short description of the transport, for the line that `init()` prints."""
 
     @property
     def supports_xla(self) -> bool:
-        """Whether the collectives compile inside `jit_compile=True`."""
+        """Whether the collectives can be compiled with `jit_compile=True`."""
         return not self.objection_to_xla
 
     @property
     def objection_to_xla(self) -> str:
-        """Says why XLA cannot compile the collectives here; "" when it can."""
+        """Explains why XLA cannot compile the collectives; "" if it can."""
         return "the engine has none for XLA"
 
     @property
     def objection_to_sessions(self) -> str:
-        """Says why sessions of TensorFlow 1 cannot run the collectives; "" when they can."""
+        """Explains why TensorFlow 1 sessions cannot run the collectives; "" if they can."""
         return ""
 
     def enter(self, key: str) -> None:
-        """Has a graph for XLA count, when it runs, that this rank enters a plan with the collectives that follow.
+        """Makes an XLA graph count at run time that this rank enters a plan before the collectives that follow.
 
-        XLA keeps what a graph does to variables until all of it has run, so the engine counts.
+        The engine counts, because XLA publishes updates of variables only after the whole graph has run.
 
         Args:
-            key: The plan's, see `hvkeras.plans.plan`.
+            key: The key of the plan, see `hvkeras.plans.plan`.
         """
         raise NotImplementedError
 
-    def entered(self, key: str) -> int:  # noqa: ARG002 - for those that override it
-        """How often graphs compiled by XLA entered a plan; called from any thread."""
+    def entered(self, key: str) -> int:  # noqa: ARG002 - for overriding methods
+        """Returns how often graphs compiled by XLA have entered a plan; called from any thread."""
         return 0
 
-    def keep_times(self, key: str, capacity: int) -> bool:  # noqa: ARG002 - for those that override it
-        """Has the engine keep when each run of a collective begins and ends on this rank, if it can.
+    def keep_times(self, key: str, capacity: int) -> bool:  # noqa: ARG002 - for overriding methods
+        """Makes the engine record when each run of a collective begins and ends on this rank, if it supports this.
 
         Args:
             key: The collective's key.
-            capacity: How many runs are kept, the latest ones.
+            capacity: The number of latest runs to keep.
 
         Returns:
-            Whether it does; else the graph asks for the time before and after.
+            Whether the engine records the times. If not, the graph takes timestamps before and after the collective.
         """
         return False
 
     def times(self, key: str, capacity: int) -> tuple[Any, int]:
-        """When the latest runs of a collective began and ended, whose times are kept.
+        """Returns when the latest runs of a collective began and ended, as recorded since `keep_times`.
 
         Args:
             key: The collective's key.
-            capacity: As it was for `keep_times`.
+            capacity: The same value as for `keep_times`.
 
         Returns:
-            float64, [runs, 2], seconds since the epoch, the oldest run first; and the number of that one among all runs
-            since the times are kept.
+            A float64 array of shape [runs, 2] in seconds since the epoch, the oldest run first; and the number of the
+            oldest run among all runs since recording began.
         """
         raise NotImplementedError(key, capacity)
 
@@ -179,7 +179,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        """Forgets a subset; called by all ranks."""
+        """Removes a subset of the ranks; called by all ranks."""
 
     @abc.abstractmethod
     def allreduce(
@@ -191,13 +191,13 @@ class Backend(abc.ABC):
         Args:
             tensors: One or more tensors of one dtype, the same shapes on every rank.
             key: The collective's name.
-            reduction: How to combine.
-            ranks: Who takes part.
-            before: Multiplies each rank's values first.
-            after: Multiplies the result.
+            reduction: How to combine the values.
+            ranks: The participating ranks.
+            before: Factor applied to each rank's values before the reduction.
+            after: Factor applied to the result.
 
         Returns:
-            The reduced tensors, with the shapes and dtype of the given ones.
+            The reduced tensors, with the shapes and dtype of `tensors`.
         """
 
     @abc.abstractmethod
@@ -205,9 +205,9 @@ class Backend(abc.ABC):
         """Concatenates tensors along the first dimension, which may differ between ranks.
 
         Args:
-            tensor: At least one-dimensional; other dimensions and dtype equal on every rank.
+            tensor: At least one-dimensional; the other dimensions and the dtype are equal on every rank.
             key: The collective's name.
-            ranks: Who takes part; their order is the order of the result.
+            ranks: The participating ranks; their order is the order of the result.
 
         Returns:
             A tensor of shape `[sum of first dimensions, ...]`.
@@ -215,13 +215,13 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
-        """Gives every rank the root's tensor, of equal shape and dtype everywhere.
+        """Broadcasts the root's tensor to every rank; shape and dtype are equal on every rank.
 
         Args:
-            tensor: The value to send on the root; elsewhere a tensor of its shape and dtype.
+            tensor: The value to send on the root; on other ranks, a tensor of the same shape and dtype.
             root_rank: The global rank that sends; one of `ranks`.
             key: The collective's name.
-            ranks: Who takes part.
+            ranks: The participating ranks.
 
         Returns:
             The root's value.
@@ -229,31 +229,31 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Sends to each rank rows of its own.
+        """Sends different rows to each rank.
 
         Args:
-            tensor: At least one-dimensional; dimensions but the first, and the dtype, equal on every rank.
-            splits: int64 of shape `[len(ranks)]`: so many rows, one after the other, go to each of `ranks`. None is
-                negative, and they add up to the first dimension.
+            tensor: At least one-dimensional; all dimensions except the first, and the dtype, are equal on every rank.
+            splits: int64 of shape `[len(ranks)]`: the number of consecutive rows for each of `ranks`. The numbers are
+                not negative, and add up to the first dimension.
             key: The collective's name.
-            ranks: Who takes part.
+            ranks: The participating ranks.
 
         Returns:
-            The rows received, in the order of `ranks`, and an int64 tensor of how many came from each.
+            The received rows in the order of `ranks`, and an int64 tensor with the number of rows from each rank.
         """
 
     @abc.abstractmethod
     def reducescatter(
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
-        """Sums tensors and gives each rank a part of the rows; the first ranks get one more where it does not divide.
+        """Sums tensors and gives each rank a part of the rows; if uneven, the first ranks get one more row.
 
         Args:
             tensor: At least one-dimensional, the same shape and dtype on every rank.
             key: The collective's name.
-            ranks: Who takes part; their order is that of the parts.
-            before: Multiplies each rank's values first.
-            after: Multiplies the result.
+            ranks: The participating ranks; their order is that of the parts.
+            before: Factor applied to each rank's values before the reduction.
+            after: Factor applied to the result.
 
         Returns:
             This rank's rows of the sum.

@@ -1,4 +1,4 @@
-"""hvkeras: train Keras models on many workers, on Horovod's engine, TensorFlow's collectives or a native one.
+"""hvkeras: trains Keras models on many workers, with Horovod's engine, TensorFlow's collectives or a native engine.
 
 Example:
     import hvkeras as hvd
@@ -8,8 +8,8 @@ Example:
     model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy")
     model.fit(x, y, verbose=hvd.verbose(), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-Names are looked up when they are first used, so that importing the package does not import TensorFlow
-(the command line starts at once), and the log level counts before TensorFlow reads it.
+Names are looked up on first use, so importing the package does not import TensorFlow (the command line starts
+quickly), and the log level takes effect before TensorFlow reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import wrapt
 
-if find_spec("hvkeras.backends") is None:  # a folder beside this one in the sources
+if find_spec("hvkeras.backends") is None:  # in the source tree, it is a folder beside this one
     raise ImportError(
         "hvkeras must be installed to be imported, and Python has found its source folder first. Received:"
         f" path={str(Path(__file__).parent)!r}. HINT: run from another folder than the repository's, or pytest with"
@@ -33,7 +33,7 @@ from hvkeras.requirements import require_tensorflow
 
 __version__ = "0.1.0"
 
-# Where each public name lives.
+# The module of each public name.
 _HOMES = {
     "hvkeras.startup": ("init", "shutdown"),
     "hvkeras.job.state": ("is_initialized",),
@@ -85,18 +85,18 @@ __all__ = ["__version__", *_ORIGIN, *_MODULES]  # noqa: PLE0604 - the table abov
 
 
 def _quiet_before_tensorflow() -> None:
-    """Makes the log level count for TensorFlow's C++ part, which reads its own only when it is loaded."""
+    """Applies the log level to TensorFlow's C++ part, which reads its own only when it is loaded."""
     if "tensorflow" not in sys.modules:
         from hvkeras.errors import UsageError
         from hvkeras.host.console import quiet_engines
         from hvkeras.settings import Settings
 
-        with contextlib.suppress(UsageError):  # init() tells it
+        with contextlib.suppress(UsageError):  # init() reports it
             quiet_engines(Settings().log_level)
 
 
 _quiet_before_tensorflow()
-# Once Keras 3 is imported, and not before.
+# These repairs run once Keras 3 is imported, and not before.
 wrapt.register_post_import_hook("hvkeras.compat.strategies:mend", "keras.src.backend.tensorflow.trainer")
 wrapt.register_post_import_hook("hvkeras.compat.summing:mend", "keras.src.backend.tensorflow.optimizer")
 wrapt.register_post_import_hook("hvkeras.compat.summing:mend_loss_scale", "keras.src.optimizers.loss_scale_optimizer")
@@ -113,7 +113,7 @@ def __getattr__(name: str) -> Any:
             if error.name == "tensorflow":
                 require_tensorflow()
             raise
-    # With the module, Python suggests the name that was meant.
+    # Given the module, Python suggests the name that was meant.
     raise AttributeError(f"module 'hvkeras' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 

@@ -1,4 +1,4 @@
-"""How AutoGraph is told to leave functions of ours as they are, where TensorFlow need not have been imported."""
+"""Excludes functions of hvkeras from AutoGraph's conversion, without the need to import TensorFlow first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import FunctionType
 
 
 def leave_as_it_is(module: str) -> None:
-    """Exempts what a module defines, functions and methods, from AutoGraph's conversion.
+    """Exempts the functions and methods that a module defines from AutoGraph's conversion.
 
-    Converting a function takes tenths of a second in a user's first step. The mark is the one that
-    `tf.autograph.experimental.do_not_convert` leaves.
+    Converting a function takes tenths of a second in a user's first step. The mark is the attribute that
+    `tf.autograph.experimental.do_not_convert` sets.
 
     Args:
         module: The module's name; its last line calls this.

@@ -1,14 +1,14 @@
-"""The errors of hvkeras: the user's mistake, the machine's state, or a peer's failure."""
+"""The errors of hvkeras: user mistakes, machine problems, and failures of peers."""
 
 from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """Horovod's name for a collective that failed because of another rank; scripts for elastic training catch it."""
+    """Horovod's name for a collective that failed because of another rank; elastic training scripts catch it."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
-    """Horovod's name for an interrupt because hosts came or went.
+    """Horovod's name for an interrupt because hosts were added or removed.
 
     Args:
         skip_sync: Whether the state need not be synchronised afterwards.
@@ -20,16 +20,16 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
 
 
 class HvkerasError(RuntimeError):
-    """Base of every error that hvkeras raises on purpose."""
+    """Base class of every error that hvkeras raises on purpose."""
 
-    # AutoGraph would otherwise raise another class, with the text buried in a trace of generated code.
+    # Without it, AutoGraph would raise another class, with the text buried in a traceback of generated code.
     ag_pass_through = True
-    # Whether a job that ended of it may do better when it is started again.
+    # Whether a job that this error ended may succeed after a restart.
     may_pass = True
 
 
 class UsageError(HvkerasError, ValueError):
-    """The caller asked for something that cannot be: a wrong argument, name or order of calls."""
+    """The caller asked for something impossible: a wrong argument, name or order of calls."""
 
 
 class NotInitializedError(UsageError):
@@ -37,17 +37,17 @@ class NotInitializedError(UsageError):
 
 
 class CommitError(UsageError):
-    """What training would go on with is damaged, or others may have written it; another start would find the same."""
+    """The commit to resume from is damaged, or others may have written it; a restart would find the same."""
 
     may_pass = False
 
 
 class DivergenceError(UsageError):
-    """The ranks train different models, or the weights of their models have come apart."""
+    """The ranks train different models, or the weights of their models have diverged."""
 
 
 class UnsupportedError(HvkerasError, NotImplementedError):
-    """A backend cannot do an operation; the message names both, and what to do instead."""
+    """A backend does not support an operation; the message names both, and what to do instead."""
 
 
 class MachineError(HvkerasError):
@@ -55,19 +55,19 @@ class MachineError(HvkerasError):
 
 
 class NotInstalledError(MachineError, ModuleNotFoundError):
-    """A package is missing that hvkeras needs."""
+    """A package that hvkeras needs is missing."""
 
 
 class PeerError(HvkerasError, HorovodInternalError):
-    """Another rank is missing, failed, or does something else than this one."""
+    """Another rank is missing, has failed, or does something different from this one."""
 
 
 def explain(must_hold: str, hint: str = "", **received: object) -> str:
-    """Words a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
+    """Formats a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
 
     Args:
         must_hold: What has to be true, without the closing full stop.
-        hint: The literal fix, without the closing full stop; left out when empty.
+        hint: The literal fix, without the closing full stop; omitted if empty.
         **received: The offending values by name.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What hvkeras needs beyond its own dependencies: TensorFlow, of which the user picks the flavour."""
+"""What hvkeras needs beyond its own dependencies: TensorFlow, whose variant the user chooses."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ TENSORFLOW = "pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensor
 
 
 def require_tensorflow() -> None:
-    """Makes sure that TensorFlow is installed, without importing it.
+    """Checks that TensorFlow is installed, without importing it.
 
     Raises:
-        NotInstalledError: It is not.
+        NotInstalledError: It is not installed.
     """
     if find_spec("tensorflow") is None:
         raise NotInstalledError(explain("TensorFlow must be installed where ranks run, and hvkeras leaves the choice of"

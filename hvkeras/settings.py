@@ -1,7 +1,7 @@
 """Every setting of hvkeras in one table: name, type, default, help and Horovod's alias.
 
-A setting is an environment variable `HVKERAS_<NAME>`; some also listen to the variable that
-Horovod's users know, ours winning. Unknown `HVKERAS_*` variables and values that cannot be
+A setting is an environment variable `HVKERAS_<NAME>`. Some settings also accept the variable that
+Horovod's users know; ours takes precedence. Unknown `HVKERAS_*` variables and values that cannot be
 read are errors. This file and `hvkeras.launch_environments` are the only readers of the environment.
 """
 
@@ -18,14 +18,14 @@ from hvkeras.errors import UsageError, explain
 
 PREFIX = "HVKERAS_"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
-LONGEST_TRACE = 10_000  # steps of a window: a step is a few kilobytes of trace
-SHORTEST_SILENCE = 1.0  # seconds: ranks give signs of life every half second, the server every one
+LONGEST_TRACE = 10_000  # steps of a window: each adds a few kilobytes to the trace
+SHORTEST_SILENCE = 1.0  # seconds: ranks send a heartbeat every half second, the server every second
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
 def _seconds(text: str) -> float:
     value = float(text.strip().removesuffix("s"))
-    if not value >= 0:  # not a number is not either
+    if not value >= 0:  # NaN fails as well
         raise ValueError("a duration is not negative")
     return value
 
@@ -48,7 +48,7 @@ def size_in_bytes(text: str) -> int:
     """Reads a size such as `64MB` or `25MiB`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
@@ -80,14 +80,14 @@ def _gradients(text: str) -> str:
 
 
 def _timeline(text: str) -> str:
-    return "" if text == "DYNAMIC" else text  # Horovod's word for: once start_timeline is called
+    return "" if text == "DYNAMIC" else text  # Horovod's value for a timeline that starts with start_timeline()
 
 
 def window_of_steps(text: str) -> tuple[int, int]:
-    """Reads a window of steps such as `100:120`, of which the first is in it and the last is not.
+    """Reads a window of steps such as `100:120`, which includes the first number and excludes the last.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a window.
     """
     first, colon, after = (part.strip() for part in text.partition(":"))
     if not colon or not after.isdecimal() or (first and not first.isdecimal()):
@@ -122,11 +122,11 @@ class Setting:
 
     Attributes:
         name: The name without the prefix, in lower case; also the attribute of `Settings`.
-        parse: Turns the text into a value; raises ValueError when it cannot.
-        default: The value when neither variable is set.
+        parse: Converts the text to a value; raises ValueError if it cannot.
+        default: The value if neither variable is set.
         help: One sentence for `--help` and the README.
-        horovod: Horovod's variable for the same thing, or "".
-        internal: Whether launchers set it, and users need not know it.
+        horovod: Horovod's variable for the same setting, or "".
+        internal: Whether launchers set it, so that users need not know it.
     """
 
     name: str
@@ -197,7 +197,8 @@ TABLE: tuple[Setting, ...] = (
 
 _CYCLES = "there are no cycles of negotiation to tune"
 _TUNED_BY_ITSELF = "the engine finds its way by itself"
-# Variables that Horovod's own engine reads, and why the other engines do not. What its launchers set is not among them.
+# Variables that Horovod's own engine reads, and why the other engines ignore them. Those that its launchers set are not
+# among them.
 IGNORED = {
     **dict.fromkeys(("HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY", "HOROVOD_TIMELINE_MARK_CYCLES"), _CYCLES),
     **dict.fromkeys(("HOROVOD_AUTOTUNE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
@@ -215,21 +216,21 @@ IGNORED = {
 
 
 def ignored_variables(backend: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Finds variables of Horovod that are set, and mean nothing to an engine.
+    """Finds Horovod's variables that are set but have no effect on an engine.
 
     Args:
         backend: The engine's name; Horovod's own reads them all.
         environ: The environment to look at; this process's by default.
 
     Returns:
-        Why it is ignored, by variable.
+        Why each one is ignored, by variable.
     """
     environ = os.environ if environ is None else environ
     return {} if backend == "horovod" else {name: why for name, why in IGNORED.items() if environ.get(name)}
 
 
 class Settings:
-    """The settings in force, one attribute a row of `TABLE`; read-only.
+    """The settings in force, one attribute per row of `TABLE`; read-only.
 
     Example:
         >>> Settings({"HVKERAS_BUCKET_SIZE": "64MB"}).bucket_size
@@ -239,7 +240,7 @@ class Settings:
         environ: The environment to read; this process's by default.
 
     Raises:
-        UsageError: A `HVKERAS_*` variable is unknown or cannot be read.
+        UsageError: An `HVKERAS_*` variable is unknown or cannot be read.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The job this process takes part in: `init()` builds it, `shutdown()` leaves it."""
+"""Joins and leaves the job of this process: `init()` and `shutdown()`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
 
 
-STRATEGY_BACKEND = "tfdist"  # whose cluster strategies that span ranks are built on
+STRATEGY_BACKEND = "tfdist"  # strategies that span ranks are built on this backend's cluster
 
 
 class _Process:
-    """What outlives `shutdown()`: the channel, the counts, and engines that cannot start twice."""
+    """State that outlives `shutdown()`: the channel, the counts, and engines that cannot start twice."""
 
     meeting: ControlChannel | None = None
     launch: Launch | None = None
@@ -51,9 +51,9 @@ class _Process:
 def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> None:
     """Joins the job that launched this process, and starts its collective engine.
 
-    All ranks meet on a small control channel first, so that a missing or misconfigured rank is
-    named before any engine can hang. Rank 0 prints one line: backend, engine, size and launcher.
-    Calling it again registers the process sets that are new, and does nothing else.
+    All ranks first connect to a small control channel, so that a missing or misconfigured rank is named before any
+    engine can hang. Rank 0 prints one line with the backend, engine, size and launcher. Calling `init()` again
+    registers new process sets and does nothing else.
 
     Example:
         import hvkeras as hvd
@@ -62,14 +62,14 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
 
     Args:
         backend: The engine: `auto`, one of the built-in `native`, `horovod`, `tfdist`, `local`, or a plug-in's name.
-            By default the variable HVKERAS_BACKEND decides, then what works here.
-        process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and needs nothing.
+            By default, the environment variable HVKERAS_BACKEND decides, then what works here.
+        process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and has no effect.
         comm: Horovod's parameter for a communicator or a list of ranks; only None is supported.
 
     Raises:
-        UsageError: The backend does not exist or cannot serve this launch, or the launcher's
-            variables cannot be read.
-        MachineError: A package, port or launcher is not what the job needs.
+        UsageError: The backend does not exist or cannot serve this launch, or the launcher's environment variables
+            cannot be read.
+        MachineError: A package, port or launcher does not meet the job's needs.
         PeerError: A rank is missing or failed.
     """
     if backend is not None and not isinstance(backend, str):
@@ -98,16 +98,16 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
 
 
 def init_for_strategy() -> Backend:
-    """Joins the job as `init()` does, if that has not been called, and has TensorFlow's collectives run on all ranks.
+    """Joins the job as `init()` does, unless that was called before, and starts TensorFlow's collectives on all ranks.
 
-    A job that has another engine keeps it, and gets TensorFlow's beside it. Where `init()` was not called, a rank that
-    has its host to itself keeps all GPUs.
+    A job that has another engine keeps it and runs TensorFlow's beside it. If `init()` was not called, a rank that has
+    its host to itself keeps all GPUs.
 
     Returns:
-        The engine of TensorFlow's collectives; that of a single process where there is but one.
+        The engine of TensorFlow's collectives, or the job's own engine if there is only one process.
 
     Raises:
-        HvkerasError: As `init()` does, or TensorFlow was used before.
+        HvkerasError: As for `init()`, or TensorFlow was used before.
     """
     if not is_initialized():
         open_closed_streams()
@@ -130,7 +130,7 @@ def init_for_strategy() -> Backend:
 
 
 def _start_companions(job: Job, process_sets: Any) -> None:
-    """Starts what stands around a job: the record, what `fit` does on several ranks, the timeline, and process sets."""
+    """Starts what accompanies a job: the record, the hooks around `fit`, the timeline, and process sets."""
     if job.control is not None:
         from hvkeras.collectives import join, mismatch
 
@@ -157,7 +157,7 @@ def _start_companions(job: Job, process_sets: Any) -> None:
 
 def _add_process_sets(process_sets: Any) -> None:
     """Registers the process sets that are not registered yet."""
-    if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" needs nothing here
+    if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" has no effect here
         return
     from hvkeras.job.process_sets import add_process_set, registered_process_sets
 
@@ -167,7 +167,7 @@ def _add_process_sets(process_sets: Any) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job in good order; `init()` may be called again on all ranks."""
+    """Leaves the job in good order; all ranks may then call `init()` again."""
     if not is_initialized():
         return
     from hvkeras import compat
@@ -191,14 +191,14 @@ def shutdown() -> None:
 def init_without_engine() -> Job:
     """Joins a job of several ranks as `init()` does, but starts no engine.
 
-    `hvkeras bench` measures MPI by itself so, and training without communication.
+    `hvkeras bench` uses this to measure MPI by itself, and training without communication.
 
     Returns:
         The job, whose backend communicates nothing.
 
     Raises:
-        UsageError: The launcher's variables cannot be read.
-        MachineError: A port or launcher is not what the job needs.
+        UsageError: The launcher's environment variables cannot be read.
+        MachineError: A port or launcher does not meet the job's needs.
         PeerError: A rank is missing or failed.
     """
     settings = Settings()
@@ -209,7 +209,7 @@ def init_without_engine() -> Job:
 
 
 def _entries() -> EntryCounts:
-    from hvkeras.plans.entry_counts import EntryCounts  # it imports TensorFlow, which the settings must precede
+    from hvkeras.plans.entry_counts import EntryCounts  # imports TensorFlow, which must come after the settings
 
     if _Process.entries is None:
         _Process.entries = EntryCounts()
@@ -217,8 +217,8 @@ def _entries() -> EntryCounts:
 
 
 def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
-    """Builds a job of one process: the local backend, unless another was asked for."""
-    # A plug-in may have its own idea of one process.
+    """Builds a job of one process with the local backend, unless a plug-in was requested."""
+    # A plug-in may handle single-process jobs in its own way.
     name = "local" if requested == "auto" or requested in BUILT_IN else requested
     topology = topology_from_hosts(0, [socket.gethostname()])
     engine = backend_class(name)()
@@ -232,9 +232,9 @@ def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
 
 def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
           keeps_gpus: bool = False) -> Job:
-    """Builds a job of several ranks: meet, agree, start the engine, and prove that it counts the same.
+    """Builds a job of several ranks: connects, agrees on a backend, starts the engine, and checks its number of ranks.
 
-    A placeholder stands for engines that the caller will start; for `keeps_gpus` see `Start`.
+    A placeholder stands in for engines that the caller will start; for `keeps_gpus`, see `Start`.
     """
     meeting, hooks = _meeting(launch, settings)
     client = meeting.client
@@ -271,7 +271,7 @@ def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backe
 
 
 def _meeting(launch: Launch, settings: Settings) -> tuple[ControlChannel, FailureHooks]:
-    """Connects to the control channel, which is done once a process."""
+    """Connects to the control channel, once per process."""
     if _Process.meeting is not None and _Process.hooks is not None:
         if launch != _Process.launch:
             raise UsageError(explain("init() must find the launch environment of its first call",
@@ -298,7 +298,7 @@ def _meeting(launch: Launch, settings: Settings) -> tuple[ControlChannel, Failur
     if meeting.client.cause is not None:
         hooks.job_ended(meeting.client.cause)
     atexit.register(_at_exit)
-    threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit's come after threads
+    threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit functions run only after threads
     return meeting, hooks
 
 
@@ -319,7 +319,7 @@ def _at_exit() -> None:
 
 
 def _script_over() -> None:
-    """Runs when Python has run the script, and before it waits for threads that are no daemons."""
+    """Called after Python has run the script, and before it waits for non-daemon threads."""
     if _Process.meeting is not None:
         _Process.meeting.client.script_over()
 

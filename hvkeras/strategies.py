@@ -1,4 +1,4 @@
-"""`strategy()`: the `tf.distribute` strategy for what launched the job, in one call."""
+"""`strategy()`: builds the `tf.distribute` strategy that fits the job's launcher, in one call."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hvkeras.job.state import current_job, is_initialized
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
 from hvkeras.startup import init_for_strategy
 
-UNCOUNTED = 10  # seconds by which TensorFlow's own deadline comes after that of the control channel, which names ranks
+UNCOUNTED = 10  # seconds from the deadline of the control channel, which names ranks, to TensorFlow's own
 
 
 def strategy(name: str, **options: Any) -> Any:
-    """Builds a `tf.distribute` strategy for the job that launched this process.
+    """Builds a `tf.distribute` strategy for the job that this process belongs to.
 
-    Call it right after the imports, before TensorFlow makes its first tensor, variable or dataset.
+    Call it right after the imports, before TensorFlow creates its first tensor, variable or dataset.
 
-    `multi_worker_mirrored` works under every launcher: all ranks meet as in `hvd.init()`, which it does if you have
-    not, so that a rank that is missing, dies, is stopped or raises is named on all others, and ends the job. The
-    addresses come from TF_CONFIG where that launched the job, and are exchanged elsewhere. After it, all of hvkeras
-    works beside the strategy: `hvd.rank()`, `hvd.allreduce`, ...
+    `multi_worker_mirrored` works under every launcher. All ranks connect as in `hvd.init()`, which it calls if you have
+    not. If a rank is missing, dies, is stopped or raises, all other ranks name it, and the job ends. The addresses come
+    from TF_CONFIG if that launched the job; otherwise the ranks exchange them. Afterwards, all of hvkeras works
+    alongside the strategy: `hvd.rank()`, `hvd.allreduce`, ...
 
     Example:
         strategy = hvd.strategy("multi_worker_mirrored")
@@ -34,18 +34,18 @@ def strategy(name: str, **options: Any) -> Any:
 
     Args:
         name: `multi_worker_mirrored`: one model on all ranks, synchronous. `mirrored`: on all devices of this
-            process; between ranks, `hvd.DistributedOptimizer` or `hvd.DistributedGradientTape` reduces then.
-            `parameter_server`: asynchronous, with the roles that TF_CONFIG gives; on its chief alone. `tpu`: on TPUs.
+            process; `hvd.DistributedOptimizer` or `hvd.DistributedGradientTape` then reduces between ranks.
+            `parameter_server`: asynchronous, with the roles from TF_CONFIG; on the chief only. `tpu`: on TPUs.
         **options: `communication_options` (multi_worker_mirrored); `devices`, `cross_device_ops` (mirrored);
-            `variable_partitioner` (parameter_server); `tpu`, `zone`, `project`, `device_assignment` (tpu). As for the
-            strategy's constructor, or for `TPUClusterResolver`.
+            `variable_partitioner` (parameter_server); `tpu`, `zone`, `project`, `device_assignment` (tpu). They are
+            passed to the strategy's constructor, or to `TPUClusterResolver`.
 
     Returns:
         The strategy.
 
     Raises:
-        UsageError: There is no such strategy or option, TensorFlow was used before, or the launcher is not one for it.
-        MachineError: There is no TPU, or the job lacks something else.
+        UsageError: There is no such strategy or option, TensorFlow was used before, or the launcher does not suit it.
+        MachineError: There is no TPU, or the job lacks something else that it needs.
         PeerError: A rank is missing or failed.
     """
     build = _BUILDERS.get(name)
@@ -68,7 +68,8 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
         from hvkeras.compat.strategies import stand_around_steps
 
         stand_around_steps(_counted)
-        # In loops of one's own nobody counts, and so knows whom a collective waits for; but none waits for ever.
+        # Custom training loops are not counted, so nobody knows which rank a collective waits for. The timeout keeps
+        # it from waiting forever.
         stalled = job.settings.stall_shutdown
         options = communication_options or tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=stalled + UNCOUNTED if stalled else None)
@@ -78,7 +79,7 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
 
 @contextlib.contextmanager
 def _counted(step: str) -> Iterator[None]:
-    """Has the control channel know that this rank comes to a step of Keras's, so that it can name one that does not."""
+    """Reports a Keras step of this rank to the control channel, so that it can name a rank that does not reach it."""
     from hvkeras.plans.plan import Plan
 
     job = current_job() if is_initialized() else None

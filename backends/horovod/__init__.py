@@ -1,4 +1,4 @@
-"""Horovod's own engine: MPI, Gloo or NCCL, whichever it was built with."""
+"""Horovod's own engine, with MPI, Gloo or NCCL, depending on how Horovod was built."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SCATTERABLE = ("int32", "int64", "float16", "float32", "float64")
 _WIDER = {"bool": "uint8", "int8": "int32", "uint8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
           "bfloat16": "float32"}
 
-_KEPT = 128  # functions of eager mode that are kept, each of some 100 KB, for names that come again
+_KEPT = 128  # cached functions for eager collectives whose names recur; each takes about 100 KB
 
 
 class HorovodBackend(Backend):
-    """The installed `horovod.tensorflow`, used below its Keras parts, which do not work on Keras 3."""
+    """The installed `horovod.tensorflow`, used below its Keras layer, which does not work with Keras 3."""
 
     name = "horovod"
-    scales = frozenset({"float32"})  # its factors have no more precision
+    scales = frozenset({"float32"})  # Horovod's factors have only float32 precision
 
     def __init__(self) -> None:
         self._horovod: Any = None
@@ -39,7 +39,7 @@ class HorovodBackend(Backend):
         self._anchor: Any = None
         self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
-        self._variables: dict[str, str] = {}  # which Horovod reads whenever it connects ranks
+        self._variables: dict[str, str] = {}  # environment variables that Horovod reads whenever it connects ranks
         self._size = 1
 
     @classmethod
@@ -62,7 +62,7 @@ class HorovodBackend(Backend):
         if uses_mpi:
             self._own_mpi(start)
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
-            # Nobody started a store for Gloo, or its keys were used up by an earlier session.
+            # The launcher started no store for Gloo, or an earlier session has used up its keys.
             self._gloo = GlooRendezvous(start, self._gloo)
         self._variables = self._gloo.variables if self._gloo is not None and not uses_mpi else {}
         with horovod_itself(), horovod_variables(self._variables):
@@ -84,7 +84,7 @@ class HorovodBackend(Backend):
 
     def abort(self, reason: str) -> None:
         if self._horovod is not None:
-            # Its shutdown may wait for peers that are gone, and what it ends must not wait for that.
+            # Horovod's shutdown may wait for failed peers, and the collectives that it ends must not wait for that.
             threading.Thread(target=self._horovod.shutdown, name="hvkeras-horovod-abort", daemon=True).start()
 
     def is_peer_failure(self, error: BaseException) -> bool:
@@ -108,7 +108,7 @@ class HorovodBackend(Backend):
             self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        self._functions.clear()  # some have the set's number in them
+        self._functions.clear()  # some contain the ID of the set
         self._horovod.remove_process_set(self._process_sets.pop(tuple(ranks)))
 
     def allreduce(
@@ -146,7 +146,7 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         def send(value: Tensor) -> Tensor:
-            # Horovod counts the root among the members of the process set.
+            # Horovod itself converts the global rank of the root to its place in the process set.
             return self._ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
                                      process_set=self._process_set(ranks))
 
@@ -178,10 +178,10 @@ class HorovodBackend(Backend):
         return tf.cast(self._named(key, reduce, self._widen(tensor, _SCATTERABLE)), tensor.dtype)
 
     def _named(self, key: str, function: Callable[..., Any], *tensors: Tensor) -> Any:
-        """Runs a collective in a graph, since Horovod knows it by its node's name, and eager ops all have one.
+        """Runs a collective in a graph, because Horovod identifies it by its node name, which all eager ops share.
 
-        Without this, eager collectives of different keys would be taken for the same one, and wait for ever
-        or mix.
+        Without this, Horovod would confuse eager collectives of different keys, which would then hang or mix their
+        data.
         """
         import tensorflow as tf
 
@@ -189,45 +189,45 @@ class HorovodBackend(Backend):
             return self._kept(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
         named = self._functions.pop(key, None)
         if named is None:
-            # In a partial, since TensorFlow takes functions of one code for one that is traced too often, and warns.
+            # The partial avoids a warning: TensorFlow takes functions with the same code for one that retraces too
+            # often.
             whole = functools.partial(function)
             named = tf.function(whole, autograph=False, reduce_retracing=True)
-        self._functions[key] = named  # as the one that was used last
+        self._functions[key] = named  # now the most recently used entry
         while len(self._functions) > _KEPT:
             self._functions.pop(next(iter(self._functions)), None)
         return named(*tensors)
 
     def _no_constant(self, tensor: Tensor) -> Tensor:
-        """Keeps TensorFlow from computing with a constant while it optimises a graph.
+        """Prevents constant folding of a collective while TensorFlow optimizes a graph.
 
-        It would fold a collective of constants, which claims to have no side effects, into its first result for all
-        steps; the other ranks, whose tensors may be no constants, would wait for it in the second.
+        Horovod's ops claim to have no side effects, so TensorFlow would replace a collective of constants with its
+        first result for all steps. Other ranks, whose tensors may not be constant, would hang in the second step.
         """
         import tensorflow as tf
 
         from hvkeras.compat.graphs import lasting_variable, of_functions
 
-        if not of_functions():  # a session would have to initialise a variable
+        if not of_functions():  # a session would have to initialize a variable
             zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
         else:
             if self._zero is None:
                 self._zero = lasting_variable(0, tf.int32, "hvkeras_zero")
             zero = self._zero.read_value()
-        # A slice from where only the run knows: of all, and without a copy.
+        # A slice of the whole tensor, without a copy, whose start is known only at run time.
         flat = tf.slice(tf.reshape(tensor, [-1]), [zero], [-1])
         return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
     def _kept(self, results: Any) -> Any:
-        """Has a side effect depend on a collective's result, since Horovod's ops claim to have none.
+        """Makes a side effect depend on a collective's result, because Horovod's ops claim to have no side effects.
 
-        TensorFlow would leave out a collective whose result one rank does not use, and the other ranks
-        would wait for it.
+        Otherwise TensorFlow would prune a collective whose result a rank does not use, and the other ranks would hang.
         """
         import tensorflow as tf
 
         from hvkeras.compat.graphs import lasting_variable, of_functions
 
-        if not of_functions():  # a session runs what is fetched, and nothing else
+        if not of_functions():  # a session runs only what is fetched
             return results
         if self._anchor is None:
             self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])
@@ -241,7 +241,7 @@ class HorovodBackend(Backend):
         return self._process_sets[tuple(ranks)]
 
     def _own_mpi(self, start: Start) -> None:
-        """Starts MPI ourselves where mpi4py is there: Horovod would finalise it at its first shutdown."""
+        """Starts MPI through mpi4py if installed; otherwise Horovod would finalize MPI at its first shutdown."""
         import importlib.util
 
         if importlib.util.find_spec("mpi4py") is not None:
@@ -272,5 +272,5 @@ class HorovodBackend(Backend):
 
 
 def _legal(key: str) -> str:
-    """Makes a key a legal name of a TensorFlow operation."""
+    """Converts a key to a legal name of a TensorFlow operation."""
     return "hvkeras_" + "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in key)

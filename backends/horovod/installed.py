@@ -1,4 +1,4 @@
-"""What the installed Horovod can do, read off its files: nothing is imported, started or set."""
+"""Detects the features of the installed Horovod from its files, without importing, starting or setting anything."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch
 
 BUILD = "run python -m hvkeras.build_horovod"
-_MPI_SIGN = b"libmpi"  # the library that it was linked to
+_MPI_SIGN = b"libmpi"  # the MPI library that Horovod is linked against
 _OPEN_MPI_SIGN = b"libmpi.so.40"
-_MPICH_SIGN = b"libmpi.so.12"  # Intel MPI's as well
+_MPICH_SIGN = b"libmpi.so.12"  # also that of Intel MPI
 _NCCL_SIGN = b"NCCLAllreduce"
 _GLOO_SIGN = b"GlooAllreduce"  # a class that exists only in builds with Gloo
 
-_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly")  # packages that are TensorFlow
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly")  # packages that provide TensorFlow
 
 
 def availability() -> Availability:
-    """Says whether Horovod is there, has its TensorFlow part, and was built for this TensorFlow."""
+    """Reports whether Horovod is installed with TensorFlow support, and was built for this version of TensorFlow."""
     root = _root()
     if root is None:
         return Availability(False, f"Horovod is not installed; {BUILD}")
@@ -93,5 +93,5 @@ def _tensorflow_version() -> str | None:
     for name in _TENSORFLOWS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
-    # Any other build of it; to find its name takes reading the list of files of every package.
+    # Any other build of TensorFlow; finding its name requires reading the file lists of all packages.
     return next((metadata.version(name) for name in metadata.packages_distributions().get("tensorflow", [])), None)

@@ -1,4 +1,4 @@
-"""What horovodrun would have set up for Gloo, for jobs that something else launched."""
+"""The Gloo setup that horovodrun would provide, for jobs started by other launchers."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from hvkeras.host.network import LOOPBACK, interface_of, own_addresses, own_name
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.launch_environments.horovod_variables import numbers_of_topology
 
-# Horovod may not print walls of names for a late rank: our control channel says who is late in one line.
+# Keeps Horovod from printing long lists of tensor names for a late rank: the control channel reports late ranks in one
+# line.
 _ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
 
 
 @contextlib.contextmanager
 def horovod_variables(more: Mapping[str, str]) -> Iterator[None]:
-    """Sets what Horovod's core reads when it starts, for the time of the body; hvkeras writes the timeline."""
+    """Sets the variables that Horovod's core reads at startup, within the context; hvkeras writes the timeline."""
     wanted = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
     with env(**wanted, HOROVOD_TIMELINE=None):
         yield
 
 
 class GlooRendezvous:
-    """A key-value store for Gloo, in rank 0, on one interface; and the variables that point to it.
+    """A key-value store for Gloo in rank 0, bound to one interface, and the variables that point to it.
 
     Args:
-        start: What the backend was told.
+        start: The start parameters of the backend.
         previous: The store of an earlier session, which this one replaces.
     """
 
@@ -51,7 +52,7 @@ class GlooRendezvous:
         mine = [address, self._server.server_address[1] if self._server is not None else 0, own_addresses()]
         everyone = start.control.gather("gloo rendezvous", mine, start.settings.start_timeout)
         host, port, _ = everyone[0]
-        if self._server is not None:  # who asks before waits
+        if self._server is not None:  # earlier requests wait until the store serves
             peers.update(each for _, _, own in everyone for each in own)
             threading.Thread(target=self._server.serve_forever, name="hvkeras-gloo-store", daemon=True).start()
         self.variables = {
@@ -79,13 +80,13 @@ class GlooRendezvous:
         return server
 
     def wait_for_others(self, seconds: float = 2.0) -> None:
-        """Gives the other ranks' engines a moment to say goodbye to the store; rank 0 takes it down with itself."""
+        """Waits briefly for the other ranks' engines to sign off from the store, which ends together with rank 0."""
         deadline = time.monotonic() + seconds
         while self._server is not None and self._server.cache.get("global") and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Takes the store down."""
+        """Shuts down the store."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -93,13 +94,13 @@ class GlooRendezvous:
 
 
 def check_own_name(is_one_host: bool) -> None:
-    """Gloo announces this host by whatever its own name resolves to, and crashes when that is nothing.
+    """Checks that this host's name resolves: Gloo announces the resulting address, and crashes without one.
 
     Args:
-        is_one_host: Whether all ranks are on this host, so that the loopback will do.
+        is_one_host: Whether all ranks are on this host, so that the loopback address suffices.
 
     Raises:
-        MachineError: It is nothing, or the loopback, which no other host reaches.
+        MachineError: The name does not resolve, or it resolves to the loopback address, which no other host reaches.
     """
     name, found = socket.gethostname(), own_name_resolves_to()
     if not found or (not is_one_host and ipaddress.ip_address(found).is_loopback):

@@ -1,6 +1,7 @@
-"""The key-value store that Gloo's ranks meet in, with bounds: Horovod's own takes any amount from anybody.
+"""A bounded key-value store for Gloo's rendezvous: Horovod's own store accepts any amount of data from any client.
 
-Horovod's clients cannot prove a secret, so who may ask is told by address, and what they may leave is limited.
+Horovod's clients cannot prove knowledge of a secret, so the store admits clients by address and limits the amount of
+data.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from hvkeras.as_horovod import horovod_itself
 
 LONGEST_PATH = 1024  # characters of scope and key
 _KEYS, _KEYS_OF_A_RANK = 1024, 64
-_VALUE, _VALUE_FOR_A_RANK = 64 * 1024, 4 * 1024  # bytes; a rank leaves an address for each other one
-_REQUESTS, _REQUESTS_OF_A_RANK = 64, 8  # at a time
+_VALUE, _VALUE_FOR_A_RANK = 64 * 1024, 4 * 1024  # bytes; a rank stores an address for each other rank
+_REQUESTS, _REQUESTS_OF_A_RANK = 64, 8  # concurrently
 
 
 def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
-    """Makes the store, which listens but does not answer yet.
+    """Creates the store, which listens but does not answer requests yet.
 
     Args:
-        address: Where it listens, at a free port.
+        address: The address to listen on, at a free port.
         size: The number of ranks.
-        peers: The addresses that may ask; nobody else is answered.
+        peers: The client addresses that are admitted; requests from other addresses are not answered.
 
     Returns:
-        A server as Horovod's own.
+        A server with the interface of Horovod's own.
     """
     with horovod_itself():
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -38,7 +39,7 @@ def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
 
     class Handler(RendezvousHandler):  # type: ignore[misc]  # Horovod ships no types
         def parse_request(self) -> bool:
-            """Refuses what Horovod's clients never ask, before anything looks at it."""
+            """Rejects requests that Horovod's clients never make, before they are processed."""
             if not super().parse_request():
                 return False
             wrong = _wrong(self.command, self.path) or (self._wrong_with_value() if self.command == "PUT" else 0)
@@ -61,25 +62,25 @@ def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
         room = threading.BoundedSemaphore(_REQUESTS + _REQUESTS_OF_A_RANK * size)
 
         def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base's signature
-            """Answers peers alone, and so many requests at a time."""
+            """Admits only peers, and only a limited number of concurrent requests."""
             return client_address[0] in peers and self.room.acquire(blocking=False)
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
-            """Answers in a thread of its own."""
+            """Answers a request in its own thread."""
             try:
                 super().process_request_thread(request, client_address)
             finally:
                 self.room.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Says nothing: a peer that is missing is named by the control channel."""
+            """Prints nothing: the control channel reports missing peers."""
 
     return Store((address, 0), Handler, 0)
 
 
 def _wrong(command: str, path: str) -> int:
-    """The code that tells what is wrong with a request; 0 for nothing."""
-    if command not in ("GET", "PUT", "DELETE"):  # HEAD would tell of files in the current folder
+    """Returns the HTTP status code for an invalid request; 0 for a valid one."""
+    if command not in ("GET", "PUT", "DELETE"):  # HEAD would disclose files in the current folder
         return HTTPStatus.METHOD_NOT_ALLOWED
     if len(path) > LONGEST_PATH or path.count("/") != 2 or path[0] != "/":
         return HTTPStatus.BAD_REQUEST

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LocalBackend(Backend):
-    """No engine at all: size 1, and what goes in comes out."""
+    """A backend without an engine: the size is 1, and every collective returns its input."""
 
     name = "local"
     objection_to_xla = ""

@@ -1,4 +1,4 @@
-"""The native engine: C++ collectives in memory that the ranks of a host share, and over MPI between hosts."""
+"""The native engine: C++ collectives in shared memory within a host, and over MPI between hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
 
-# The numbers of the core's enumeration.
+# The values of the core's enumeration.
 _REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.PRODUCT: 3}
 _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
             "uint64", "bool", "complex64", "complex128")
@@ -28,11 +28,11 @@ ABORTED = "the native engine was stopped: "
 
 
 class NativeBackend(Backend):
-    """Ranks of one host reduce through memory that they share, without sockets, copies into buckets or negotiation.
+    """Ranks of one host reduce through shared memory, without sockets, copies into buckets or negotiation.
 
-    A collective is matched by its key when it is about to run: the rank that comes last puts it into an order
-    that all follow (backends/native/core/matching.h). Where there are more hosts, the first rank of each exchanges
-    what its host has with the others over MPI.
+    A collective is matched by its key when it is about to run: the last rank to arrive places it in an order that all
+    ranks follow (backends/native/core/matching.h). With several hosts, the first rank of each host exchanges the data
+    of its host with the others over MPI.
     """
 
     name = "native"
@@ -42,9 +42,9 @@ class NativeBackend(Backend):
 
     def __init__(self) -> None:
         self._library: Library | None = None
-        self._network: Network | None = None  # between hosts; stays open for the process's life
+        self._network: Network | None = None  # between hosts; stays open until the process ends
         self._start: Start | None = None
-        self._groups: dict[tuple[int, ...], int] = {}  # numbers are in graphs, so they stay for the process's life
+        self._groups: dict[tuple[int, ...], int] = {}  # graphs contain the numbers, so they are never reused
         self._open: set[tuple[int, ...]] = set()
         self._sessions = 0
         self._compiled: CompiledOperations | None = None
@@ -67,7 +67,7 @@ class NativeBackend(Backend):
         if self._network is None and not start.topology.is_one_host:
             self._network = Network(start)
             self._library.use_network(self._network.table)
-            atexit.register(self._network.close)  # before the end of MPI, which was registered first
+            atexit.register(self._network.close)  # runs before MPI's finalization, which was registered first
         self._start = start
         self._sessions += 1
         self._open_group(range(start.topology.size))
@@ -172,15 +172,15 @@ class NativeBackend(Backend):
         return self._compiled
 
     def _place(self, group: int) -> tuple[int, int]:
-        """This rank's place in a group, and the group's size."""
+        """Returns this rank's place in a group, and the group's size."""
         assert self._start is not None
         ranks = next(ranks for ranks, number in self._groups.items() if number == group)
         return ranks.index(self._start.topology.rank), len(ranks)
 
     def _identity(self, key: str, ranks: Sequence[int]) -> dict[str, Any]:
-        """What tells a collective from others: its key, its ranks, and a resource for each key in graphs.
+        """Returns what identifies a collective: its key, its ranks and, in graphs, a resource for each key.
 
-        TensorFlow orders what touches the same resource; other collectives may then run in any order.
+        TensorFlow orders operations that use the same resource; all other collectives may then run in any order.
         """
         import tensorflow as tf
 
@@ -201,7 +201,7 @@ class NativeBackend(Backend):
         return OrderHandles()
 
     def _open_group(self, ranks: Sequence[int]) -> None:
-        """Has all members on a host map the same new memory; its name is gone as soon as they have."""
+        """Makes all members on a host map the same new shared memory, whose name is then unlinked."""
         members = tuple(ranks)
         if members in self._open:
             return
@@ -232,7 +232,7 @@ class NativeBackend(Backend):
         return [value] if control is None else control.gather(label, value, settings.start_timeout)
 
     def _crowded(self) -> bool:
-        """Whether ranks share cores: then one that waits must let another have the core at once."""
+        """Whether ranks share cores, in which case a waiting rank must yield its core immediately."""
         assert self._start is not None
         topology = self._start.topology
         return 0 < topology.local_cores < topology.local_size
@@ -240,7 +240,7 @@ class NativeBackend(Backend):
 
 @functools.lru_cache(1024)
 def _letters(key: str) -> Any:
-    """A key as a tensor: TensorFlow would keep a kernel for ever for each key that eager mode gives as an attribute."""
+    """Returns a key as a tensor: in eager mode, TensorFlow would cache a kernel forever for each key attribute."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):

@@ -1,4 +1,4 @@
-"""Where the native engine's C++ libraries are."""
+"""Locates the C++ libraries of the native engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def path_of(name: str) -> Path:
-    """The file of a library, the newest where there are several; it need not be there.
+    """Returns the path of a library file, the newest one if there are several. The file need not exist.
 
-    Where hvkeras is installed with `pip install -e`, the package has two folders: that of the sources, and the one into
-    which the libraries were built.
+    If hvkeras is installed with `pip install -e`, the package has two folders: the folder of the sources, and the
+    folder into which the libraries were built.
 
     Args:
-        name: The file's name.
+        name: The name of the file.
     """
     folders = [Path(folder) for folder in sys.modules[__package__].__path__]
     built = [folder / name for folder in folders if (folder / name).is_file()]

@@ -1,4 +1,4 @@
-"""The C++ library of the native engine: where it is, whether it is there, and its functions."""
+"""The C++ library of the native engine: its location, its availability, and its functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTALL = ("install hvkeras again where g++ (or clang++) and cmake are found, fr
 
 
 def availability() -> Availability:
-    """Says whether the library was built, without loading it."""
+    """Reports whether the library was built, without loading it."""
     if importlib.util.find_spec("tensorflow") is None:
         return Availability(False, f"TensorFlow is not installed: {TENSORFLOW}")
     if not PATH.is_file():
@@ -37,10 +37,10 @@ def availability() -> Availability:
 
 @functools.cache
 def library() -> Library:
-    """Loads the library, once a process.
+    """Loads the library, once per process.
 
     Raises:
-        MachineError: It cannot be loaded.
+        MachineError: The library cannot be loaded.
     """
     return Library()
 
@@ -49,13 +49,13 @@ class Library:
     """The loaded library.
 
     Raises:
-        MachineError: It cannot be loaded.
+        MachineError: The library cannot be loaded.
     """
 
     def __init__(self) -> None:
         import tensorflow as tf
 
-        # The operations use TensorFlow's C API, whose symbols are looked up among the process's global ones.
+        # The operations use TensorFlow's C API, whose symbols are looked up among the global symbols of the process.
         folder = Path(tf.sysconfig.get_lib())
         try:
             ctypes.CDLL(str(folder / "libtensorflow_framework.so.2"), mode=ctypes.RTLD_GLOBAL)
@@ -91,19 +91,19 @@ class Library:
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
                    crowded: bool) -> None:
-        """Maps the memory of a group of ranks, and starts its engine.
+        """Maps the shared memory of a group of ranks, and starts its engine.
 
         Args:
-            number: What graphs call the group.
-            name: The shared memory's name, the same for the ranks of one host.
-            create: Whether this rank makes the memory: the first one of its host does.
+            number: The number that identifies the group in graphs.
+            name: The name of the shared memory, the same for all ranks of a host.
+            create: Whether this rank creates the memory; true on the first rank of each host.
             rank: This rank's place in the group.
             ranks: The group's global ranks.
-            hosts: The number of each one's host.
+            hosts: The host number of each rank.
             crowded: Whether there are more ranks than cores.
 
         Raises:
-            MachineError: The memory cannot be had.
+            MachineError: The shared memory is not available.
         """
         numbers = ctypes.c_int32 * len(ranks)
         error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
@@ -113,44 +113,44 @@ class Library:
                                        "make room in /dev/shm, or use the backend tfdist"))
 
     def use_network(self, table: int) -> None:
-        """Takes the functions with which groups on several hosts reach each other (see `network.Network`)."""
+        """Sets the functions by which groups communicate between hosts (see `network.Network`)."""
         self._functions.hvkeras_use_network(table)
 
     def close_group(self, number: int) -> None:
-        """Ends a group's engine, and what is left in it with an error."""
+        """Stops a group's engine; collectives still in flight fail with an error."""
         self._functions.hvkeras_close_group(number)
 
     def unlink(self, name: str) -> None:
-        """Takes a shared memory's name away; it lives on where it is mapped."""
+        """Unlinks the name of a shared memory, which persists as long as it is mapped."""
         self._functions.hvkeras_unlink(name.encode())
 
     def abort(self, reason: str) -> None:
-        """Ends all collectives of this process with an error."""
+        """Makes all collectives of this process fail with an error."""
         self._functions.hvkeras_abort(reason.encode())
 
     def entered(self, key: str) -> int:
-        """How often compiled functions of this process entered a plan."""
+        """Returns how often compiled functions of this process have entered a plan."""
         return int(self._functions.hvkeras_entered(key.encode()))
 
     def refuse(self, key: str, text: str) -> None:
-        """Has the operation `hvkeras_refusable` of this key fail when it runs next."""
+        """Makes the operation `hvkeras_refusable` of this key fail the next time it runs."""
         self._functions.hvkeras_refuse(key.encode(), text.encode())
 
     def take_refusal(self, key: str) -> bool:
-        """Takes back what `refuse` said; False if the operation has failed already."""
+        """Revokes a call of `refuse`; returns False if the operation has failed already."""
         return self._functions.hvkeras_take_refusal(key.encode()) is not None
 
     def keep(self, key: str, columns: int, capacity: int) -> None:
-        """Begins to keep the latest rows of a key: of a collective (begin and end), or of `hvkeras_note`."""
+        """Starts recording the latest rows of a key: of a collective (begin and end), or of `hvkeras_note`."""
         self._functions.hvkeras_keep(key.encode(), columns, capacity)
 
     def kept(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
-        """The rows of a key, the oldest one first, and the number of that one; as it was given to `keep`."""
+        """Returns the rows of a key, oldest first, and the oldest row's number; arguments as for `keep`."""
         rows = np.zeros((capacity, columns))
         count = int(self._functions.hvkeras_kept(key.encode(), rows.ctypes.data))
         return rows[: min(count, capacity)], max(0, count - capacity)
 
     @cached_property
     def instructions(self) -> str:
-        """The instructions that reductions use."""
+        """The instruction set that reductions use."""
         return str(self._functions.hvkeras_instructions().decode())

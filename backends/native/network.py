@@ -1,4 +1,4 @@
-"""The native engine's way between hosts: a library of its own, compiled for one MPI and loaded only where needed."""
+"""The native engine's transport between hosts: a separate library, compiled for one MPI and loaded only if needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 PATH = path_of("libhvkeras_native_mpi.so")
 _BUILD = re.compile(rb"hvkeras is built for ([^\0]+)\0")
-LOST = "MPI cannot "  # how the library begins what MPI says of a connection
+LOST = "MPI cannot "  # prefix of the library's messages about MPI connection errors
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
 
 
 def objection_to_hosts(launch: Launch) -> str:
-    """Says what is missing for a job on more than one host; "" if nothing is."""
+    """Explains what is missing for a job on several hosts; "" if nothing is missing."""
     if not PATH.is_file():
         return ("it works within one host, since no MPI was found when hvkeras was installed; install hvkeras again"
                 f" where mpicc is found, and {_OTHERS}")
@@ -33,17 +33,17 @@ def objection_to_hosts(launch: Launch) -> str:
 
 
 def mpi_of(text: str) -> tuple[str, str]:
-    """Reads an MPI's family and its version from what it says of itself; their major versions must be the same.
+    """Parses the family and the version of an MPI implementation from its description.
 
     Example:
         >>> mpi_of("Open MPI v4.1.8, package: Open MPI root@builder Distribution")
         ('Open MPI', '4.1.8')
 
     Args:
-        text: What `MPI_Get_library_version` gives, or what the library was built for.
+        text: The result of `MPI_Get_library_version`, or the description of the MPI that the library was built for.
 
     Returns:
-        The family's name and the version, or the text and "" for an unknown one.
+        The name of the family and the version; the text and "" for an unknown family.
     """
     patterns = {"Open MPI": r"Open MPI v?(\d[\w.]*)", "Intel MPI": r"Intel(?:\(R\))? MPI(?: Library)? (\d[\d.]*)",
                 "MPICH": r"MPICH(?: Version:)?\s+(\d[\w.]*)"}
@@ -54,22 +54,22 @@ def mpi_of(text: str) -> tuple[str, str]:
 
 
 def built_for() -> str:
-    """Reads in the library's file, without loading it, which MPI it was compiled for: `Open MPI 4.1.8`; "" for none."""
+    """Returns the MPI that the library was compiled for (`Open MPI 4.1.8`) without loading it; "" for none."""
     match = _BUILD.search(PATH.read_bytes()) if PATH.is_file() else None
     return match[1].decode() if match else ""
 
 
 def require_built_for(running: str) -> str:
-    """Compares the MPI that runs with the one that the library was compiled for.
+    """Checks that the running MPI matches the MPI that the library was compiled for.
 
     Args:
-        running: What `MPI_Get_library_version` gives.
+        running: The result of `MPI_Get_library_version`.
 
     Returns:
-        The running one's family and version.
+        The family and version of the running MPI.
 
     Raises:
-        MachineError: Their families or major versions differ.
+        MachineError: The families or major versions differ.
     """
     found, built = mpi_of(running), mpi_of(built_for())
     if _kind(found) != _kind(built):
@@ -82,24 +82,24 @@ def require_built_for(running: str) -> str:
 
 
 def _kind(mpi: tuple[str, str]) -> tuple[str, str]:
-    """The family and the major version. Intel MPI's is a year, or a number that begins with it."""
+    """Returns the family and the major version, which for Intel MPI is a year or a number that begins with a year."""
     family, version = mpi
     return family, version[:4] if family == "Intel MPI" else version.split(".")[0]
 
 
 class Network:
-    """The running MPI, for the leaders of hosts; all ranks of the job open it at once.
+    """The running MPI, used by the leader of each host; all ranks of the job open it together.
 
     Args:
-        start: What the backend was told.
+        start: The start parameters of the backend.
 
     Attributes:
-        mpi: The MPI that runs: `Open MPI 4.1.8`.
+        mpi: The running MPI, such as `Open MPI 4.1.8`.
         table: The address of the functions that the engine calls.
 
     Raises:
-        MachineError: The library was built for another MPI than the one that runs, or MPI cannot serve.
-        PeerError: Not every rank came.
+        MachineError: The library was built for a different MPI than the running one, or MPI is not usable.
+        PeerError: Not all ranks arrived.
     """
 
     def __init__(self, start: Start) -> None:
@@ -133,5 +133,5 @@ class Network:
         self.table = int(table.value or 0)
 
     def close(self) -> None:
-        """Ends all use of MPI, before the process finalises it."""
+        """Ends all use of MPI before the process finalizes it."""
         self._functions.hvkeras_mpi_close()

@@ -1,4 +1,4 @@
-"""The native engine's operations inside functions that XLA compiles, as calls of the library's host functions."""
+"""The native engine's operations inside XLA-compiled functions, as calls of the library's host functions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hvkeras.errors import UnsupportedError, explain
 
 
 class CompiledOperations:
-    """Stands where the library's TensorFlow operations do, with the same functions, while XLA's graphs are made.
+    """Replaces the library's TensorFlow operations, with the same interface, while XLA graphs are constructed.
 
-    XLA keeps no order but that of data, and a call blocks until all ranks have come. So each call takes a number
-    from the call before it and hands one on, through a variable: TensorFlow carries it into and out of conditions,
-    loops and nested functions. At most one call of a running function waits at any time, in the order in which the
-    function was traced, so ranks that trace the same function always wait in the same call.
+    XLA preserves only the order of data dependencies, and a call blocks until all ranks have arrived. Each call
+    therefore takes a number from the previous call and passes one on, through a variable that TensorFlow carries into
+    and out of conditionals, loops and nested functions. At any time, at most one call of a running function waits, in
+    the order in which the function was traced, so ranks that trace the same function always wait in the same call.
 
     Args:
-        place: This rank's place in a group of ranks, given by its number, and the group's size.
+        place: Maps the number of a group of ranks to this rank's place in the group, and the group's size.
     """
 
     def __init__(self, place: Callable[[int], tuple[int, int]]) -> None:
@@ -30,12 +30,12 @@ class CompiledOperations:
         self._order = lasting_variable(0, tf.int32, "hvkeras_compiled_order")
 
     def enter(self, key: str) -> None:
-        """Counts that this rank comes to a plan of collectives."""
+        """Counts that this rank enters a plan of collectives."""
         self._call("enter", [], [], {"key": key})
 
     def hvkeras_allreduce(self, inputs: Sequence[Tensor], reduction: int, before: Any, after: Any,
                           **identity: Any) -> list[Tensor]:
-        """Reduces tensors of one dtype as one call."""
+        """Reduces tensors of one dtype in a single call."""
         shapes = [_static_shape(tensor, "reduces") for tensor in inputs]
         return self._call(
             "allreduce", inputs, [(inputs[0].dtype, shape) for shape in shapes], identity,
@@ -43,13 +43,13 @@ class CompiledOperations:
             before=before, after=after, counts=_words(map(_count, shapes)))
 
     def hvkeras_broadcast(self, input: Tensor, root: int, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
-        """Gives all ranks the tensor of one."""
+        """Broadcasts the root's tensor to all ranks."""
         shape = _static_shape(input, "sends")
         return self._call("broadcast", [input], [(input.dtype, shape)], identity, details=shape, root=root,
                           bytes=_count(shape) * input.dtype.size)[0]
 
     def hvkeras_allgather(self, input: Tensor, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
-        """Concatenates tensors, of as many rows on each rank."""
+        """Concatenates tensors that have the same number of rows on each rank."""
         rows, *row = _static_shape(input, "gathers", "for sparse gradients pass sparse_as_dense=True; else ")
         _, size = self._place(identity["group"])
         return self._call("allgather", [input], [(input.dtype, [rows * size, *row])], identity, details=_details(row),
@@ -58,7 +58,7 @@ class CompiledOperations:
     def hvkeras_alltoall(
         self, input: Tensor, splits: Tensor, **identity: Any,  # noqa: A002 - the operation's
     ) -> tuple[Tensor, Tensor]:
-        """Sends rows to each rank, as many from and to each."""
+        """Sends rows to each rank, the same number from and to each."""
         import tensorflow as tf
 
         rows, *row = _static_shape(input, "sends")
@@ -75,7 +75,7 @@ class CompiledOperations:
     def hvkeras_reducescatter(
         self, input: Tensor, reduction: int, before: Any, after: Any, **identity: Any,  # noqa: A002 - the operation's
     ) -> Tensor:
-        """Reduces a tensor and keeps this rank's rows; the first ranks have one more if they cannot be dealt evenly."""
+        """Reduces a tensor and returns this rank's rows; if uneven, the first ranks get one more row."""
         rows, *row = _static_shape(input, "reduces")
         mine, size = self._place(identity["group"])
         starts = [place * (rows // size) + min(place, rows % size) for place in range(size + 1)]
@@ -86,7 +86,7 @@ class CompiledOperations:
 
     def _call(self, function: str, operands: Sequence[Tensor], results: Sequence[tuple[Any, list[int]]],
               identity: Mapping[str, Any], **description: Any) -> list[Tensor]:
-        """Adds a call to the graph, after all calls before it; see `Description` in tensorflow/xla.cc."""
+        """Adds a call to the graph, ordered after all previous calls; see `Description` in tensorflow/xla.cc."""
         import tensorflow as tf
         from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
@@ -122,5 +122,5 @@ def _words(numbers: Any) -> str:
 
 
 def _details(row: Sequence[int]) -> str:
-    """What must be equal on all ranks of tensors with any number of rows, worded as in tensorflow/ops.cc."""
+    """Describes the dimensions that must match across ranks if row counts may differ, as tensorflow/ops.cc does."""
     return f"[{', '.join(['?', *map(str, row)])}]"

@@ -1,4 +1,4 @@
-"""TensorFlow's own collectives: a ring over gRPC on CPUs, NCCL on GPUs; needs TensorFlow alone."""
+"""TensorFlow's own collectives: a ring over gRPC on CPUs, NCCL on GPUs. Requires only TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Reduction.PRODUCT: "Mul"}
 
-# How many parts of a tensor go round at once: with two processes on a machine 25 MiB take half as long as in
-# TensorFlow's own choice, 64 MiB two fifths, and less the same.
+# The number of parts of a tensor that circulate concurrently. With two processes on one machine, 25 MiB take half as
+# long as with TensorFlow's default, 64 MiB take two fifths, and smaller tensors take the same time.
 _RINGS = 4
 
-# What the kernels take; the rest travels in a wider type. Averages are divided above the interface.
+# The dtypes that the kernels support; other dtypes are sent as a wider type. Averages are divided above the interface.
 _REDUCIBLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _MOVABLE = ("float16", "float32", "float64", "int32", "int64")
 _WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
@@ -31,15 +31,15 @@ _WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32",
 
 
 class TfdistBackend(Backend):
-    """The collective ops of `tf.distribute`, in any `tf.function` and without a strategy scope.
+    """The collective ops of `tf.distribute`, usable in any `tf.function` and without a strategy scope.
 
-    Every collective is identified by a group key (a hash of the ranks) and an instance key (a hash of the
-    caller's key and of the run-time size, since TensorFlow remembers the shape of each instance). Both
-    are functions of what is communicated, never counters, so a rank may trace a function again alone.
+    Each collective is identified by a group key (a hash of the ranks) and an instance key (a hash of the caller's key
+    and the run-time size, because TensorFlow remembers the shape of each instance). Both keys depend only on what is
+    communicated and never on counters, so a single rank may retrace a function.
     """
 
     name = "tfdist"
-    outlives_errors_in_graphs = False  # TensorFlow ends all collectives of the process then
+    outlives_errors_in_graphs = False  # TensorFlow then aborts all collectives of the process
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
@@ -62,7 +62,7 @@ class TfdistBackend(Backend):
         return self._cluster.reopen(start)
 
     def stop(self) -> None:
-        """Leaves the cluster up: TensorFlow cannot take it down, and a later `start()` finds it again."""
+        """Leaves the cluster running: TensorFlow cannot shut it down, and a later `start()` reuses it."""
 
     def abort(self, reason: str) -> None:
         if self._cluster is not None:
@@ -78,7 +78,7 @@ class TfdistBackend(Backend):
         """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
 
         Args:
-            **options: As for its constructor, but for `cluster_resolver`.
+            **options: As for its constructor, except for `cluster_resolver`.
         """
         assert self._cluster is not None
         return self._cluster.strategy(**options)
@@ -92,10 +92,10 @@ class TfdistBackend(Backend):
         return "TensorFlow's collectives belong to the cluster of eager mode"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        """Needs nothing: a group of ranks comes into being with its first collective."""
+        """Does nothing: TensorFlow creates a group of ranks with its first collective."""
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        """Needs nothing."""
+        """Does nothing."""
 
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
@@ -106,7 +106,7 @@ class TfdistBackend(Backend):
         dtype = tensors[0].dtype.name
         shapes = [tf.shape(tensor) for tensor in tensors]
         sizes = [tf.size(tensor) for tensor in tensors]
-        # One element more than asked for where all may be empty: TensorFlow's kernels do not take empty tensors.
+        # One spare element if all tensors may be empty, because TensorFlow's kernels do not support empty tensors.
         spare = 0 if any(tensor.shape.num_elements() for tensor in tensors) else 1
         pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.zeros([spare], tensors[0].dtype)]
         bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
@@ -125,14 +125,14 @@ class TfdistBackend(Backend):
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
-        # First who sends how many rows (and in which order TensorFlow has them), then the rows, padded.
+        # First exchange how many rows each rank sends (and TensorFlow's order of the ranks), then the padded rows.
         mine = tf.stack([tf.constant(self._rank, tf.int32), tf.shape(tensor)[0]])[None]
         table = self._gather_equal(mine, f"{key} rows", len(ranks), ranks)
         order = tf.argsort(table[:, 0])
         most = tf.reduce_max(table[:, 1])
         wide = self._widen(tensor, _MOVABLE, tensor.dtype.name)
         row = tf.reshape(wide, [tf.shape(wide)[0], tf.reduce_prod(tf.shape(wide)[1:])])
-        # One column more than asked for, so that nothing is ever empty.
+        # One spare column, so that the tensor is never empty.
         padded = tf.pad(row, [[0, tf.maximum(most, 1) - tf.shape(row)[0]], [0, 1]])
         gathered = self._gather_equal(padded, f"{key} data", len(ranks), ranks)
         blocks = tf.reshape(gathered, [len(ranks), tf.maximum(most, 1), tf.shape(padded)[1]])
@@ -162,18 +162,18 @@ class TfdistBackend(Backend):
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
         import tensorflow as tf
 
-        # First who sends how many rows to whom (and in which order TensorFlow has the ranks), then the rows, padded to
-        # the most that anybody sends to anybody.
+        # First exchange how many rows each rank sends to each rank (and TensorFlow's order of the ranks), then the
+        # rows, padded to the largest of these counts.
         size, mine = len(ranks), list(ranks).index(self._rank)
         told = tf.concat([tf.constant([self._rank], tf.int64), splits], 0)[None]
         table = self._gather_equal(told, f"{key} splits", size, ranks)
-        order = tf.argsort(table[:, 0])  # by place among `ranks`, the place among TensorFlow's
+        order = tf.argsort(table[:, 0])  # maps places in `ranks` to places in TensorFlow's order
         rows = tf.gather(table[:, 1:], order)
         counts = tf.cast(rows, tf.int32)
         most = tf.maximum(tf.reduce_max(counts), 1)
         wide = self._widen(tensor, _MOVABLE, tensor.dtype.name)
         row = tf.reshape(wide, [tf.shape(wide)[0], tf.reduce_prod(tf.shape(wide)[1:])])
-        # One column more than asked for, so that nothing is ever empty.
+        # One spare column, so that the tensor is never empty.
         blocks = tf.stack([tf.pad(block, [[0, most - tf.shape(block)[0]], [0, 1]])
                            for block in tf.split(row, tf.ensure_shape(splits, [size]))])
         received = _outside_loops(lambda: tf.raw_ops.CollectiveAllToAllV2(
@@ -188,7 +188,7 @@ class TfdistBackend(Backend):
     def reducescatter(
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
-        """Takes this rank's rows of an allreduce: TensorFlow's own operation has no kernel for CPUs."""
+        """Returns this rank's rows of an allreduce, because TensorFlow's own operation has no CPU kernel."""
         import tensorflow as tf
 
         whole = self.allreduce([tensor], key, Reduction.SUM, ranks)[0]
@@ -221,11 +221,11 @@ class TfdistBackend(Backend):
         return OrderHandles()
 
     def _token(self, key: str) -> list[Any]:
-        """A resource of the collective's own, for a graph under construction.
+        """Returns a separate resource for each key, for the graph under construction.
 
-        TensorFlow runs stateful ops of a function one after the other unless they have different
-        resources. With it, buckets overlap, and ranks may put named collectives into their graphs in any
-        order; only collectives of one key wait for each other. NCCL wants one order, so it gets none.
+        TensorFlow runs the stateful ops of a function one after the other unless they use different resources. With
+        this resource, buckets overlap, and ranks may put named collectives into their graphs in any order; only
+        collectives of the same key wait for each other. NCCL requires a single order, so it gets no resource.
         """
         import tensorflow as tf
 
@@ -245,13 +245,13 @@ class TfdistBackend(Backend):
 
 
 def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
-    """Makes a collective, in a function of its own if it is within a loop of the graph under construction.
+    """Makes a collective, wrapped in a function if the graph under construction is inside a loop.
 
-    TensorFlow counts loop and iteration to what identifies a collective, so that one rank's would not meet another's
-    which is in no loop, or in another iteration. A function that is not inlined begins anew. (It is no way for all
-    collectives: TensorFlow runs calls of functions one after the other, so that ranks could no longer put named
-    collectives into their graphs in any order. A user's function that is traced outside of a loop and called in one
-    therefore meets its like alone, and not a rank that has joined.)
+    TensorFlow includes the loop and the iteration in the identity of a collective, so a collective inside a loop would
+    not match one that is outside a loop or in a different iteration. A function that is not inlined starts with a fresh
+    identity. (This is not an option for all collectives: TensorFlow runs function calls one after the other, so ranks
+    could no longer put named collectives into their graphs in any order. As a consequence, a user's function that is
+    traced outside a loop and called inside one matches only the same use on other ranks, not a joined rank.)
     """
     import tensorflow as tf
 
@@ -263,15 +263,15 @@ def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
 
 
 def _number(*parts: object) -> int:
-    """Hashes to a positive int32, as TensorFlow's keys must be."""
+    """Hashes the parts to a non-negative int32, as TensorFlow requires for keys."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
 def _instance(key: str, tensor: Any) -> Any:
-    """The instance key of a collective: of its name and the tensor's size, whether that is known when tracing or not.
+    """Derives the instance key of a collective from its name and the tensor's size, known at trace time or not.
 
-    So one rank may be in eager mode, another in a graph, and a third in a graph for tensors of any size.
+    The key is therefore the same in eager mode, in a graph, and in a graph for tensors of any size.
     """
     import tensorflow as tf
 
@@ -282,5 +282,5 @@ def _instance(key: str, tensor: Any) -> Any:
 
 
 def _spread(size: Any) -> Any:
-    """Knuth's multiplicative hash of a size, an int or an int64 tensor; nothing in it exceeds 63 bits."""
+    """Applies Knuth's multiplicative hash to a size (int or int64 tensor); intermediate values fit into 63 bits."""
     return size % 2147483647 * 2654435761 % 2147483647

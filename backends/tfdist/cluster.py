@@ -1,4 +1,4 @@
-"""TensorFlow's cluster of one worker a rank: started once a process, and up until it ends."""
+"""TensorFlow's cluster with one worker per rank: started once per process, and running until the process ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _KEYS_OF_A_RANK = 1_000_000
 class Cluster:
     """This process's gRPC server in the job's cluster.
 
-    TensorFlow's coordination service stays off: hvkeras's control channel sees failures sooner, and the
-    service would catch SIGTERM and end processes on its own.
+    TensorFlow's coordination service stays disabled: hvkeras's control channel detects failures sooner, and the
+    service would catch SIGTERM and terminate processes on its own.
 
     Args:
-        start: What the backend was told.
+        start: The start parameters of the backend.
 
     Raises:
         UsageError: TensorFlow has already been used in this process.
@@ -46,7 +46,7 @@ class Cluster:
         gpus = self._pin_gpu(tf, start)
         self.hint = "nccl" if gpus else "ring"
         self.description = "TensorFlow collectives: " + ("NCCL" if gpus else "ring over gRPC")
-        # A MirroredStrategy within a rank has collectives of its own, which are told from other ranks' by this number.
+        # A MirroredStrategy within a rank has its own collectives; this number distinguishes them from other ranks'.
         tf.distribute.MirroredStrategy._collective_key_base = _KEYS_OF_A_RANK * (self.rank + 1)
         with contextlib.ExitStack() as stack:
             own = self._own_address(start, stack)
@@ -66,13 +66,13 @@ class Cluster:
                                            "end the program that has the port")) from error
 
     def reopen(self, start: Start) -> int:
-        """Goes on with a cluster of an earlier session.
+        """Reuses the cluster of an earlier session.
 
         Returns:
             The number of workers.
 
         Raises:
-            UsageError: The job has changed; TensorFlow cannot rebuild its cluster inside a process.
+            UsageError: The rank or the size has changed; TensorFlow cannot rebuild its cluster inside a process.
         """
         if (start.topology.rank, start.topology.size) != (self.rank, self._size):
             raise UsageError(explain("Jobs on tfdist must keep their ranks between init() calls",
@@ -81,33 +81,33 @@ class Cluster:
         return self._size
 
     def strategy(self, **options: Any) -> Any:
-        """Builds a `MultiWorkerMirroredStrategy` on this cluster; parameters as of its constructor."""
+        """Builds a `MultiWorkerMirroredStrategy` on this cluster; `options` are those of its constructor."""
         import tensorflow as tf
         from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": self.addresses}), task_type="worker", task_id=self.rank, rpc_layer="grpc",
             num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))})
-        # Otherwise it would start a server and the coordination service; this is how it is told that others did.
+        # Without these attributes, it would start a server and the coordination service itself.
         with _attribute(CollectiveAllReduceExtended, "_local_or_standalone_client_mode", True), \
                 _attribute(CollectiveAllReduceExtended, "_enable_check_health", False):
             return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, **options)
 
     def abort(self, reason: str) -> None:
-        """Makes every collective in flight, and every later one, raise with `reason`."""
+        """Makes all collectives in flight, and all later ones, raise with `reason`."""
         from tensorflow.python.framework import errors
 
         self._context.abort_collective_ops(errors.ABORTED, reason)
 
     def _own_address(self, start: Start, stack: contextlib.ExitStack) -> str:
-        """Chooses this worker's `host:port`, held until the server has it; TF_CONFIG has chosen already."""
+        """Returns this worker's `host:port`: that of TF_CONFIG, else a free port, held until the server binds it."""
         if start.launch.cluster:
             return start.launch.cluster[self.rank]
         assert start.control is not None
         return stack.enter_context(held_port(LOOPBACK if start.topology.is_one_host else start.control.local_address))
 
     def _pin_gpu(self, tf: Any, start: Start) -> list[Any]:
-        """Gives this rank its own GPU, as Horovod's users do by hand (their later calls then change nothing)."""
+        """Pins this rank to one GPU, as Horovod users do in their scripts (whose later calls then have no effect)."""
         gpus: list[Any] = tf.config.list_physical_devices("GPU")
         if len(gpus) < start.topology.local_size:
             if gpus:
@@ -129,7 +129,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def _attribute(cls: type, name: str, value: Any) -> Any:
-    """Gives a class an attribute for the time of the body."""
+    """Sets an attribute of a class within the context."""
     had, previous = name in vars(cls), vars(cls).get(name)
     setattr(cls, name, value)
     try:

@@ -1,8 +1,8 @@
-"""Lets `import horovod` find hvkeras, so that scripts written for Horovod run as they are.
+"""Makes `import horovod` import hvkeras, so that scripts written for Horovod run unchanged.
 
-`hvkeras run --as-horovod` and `python -m hvkeras.as_horovod script.py` do so for the script and for all Python
-processes that it starts, by a `sitecustomize` of ours on PYTHONPATH. The backend `horovod` still finds Horovod itself.
-On Keras 3, scripts may go on in the ways of Keras 2 that it has dropped (`hvkeras.compat.keras_2`).
+`hvkeras run --as-horovod` and `python -m hvkeras.as_horovod script.py` do this for the script and for all Python
+processes that it starts, through hvkeras's own `sitecustomize` on PYTHONPATH. The backend `horovod` still finds Horovod
+itself. On Keras 3, scripts may continue to use Keras 2 features that Keras 3 has dropped (`hvkeras.compat.keras_2`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
 _KERAS_2 = "hvkeras.as_horovod.keras_2"
-# Modules of Keras 3, and of tf_keras, that get Keras 2's ways, once they are imported: those of
-# `hvkeras.compat.keras_2.MODULES`, which cannot be imported here, where TensorFlow may not be needed.
+# Modules of Keras 3 and tf_keras that get Keras 2 features as soon as they are imported. The list repeats
+# `hvkeras.compat.keras_2.MODULES`, which cannot be imported here because this process may not need TensorFlow.
 _OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
              "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer", "keras.src.legacy.backend",
              "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")
 
 
 class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `hvkeras.X` for `horovod.X`: one module with two names."""
+    """Import finder that returns `hvkeras.X` for `horovod.X`: one module under two names."""
 
     def __init__(self) -> None:
         self.aside = False
@@ -58,7 +58,7 @@ class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives the module its own spec back, in whose place Python has put that of its second name."""
+        """Restores the module's own spec, which Python has replaced with the spec of its second name."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name, module.__spec__)
 
@@ -67,7 +67,7 @@ _twins = _Twins()
 
 
 def install() -> None:
-    """Makes `import horovod` in this process mean hvkeras.
+    """Makes `import horovod` import hvkeras in this process.
 
     Example:
         import hvkeras.as_horovod
@@ -82,12 +82,12 @@ def install() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `import horovod` means hvkeras in this process."""
+    """Whether `import horovod` imports hvkeras in this process."""
     return _twins in sys.meta_path
 
 
 def uninstall() -> None:
-    """Takes back what `install` did."""
+    """Reverts `install`."""
     if is_installed():
         sys.meta_path.remove(_twins)
         if _KERAS_2 in sys.modules:
@@ -99,7 +99,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def horovod_itself() -> Iterator[None]:
-    """Has `import horovod` find Horovod itself in the body; what it imports is kept for the next time.
+    """Makes `import horovod` find Horovod itself within the context; imported modules are kept for the next use.
 
     Example:
         with horovod_itself():
@@ -124,10 +124,10 @@ def horovod_itself() -> Iterator[None]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which every Python process begins with `install()`.
+    """Returns an environment in which every Python process starts with `install()`.
 
     Args:
-        environ: The environment to begin with.
+        environ: The environment to extend.
     """
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
     return {**environ, "PYTHONPATH": os.pathsep.join([str(SITE), *paths])}

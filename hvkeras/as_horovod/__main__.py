@@ -20,16 +20,16 @@ def main(arguments: list[str]) -> None:
     """Runs the script or module as Python would.
 
     Args:
-        arguments: What follows on the command line.
+        arguments: The command-line arguments.
 
     Raises:
-        UsageError: There is no such script.
+        UsageError: The script does not exist.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return
     os.environ.update(as_horovod.environment(os.environ))
-    with contextlib.suppress(UsageError):  # init() tells it
+    with contextlib.suppress(UsageError):  # init() reports the error
         os.environ.update(numbers_of_launch(detect_launch()))
     as_horovod.install()
     if arguments[0] == "-m":

@@ -1,4 +1,4 @@
-"""Has Keras 3 take Keras 2's ways, which scripts for Horovod go, and says so once."""
+"""Makes Keras 3 accept Keras 2 features that scripts written for Horovod use, and prints a notice once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hvkeras.settings import Settings
 
 
 def take_over(module: Any) -> None:
-    """Gives what a module of Keras 3 defines Keras 2's ways as well, while `import horovod` means hvkeras.
+    """Adds Keras 2 features to the contents of a Keras 3 module, while `import horovod` imports hvkeras.
 
     Args:
-        module: The module, just imported.
+        module: The module that has just been imported.
     """
     if as_horovod.is_installed():
         keras_2.take_over(module, _say_once)
 
 
 def give_back() -> None:
-    """Makes Keras 3 again what it was."""
+    """Restores Keras 3 to its original state."""
     keras_2.give_back()
 
 
 @functools.cache
 def _say_once() -> None:
-    """Says on rank 0, when a script first goes one of the ways, which there are."""
+    """Prints the supported Keras 2 features on rank 0 when a script first uses one of them."""
     try:
         speaks = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
     except UsageError:
-        return  # init() tells it
+        return  # init() reports the error
     if speaks:
         say(f"this script goes ways of Keras 2, and Keras 3 takes them here: {', '.join(keras_2.WAYS)} (--as-horovod)")

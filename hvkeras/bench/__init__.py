@@ -1,1 +1,1 @@
-"""`hvkeras bench`: engines side by side in one job, on the same work, with every result verified."""
+"""`hvkeras bench`: benchmarks engines side by side on the same work, and verifies every result."""

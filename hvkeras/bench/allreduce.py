@@ -1,4 +1,4 @@
-"""Chains of allreduces: each waits for the one before it, as collectives of one step in a training loop do."""
+"""Chains of allreduces: each depends on the one before it, like the collectives of a step in a training loop."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, Row, title_of
 from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
 
-LONGEST = 100  # links of a chain, and fewer for large tensors
-CHAIN_BYTES = 1024**3  # that a chain reduces at most, unless two links are more
+LONGEST = 100  # maximum number of links in a chain; large tensors have fewer
+CHAIN_BYTES = 1024**3  # maximum bytes that a chain reduces, unless two links exceed it
 _ITEM = 4  # bytes of a float32
-_SMALLEST = 2.0**-20  # unit of the ranks' values
-_GROWTH = 110  # binary orders by which a sum may grow before it is scaled down, so that float32 holds it
+_SMALLEST = 2.0**-20  # the unit of the ranks' values
+_GROWTH = 110  # powers of two by which a sum may grow before it is scaled down to stay within float32
 
 Reduce = Callable[[Any, str], Any]
 
 
 def links_for(size: int) -> int:
-    """How many allreduces of so many bytes a chain has."""
+    """The number of allreduces in a chain, for tensors of `size` bytes."""
     return max(2, min(LONGEST, CHAIN_BYTES // size))
 
 
 class Task:
-    """The values that go into a chain, and those that have to come out.
+    """The input values of a chain and its expected results.
 
-    Element j of rank r is 1 + (7 j + 3 r) mod 13 units, so that the sums of n ranks are small integers. Each
-    link but the first multiplies them by n, which float32 does exactly for powers of two; before they
-    leave its range they are scaled down.
+    Element j of rank r is 1 + (7 j + 3 r) mod 13 units, so the sums over n ranks are small integers. Each link but
+    the first multiplies them by n, which is exact in float32 if n is a power of two. They are scaled down before they
+    leave the range of float32.
 
     Args:
         label: The size as the user wrote it.
         rank: This rank.
-        ranks: How many there are.
+        ranks: The number of ranks.
     """
 
     def __init__(self, label: str, rank: int, ranks: int) -> None:
@@ -54,7 +54,7 @@ class Task:
         total = sum(self._values(each).astype(np.float64) for each in range(ranks))
         factor = float(ranks) ** (self.links - 1) * self.scale ** (self.links // self.period)
         self.expected = (total * factor).astype(np.float32)
-        # Rounding errors of one link are half a unit in the last place, and add up.
+        # The rounding error of one link is half a unit in the last place; the errors accumulate.
         exact = ranks & (ranks - 1) == 0
         self._tolerance = 0.0 if exact else self.links * float(np.finfo(np.float32).eps)
 
@@ -63,17 +63,17 @@ class Task:
         return ((1 + (7 * elements + 3 * rank) % 13) * _SMALLEST).astype(np.float32)
 
     def chained(self, reduce: Reduce, tensor: Any) -> Any:
-        """Reduces a tensor `links` times, each link with a name of its own."""
+        """Reduces a tensor `links` times, with a separate name for each link."""
         for link in range(1, self.links + 1):
             tensor = reduce(tensor, f"bench {self.bytes} {link}")
             tensor = tensor * self.scale if link % self.period == 0 else tensor
         return tensor
 
     def check(self, engine: str, result: Any) -> None:
-        """Compares a chain's result with what NumPy says, element by element.
+        """Compares a chain's result with NumPy's, element by element.
 
         Raises:
-            WrongResultError: It differs; the message has the first wrong element.
+            WrongResultError: The results differ; the message names the first wrong element.
         """
         if result.shape != self.expected.shape:
             raise WrongResultError(explain("An allreduce must keep the shape", engine=engine, size=self.label,
@@ -93,9 +93,9 @@ class Chain(Participant):
 
     Args:
         row: Its row.
-        task: What to reduce.
+        task: The input and the expected results.
         reduce: Sums a tensor over the ranks, under a name.
-        scope: Runs the body of the function; for `tf.distribute`, in a replica.
+        scope: Runs the body of the function; for `tf.distribute`, in a replica context.
     """
 
     def __init__(self, row: Row, task: Task, reduce: Reduce, scope: Callable[..., Any] | None = None) -> None:
@@ -110,15 +110,15 @@ class Chain(Participant):
         self._result: Any = None
 
     def prepare(self) -> None:
-        """Traces the chain, and verifies a first result."""
+        """Traces the chain and verifies a first result."""
         self._input = tf.constant(self._task.own)
         self.run(1)
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain so many times; each has ended when the call returns."""
+        """Runs the chain `calls` times; all runs have finished when this returns."""
         for _ in range(calls):
-            self._result = None  # its memory serves the next call
+            self._result = None  # frees its memory for the next call
             self._result = self._function(self._input)
 
     def check(self) -> None:
@@ -127,7 +127,7 @@ class Chain(Participant):
 
 
 class MpiChain(Participant):
-    """The same chain by MPI on NumPy's arrays, without TensorFlow: what the machine's MPI can do."""
+    """The same chain in MPI on NumPy arrays, without TensorFlow: shows what the machine's MPI can do."""
 
     def __init__(self, row: Row, task: Task, world: Any) -> None:
         self.row, self._task, self._world = row, task, world
@@ -141,7 +141,7 @@ class MpiChain(Participant):
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain so many times."""
+        """Runs the chain `calls` times."""
         def reduce(array: Any, _: str) -> Any:
             out = self._spares[array is self._spares[0]]
             self._world.Allreduce(array, out)
@@ -159,7 +159,7 @@ def participants(stage: Stage, label: str) -> list[Participant]:
     """The chains of one job.
 
     Args:
-        stage: What the job has.
+        stage: The job's plan, ranks and peer.
         label: The size as the user wrote it.
     """
     ranks, peer = stage.ranks, stage.peer

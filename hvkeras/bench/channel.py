@@ -1,4 +1,4 @@
-"""The line between `hvkeras bench` and rank 0 of each of its jobs: messages of JSON, on this machine alone."""
+"""The channel between `hvkeras bench` and rank 0 of each of its jobs: JSON messages over the loopback interface."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from hvkeras.errors import PeerError
 
 _LOOPBACK = "127.0.0.1"
-_GREETING = 10.0  # seconds in which whoever connects has to show the key
+_GREETING = 10.0  # seconds in which a client must send the key
 
 
 class ChannelClosedError(PeerError):
-    """The other end is gone."""
+    """The peer has closed the connection."""
 
 
 class Channel:
-    """One end of the line.
+    """One end of the channel.
 
     Args:
         connection: The connected socket.
@@ -31,16 +31,16 @@ class Channel:
 
     @classmethod
     def to(cls, port: int, key: str) -> Channel:
-        """Connects, and shows the key."""
+        """Connects and sends the key."""
         line = cls(socket.create_connection((_LOOPBACK, port)))
         line.send(key)
         return line
 
     def send(self, message: Any) -> None:
-        """Sends what JSON can carry.
+        """Sends a message that JSON can represent.
 
         Raises:
-            ChannelClosedError: The other end is gone.
+            ChannelClosedError: The peer has closed the connection.
         """
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -48,14 +48,14 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout: float | None = None) -> Any:
-        """The next message.
+        """Receives the next message.
 
         Args:
-            timeout: Seconds to wait for it; None for ever.
+            timeout: Seconds to wait for it; None to wait forever.
 
         Raises:
-            TimeoutError: It did not come; it may be waited for again.
-            ChannelClosedError: The other end is gone.
+            TimeoutError: No message arrived in time; the call may be repeated.
+            ChannelClosedError: The peer has closed the connection.
         """
         while b"\n" not in self._read:
             self._connection.settimeout(timeout)
@@ -74,16 +74,16 @@ class Channel:
         return json.loads(text)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._connection.close()
 
 
 class Exchange:
-    """Where rank 0 of a job calls.
+    """The listening socket to which rank 0 of a job connects.
 
     Attributes:
-        port: On this machine.
-        key: What it has to show.
+        port: The port on this machine.
+        key: The secret that a client must send.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Exchange:
         self.key = secrets.token_hex(16)
 
     def accept(self, timeout: float) -> Channel | None:
-        """Waits for a call that shows the key; None if none came."""
+        """Waits for a connection that sends the key; returns None if there was none."""
         self._socket.settimeout(timeout)
         try:
             connection, _ = self._socket.accept()
@@ -109,5 +109,5 @@ class Exchange:
         return None
 
     def close(self) -> None:
-        """Takes no more calls."""
+        """Stops accepting connections."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""The figures of a benchmark: quartiles, bandwidths, speed-ups and efficiencies."""
+"""Benchmark metrics: quartiles, bandwidths, speed-ups and efficiencies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def bandwidth(size: int, seconds: float) -> float:
-    """Algorithm bandwidth: bytes of the tensor over the time, in bytes per second."""
+    """Algorithm bandwidth: the tensor's bytes divided by the time, in bytes per second."""
     return size / seconds
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
-    """What each rank's link has to carry, in bytes per second, comparable between numbers of ranks.
+    """Bus bandwidth: the load on each rank's link in bytes per second, comparable across numbers of ranks.
 
-    An allreduce moves 2 (n - 1) / n times the tensor in and out of each rank at least, see
+    An allreduce moves at least 2 (n - 1) / n times the tensor into and out of each rank; see
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
     """
     return bandwidth(size, seconds) * 2 * (ranks - 1) / ranks
@@ -33,50 +33,50 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 def speed_up(of: Row, over: Row) -> float | None:
     """How many times as fast one row is as another.
 
-    Rows of one run took turns, so the rounds are compared one by one, and the median ratio does not mind a
-    machine that gets slower for a while.
+    The rows of one run took turns, so they are compared round by round. The median ratio is therefore robust against
+    a machine that is slower for a while.
 
     Args:
         of: The row that may be faster.
         over: The other one.
 
     Returns:
-        The median ratio of the times; None if one of them has none.
+        The median ratio of the times; None if a row has none.
     """
     if not of.blocks or not over.blocks:
         return None
-    pairs = list(zip(over.blocks, of.blocks, strict=False))  # both may have been cut short
+    pairs = list(zip(over.blocks, of.blocks, strict=False))  # either may have been cut short
     return float(np.median([slow / fast for slow, fast in pairs]))
 
 
 def rate(row: Row) -> float | None:
-    """Samples of all ranks per second; None without a time."""
+    """Samples per second over all ranks; None without a time."""
     return row.samples / quartiles(row.blocks)[1] if row.blocks and row.samples else None
 
 
 def efficiency(row: Row, rows: Sequence[Row]) -> float | None:
-    """Scaling efficiency: the step time of one process alone over that of a rank; 1 if communication were free.
+    """Scaling efficiency: the step time of a single process divided by that of a rank; 1 if communication were free.
 
     Args:
         row: A row of training steps.
         rows: All rows of the run.
 
     Returns:
-        The share; None where one process has no time.
+        The efficiency; None if the single process or the row has no time.
     """
     single = next((each for each in rows if each.work == row.work and each.name == ONE_PROCESS), None)
     return None if single is None else 1.0 if single is row else speed_up(row, single)
 
 
 def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
-    """Adds to each row, as plain data, what follows from its blocks.
+    """Converts each row to plain data, with the metrics derived from its blocks.
 
     Args:
         rows: The rows of one run.
-        ranks: How many ranks it had.
+        ranks: The number of ranks in it.
 
     Returns:
-        What `Row.to_json` gives, with `median`, `quartiles`, `speed_up` over each other row of the same work by
+        The data of `Row.to_json`, with `median`, `quartiles`, `speed_up` over each other row of the same work by
         name, and `algorithm_bandwidth` and `bus_bandwidth`, or `samples_per_second` and `efficiency`.
     """
     done = []

@@ -1,4 +1,4 @@
-"""A benchmark as a whole: the jobs that take part, and the work on which they compete."""
+"""A complete benchmark: starts the jobs, and measures them in turns on each piece of work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hvkeras.bench.plan import ONE, Plan
 from hvkeras.bench.rounds import Effort, compete
 from hvkeras.bench.row import APART, ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, Row, title_of
 
-BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds
+BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds per block
 _ORDER = {"allreduce": (ENGINE, PEER, REFERENCE), "step": (REFERENCE, ENGINE, PEER)}
-_MARGIN = 60.0  # seconds more than the benchmark may take, after which ranks that stood still count as lost
+_MARGIN = 60.0  # seconds beyond the benchmark's timeout after which stopped ranks count as lost
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Way:
     """How jobs are started.
 
     Attributes:
-        command: The command line that starts so many ranks; the job's folder follows it.
-        objection: Why a backend cannot serve jobs that are started so, or "".
-        words: Says in one line why a job failed.
-        end: Ends what `command` started.
+        command: Returns the command line that starts a number of ranks; the job's folder is appended to it.
+        objection: Returns why a backend cannot run in jobs started this way, or "".
+        words: Returns why a job failed, in one line.
+        end: Ends the process that `command` started.
         mpi: Whether the ranks have MPI.
     """
 
@@ -40,15 +40,15 @@ class Way:
 
 @dataclass
 class Team:
-    """A job, or the reason why there is none, and what it would be called.
+    """A job and the names of its participants, or the reason why there is no job.
 
     Attributes:
-        name: What its rows are called.
+        name: The name of its rows.
         kind: The kind of its rows.
-        peer: What its engine without hvkeras is called, if that is measured too, or "".
+        peer: The name of its engine used without hvkeras, if that is measured too, or "".
         job: The job.
         reason: Why there is no job, or "".
-        peer_reason: Why the peer cannot take part, or "".
+        peer_reason: Why the peer cannot participate, or "".
     """
 
     name: str
@@ -59,7 +59,7 @@ class Team:
     peer_reason: str = ""
 
     def participants(self, work: str) -> list[Remote]:
-        """Those who compete on a piece of work; with the reason in their row if they cannot."""
+        """The participants for a piece of work; the row of one that cannot run contains the reason."""
         reason = self.reason
         if self.job is not None and not self.job.reason:
             told = self.job.ask("work", work)
@@ -77,10 +77,10 @@ class InterleavedRun:
     """The jobs of a benchmark.
 
     Args:
-        plan: What jobs are for; its backend is filled in for each.
-        way: How they are started.
+        plan: The plan of the jobs; the backend is set for each of them.
+        way: How jobs are started.
         effort: How long to measure each piece of work.
-        show: Told what share is done, and what is being done.
+        show: Called with the fraction done and the current activity.
     """
 
     def __init__(self, plan: Plan, way: Way, effort: Effort, show: Callable[[float, str], None]) -> None:
@@ -90,16 +90,16 @@ class InterleavedRun:
         self._jobs: list[Job] = []
 
     def run(self, backends: Sequence[str], peers: bool, work: Sequence[str], rows: list[Row]) -> None:
-        """Measures.
+        """Runs the benchmark.
 
         Args:
             backends: The engines.
-            peers: Whether Horovod and `tf.distribute` are used directly as well.
+            peers: Whether to measure Horovod and `tf.distribute` used directly as well.
             work: Sizes or models.
-            rows: What is known is put here, piece by piece.
+            rows: The list to which results are added, one piece of work after the other.
 
         Raises:
-            TimeIsUpError: It takes too long.
+            TimeIsUpError: The benchmark takes too long.
         """
         teams = [self._team(name, peers) for name in backends]
         if peers:
@@ -128,7 +128,7 @@ class InterleavedRun:
         for team in teams:
             found = team.participants(item)
             if team.name == ONE_PROCESS and found[0].row.reason:
-                return [found[0].row]  # the others' weights would have nothing to be compared with
+                return [found[0].row]  # without it there are no reference weights
             participants += found
         participants.sort(key=lambda one: _ORDER[self._plan.kind].index(one.row.kind))
         compete(participants, self._effort, show)

@@ -1,7 +1,7 @@
-"""The jobs of a benchmark: each engine has ranks of its own, which stand still while others are measured.
+"""The jobs of a benchmark: each engine has its own ranks, which are stopped while others are measured.
 
-An engine's threads work even when nobody asks for a collective (Horovod's compares notes with the other ranks every
-millisecond), and would take time from whatever is being timed. So the ranks of all jobs but one are stopped.
+An engine's threads run even when no collective is requested (Horovod's negotiates with the other ranks every
+millisecond), and would take time from the engine being measured. So the ranks of all jobs but one are stopped.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from hvkeras.bench.channel import Channel, ChannelClosedError, Exchange
 from hvkeras.bench.row import Row
 
-TICK = 0.1  # seconds between two looks at a job
-LAST_WORDS = 20.0  # seconds that a job whose rank 0 is gone has to say why
+TICK = 0.1  # seconds between two checks of a job
+LAST_WORDS = 20.0  # seconds that a job has to end and report the cause after its rank 0 is gone
 
-# Kills the ranks it was told of when the benchmark is gone, however that ended: stopped ones see nothing by themselves.
+# Kills the registered ranks when the benchmark is gone, however it ended: stopped ranks cannot notice that themselves.
 _GUARD = """import os, signal, sys
 def began(pid):
     try:
@@ -39,29 +39,29 @@ for pid, begin in known.items():
         os.kill(pid, signal.SIGKILL)"""
 
 
-Words = Callable[[str, int], str]  # why a job failed in one line, from its standard error and its exit code
+Words = Callable[[str, int], str]  # (standard error, exit code) -> the cause of failure in one line
 End = Callable[["subprocess.Popen[bytes]"], None]
 
 
 class TimeIsUpError(Exception):
-    """The benchmark takes longer than it may."""
+    """The benchmark exceeded its time limit."""
 
 
 class Guard:
-    """Makes sure that no stopped rank is left behind."""
+    """A watchdog process: makes sure that no stopped rank is left behind."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, "-S", "-E", "-c", _GUARD], stdin=subprocess.PIPE, text=True,
                                          start_new_session=True, stderr=subprocess.DEVNULL)
 
     def watch(self, pids: Sequence[int]) -> None:
-        """Takes care of more ranks."""
+        """Registers more ranks."""
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{pid}\n" for pid in pids))
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kills those that are still there."""
+        """Kills the ranks that are still running."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -71,11 +71,11 @@ class Job:
     """The ranks that run one engine, started by a launcher.
 
     Args:
-        folder: Where their output goes, and their plan lies.
-        command: Starts them; it is followed by the folder.
-        words: Says in one line why the job failed.
+        folder: The folder for their output and their plan.
+        command: The command that starts them; the folder is appended to it.
+        words: Returns why the job failed, in one line.
         end: Ends the process that `command` started.
-        deadline: The time, of the monotonic clock, at which the benchmark must be over.
+        deadline: The monotonic time by which the benchmark must be over.
     """
 
     def __init__(self, folder: Path, command: Sequence[str], words: Words, end: End, deadline: float) -> None:
@@ -87,12 +87,12 @@ class Job:
         self.reason = ""
 
     def start(self, plan: Mapping[str, Any], environment: Mapping[str, str], guard: Guard) -> None:
-        """Starts the ranks, and waits until they serve; then they stand still. If they fail, `reason` says why.
+        """Starts the ranks, waits until they are ready, and stops them. If they fail, `reason` says why.
 
         Args:
-            plan: What they are to do; `port` and `key` are added.
+            plan: Their plan; `port` and `key` are added.
             environment: Their environment.
-            guard: Told of their processes.
+            guard: The watchdog that their processes are registered with.
 
         Raises:
             TimeIsUpError: The benchmark takes too long.
@@ -121,10 +121,10 @@ class Job:
         self._signal(signal.SIGSTOP)
 
     def ask(self, *request: Any) -> Any:
-        """Has the ranks do something, and stand still again.
+        """Resumes the ranks, has them handle a request, and stops them again.
 
         Returns:
-            What rank 0 answers; None if the job ended, and `reason` says why.
+            The answer of rank 0; None if the job ended, in which case `reason` says why.
 
         Raises:
             TimeIsUpError: The benchmark takes too long.
@@ -141,7 +141,7 @@ class Job:
             return None
 
     def close(self) -> None:
-        """Ends the ranks in good order, or otherwise."""
+        """Ends the ranks, gracefully if possible."""
         if self._process is None:
             return
         if self._line is not None and not self.reason:
@@ -175,7 +175,7 @@ class Job:
             self._check_time()
 
     def _fail(self) -> None:
-        """Lets the job end, and finds out why it did."""
+        """Waits for the job to end and determines the cause."""
         assert self._process is not None
         self._signal(signal.SIGCONT)
         self._await_exit()
@@ -197,7 +197,7 @@ class Job:
 
 
 class Remote:
-    """A participant in a job, as whoever calls the turns sees it. What fails becomes the reason in its row.
+    """A participant in a job, as seen by the process that runs the benchmark; a failure is recorded in its row.
 
     Args:
         row: Its row.
@@ -209,26 +209,26 @@ class Remote:
         self.row, self._job, self._place = row, job, place
 
     def prepare(self) -> None:
-        """Builds, traces, runs a first time, and verifies."""
+        """Builds and traces the participant, runs it once, and verifies the result."""
         self._update(self._ask("prepare"))
 
     def timed(self, calls: int) -> float:
-        """Runs a block, verifies what it left, and returns the mean seconds of a call."""
+        """Runs a block, verifies its result, and returns the mean seconds per call."""
         answer = self._ask("time", calls)
         seconds, row = answer or (0.0, None)
         self._update(row)
         return float(seconds)
 
     def finish(self) -> None:
-        """Verifies what can only be verified at the end."""
+        """Runs the checks that are only possible at the end."""
         self._update(self._ask("finish"))
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        assert self._job is not None  # those without a job have a reason, and do not compete
+        assert self._job is not None  # one without a job has a reason and is not measured
         return self._job.ask(what, self._place, *arguments)
 
     def _update(self, told: Mapping[str, Any] | None) -> None:
-        """Takes what the ranks know of the row; its blocks are kept here."""
+        """Updates the row from the ranks' copy, except for its blocks, which are kept here."""
         if told is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:

@@ -1,4 +1,4 @@
-"""By how much a piece of work raised this process's peak of resident memory."""
+"""Measures by how much a piece of work raises this process's peak resident memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _RESET_PEAK = "5"  # see proc(5), clear_refs
 
 
 class PeakMemory:
-    """The peak since it was made; Linux only."""
+    """Peak resident memory since this object was created; Linux only."""
 
     def __init__(self) -> None:
         self._before: int | None = None
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # what was freed would hide what is allocated
+        with contextlib.suppress(OSError, AttributeError):  # freed memory would hide new allocations
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
             self._before = resident("VmRSS")
 
     def rise(self) -> int | None:
-        """Bytes by which the peak since then exceeds what was resident at the start; None if unknown."""
+        """Bytes by which the peak since creation exceeds the resident memory at that time; None if unknown."""
         peak = resident("VmHWM") if self._before is not None else None
         return None if peak is None or self._before is None else max(0, peak - self._before)

@@ -32,14 +32,14 @@ class Model:
     batch: int
 
     def data(self, rank: int) -> Batch:
-        """The batch of a rank: random, and always the same."""
+        """The batch of a rank: random but reproducible."""
         random = np.random.default_rng(rank)
         return (random.standard_normal((self.batch, *self.shape), np.float32),
                 random.integers(0, self.classes, (self.batch, *self.labels), np.int32))
 
 
 def _keras() -> Any:
-    """Keras, imported only when a model is built, since the command line needs no more than the models' names."""
+    """Keras, imported only when a model is built: the command line needs only the models' names."""
     from hvkeras import compat
 
     return compat.default_keras()
@@ -53,7 +53,7 @@ def _mlp() -> Any:
 
 
 def _transformer() -> Any:
-    """Four blocks of width 256, 4 heads and a feed-forward part of 1024, on 64 places, with a head of 3952 words."""
+    """Four blocks of width 256, 4 heads and feed-forward width 1024, on 64 positions, with 3952 output classes."""
     keras = _keras()
     layers = keras.layers
     inputs = values = keras.Input((64, 256))

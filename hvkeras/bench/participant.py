@@ -1,4 +1,4 @@
-"""What takes part in a benchmark, as its own ranks see it."""
+"""Benchmark participants, as seen by their own ranks."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from hvkeras.errors import explain
 
 
 class Participant(abc.ABC):
-    """Something whose speed is measured.
+    """An implementation under test.
 
     Attributes:
-        row: What is known of it, and will be.
+        row: Its results.
     """
 
     row: Row
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Builds, traces, runs a first time, and verifies."""
+        """Builds and traces the participant, runs it once, and verifies the result."""
 
     @abc.abstractmethod
     def run(self, calls: int) -> None:
-        """Does the work so many times."""
+        """Does the work `calls` times."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Verifies what `run` left.
+        """Verifies the result of `run`.
 
         Raises:
-            WrongResultError: It is not what NumPy computes.
+            WrongResultError: The result is wrong.
         """
 
     def digest(self) -> str:
-        """A hash of what all ranks must hold alike after the last block; "" if there is nothing."""
+        """A hash of the state that must be identical on all ranks after the last block; "" if there is none."""
         return ""
 
 
 def prepare(one: Participant, ranks: Ranks) -> None:
-    """Prepares a participant on all ranks; why that failed, and the memory it took, go into its row."""
+    """Prepares a participant on all ranks; the cause of a failure and the memory used go into its row."""
     def prepared() -> int | None:
         memory = PeakMemory()
         one.prepare()
@@ -54,9 +54,9 @@ def prepare(one: Participant, ranks: Ranks) -> None:
 
 
 def timed(one: Participant, calls: int, ranks: Ranks) -> float:
-    """Runs a block on all ranks, verifies what it left, and returns the mean seconds of a call."""
+    """Runs a block on all ranks, verifies its result, and returns the mean seconds per call."""
     def block() -> float:
-        one.run(1)  # not timed: aligns the ranks, and brings back what others threw out of the caches
+        one.run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
         begun = time.perf_counter()
         one.run(calls)
         seconds = (time.perf_counter() - begun) / calls
@@ -68,7 +68,7 @@ def timed(one: Participant, calls: int, ranks: Ranks) -> float:
 
 
 def finish(one: Participant, ranks: Ranks) -> None:
-    """Verifies what only all ranks together can; a difference goes into the row."""
+    """Verifies that all ranks hold the same state; a difference goes into the row."""
     digests, one.row.reason, one.row.wrong = ranks.together(one.digest)
     if one.row.reason:
         return

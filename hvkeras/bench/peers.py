@@ -18,15 +18,15 @@ from hvkeras.bench.ranks import Ranks
 
 @dataclass
 class Peer:
-    """A library that is used as its own users do.
+    """A library that is used directly, as its own users would.
 
     Attributes:
-        engine: What moves the bytes, in words.
-        reason: Why it cannot take part, or "".
+        engine: A description of what moves the bytes.
+        reason: Why it cannot participate, or "".
         reduce: Sums a tensor over the ranks, under a name.
-        scope: Runs a function with arguments where `reduce` works; None where it works anywhere.
-        strategy: The `tf.distribute` strategy, if it is one.
-        gradient: Computes a tape's reduced gradients of a target by variables.
+        scope: Runs a function with arguments in a context where `reduce` works; None if it works anywhere.
+        strategy: The `tf.distribute` strategy, if any.
+        gradient: Computes a tape's gradients of a target with respect to variables, reduced over the ranks.
     """
 
     engine: str = ""
@@ -38,17 +38,17 @@ class Peer:
 
 
 def direct(backend: Backend, ranks: Ranks) -> Peer:
-    """The engine that serves the job, used without hvkeras.
+    """Returns the job's engine, used without hvkeras.
 
-    A process can run Horovod's core, and TensorFlow's cluster, only once. So a peer uses the one that the
-    backend of hvkeras has started.
+    A process can start Horovod's core, and TensorFlow's cluster, only once. A peer therefore uses the one that
+    hvkeras's backend has started.
 
     Args:
         backend: The engine, Horovod's or TensorFlow's.
         ranks: The ranks.
 
     Returns:
-        The peer, with the reason if it cannot take part.
+        The peer, with the reason if it cannot participate.
     """
     peer = Peer()
     build = _horovod if backend.name == "horovod" else _tf_distribute
@@ -57,7 +57,7 @@ def direct(backend: Backend, ranks: Ranks) -> Peer:
 
 
 def mpi(ranks: Ranks) -> Any:
-    """A communicator of mpi4py for all ranks; None where it is not installed."""
+    """Returns an mpi4py communicator for all ranks; None if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     from hvkeras.host.mpi import mpi_world
@@ -73,7 +73,7 @@ def _horovod(peer: Peer, backend: Backend, _: Ranks) -> None:
         return horovod.allreduce(tensor, op=horovod.Sum, name=f"alone_{name.replace(' ', '_')}")
 
     def gradient(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
-        # Horovod knows variables of TensorFlow, and not those of Keras 3.
+        # Horovod supports TensorFlow variables, but not those of Keras 3.
         found: Sequence[Any] = horovod.DistributedGradientTape(tape).gradient(loss, [*map(compat.native, variables)])
         return found
 
@@ -90,14 +90,14 @@ def _tf_distribute(peer: Peer, backend: Backend, ranks: Ranks) -> None:
     strategy.extended._stop_check_health_thread()
 
     def reduce(tensor: Any, _: str) -> Any:
-        # Arguments of a function have no device, by which tf.distribute knows where to reduce; an identity has one.
+        # tf.distribute reduces on the tensor's device. Arguments of a function have none, but an identity has one.
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(tensor))
 
     def scope(function: Callable[..., Any], *arguments: Any) -> Any:
         return strategy.run(function, args=arguments)
 
     def gradient(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
-        # The optimizer sums over replicas, so that each gives its part of the mean.
+        # The optimizer sums over replicas, so each one contributes its share of the mean.
         found: Sequence[Any] = tape.gradient(loss, variables, output_gradients=tf.constant(1.0 / ranks.size))
         return found
 
@@ -107,7 +107,7 @@ def _tf_distribute(peer: Peer, backend: Backend, ranks: Ranks) -> None:
 
 @contextlib.contextmanager
 def _server_is_up(context: Any) -> Iterator[None]:
-    """Lets a strategy find TensorFlow's server, which tfdist has started, instead of starting another."""
+    """Makes a strategy use the TensorFlow server that tfdist has started, instead of starting another."""
     names = ("configure_collective_ops", "configure_coordination_service", "enable_collective_ops")
     for name in names:
         setattr(context, name, lambda *_, **__: None)

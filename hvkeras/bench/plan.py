@@ -1,4 +1,4 @@
-"""What the jobs of a benchmark are for."""
+"""The plans of a benchmark's jobs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ if TYPE_CHECKING:
     from hvkeras.bench.peers import Peer
     from hvkeras.bench.ranks import Ranks
 
-ONE = "local"  # the backend of the job of one process
+ONE = "local"  # the backend of the single-process job
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job is for.
+    """What a job measures, and how.
 
     Attributes:
         kind: `allreduce` or `step`.
         backend: The engine; "" for MPI alone, or for processes that do not communicate.
-        ranks: How many ranks the benchmark is about; a job of one process has fewer.
-        peer: Whether the engine is also used directly, without hvkeras.
-        jit: Whether steps are also compiled by XLA, where the engine can.
-        pin: Whether each rank gets a core of its own.
-        timeout: Seconds until all must be over.
-        shared: The folder of the benchmark, where jobs leave files for each other.
-        port: Where rank 0 calls.
-        key: What it shows there.
+        ranks: The number of ranks in the benchmark; the single-process job has fewer.
+        peer: Whether to also measure the engine used directly, without hvkeras.
+        jit: Whether to also compile steps with XLA, if the engine supports it.
+        pin: Whether each rank is pinned to its own core.
+        timeout: Seconds until the benchmark must be over.
+        shared: The folder of the benchmark, through which jobs exchange files.
+        port: The port that rank 0 connects to.
+        key: The secret that it sends there.
     """
 
     kind: str
@@ -43,12 +43,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Stage:
-    """What participants of a job share.
+    """The context shared by the participants of a job.
 
     Attributes:
-        plan: What the job is for.
+        plan: The plan of the job.
         ranks: The ranks.
-        memory: Bytes by which the engine's start raised the peak of this rank's memory, or None.
+        memory: Bytes by which starting the engine raised this rank's peak memory, or None.
         peer: The engine used directly, or None.
     """
 

@@ -16,19 +16,19 @@ from hvkeras.errors import MachineError, explain
 
 
 def require_matplotlib() -> None:
-    """Raises MachineError where there is no matplotlib; asked before anything runs."""
+    """Raises MachineError if matplotlib is not installed; called before anything runs."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MachineError(explain("--plot needs matplotlib", "pip install 'hvkeras[bench]'"))
 
 
 def draw(kind: str, rows: Sequence[Row], ranks: int, title: str, path: Path) -> None:
-    """Draws times and bandwidths by size, or shares of one process's speed by model.
+    """Draws times and bandwidths by size, or scaling efficiencies by model.
 
     Args:
         kind: `allreduce` or `step`.
-        rows: The rows; those without figures are left out.
-        ranks: How many ranks there were.
-        title: Stands above the plot.
+        rows: The rows; those without results are left out.
+        ranks: The number of ranks.
+        title: The title of the plot.
         path: The PNG file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

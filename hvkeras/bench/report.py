@@ -1,4 +1,4 @@
-"""The tables of a benchmark, and the lines under them."""
+"""The tables of a benchmark, and the notes below them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hvkeras.bench.figures import bandwidth, bus_bandwidth, efficiency, quartile
 from hvkeras.bench.row import APART, ONE_PROCESS, Row
 
 UNKNOWN = "-"
-MUCH = 1e-3  # of the way, from which on it is worth a line that rounding alone carries weights so far
+MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves the weights further
 
 
 def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]:
-    """Lays rows out.
+    """Builds the table of the rows.
 
     Args:
         kind: `allreduce` or `step`.
         rows: The rows.
-        ranks: How many ranks there were.
+        ranks: The number of ranks.
 
     Returns:
-        The table, and the notes under it.
+        The table, and the notes below it.
     """
     names = _compared(kind, rows)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
@@ -50,7 +50,7 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
 
 
 def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
-    """The rows that the others are compared with."""
+    """The names of the rows that the others are compared with."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
         names = [name for name in names if not name.startswith((ONE_PROCESS, APART))]
@@ -77,7 +77,7 @@ def _ratio(row: Row, name: str, rows: Sequence[Row]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Words a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
+    """Formats a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
     return f"{_number(seconds, seconds)} {_unit(seconds)[0]}"
 
 
@@ -87,17 +87,17 @@ def _number(seconds: float, like: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a time is told, and how many there are in a second."""
+    """The unit in which a time is shown, and how many there are in a second."""
     return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
 
 
 def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
-    """Says what the columns are, and what was verified.
+    """Explains the columns, and states what was verified.
 
     Args:
         kind: `allreduce` or `step`.
         rows: The rows.
-        ranks: How many ranks there were.
+        ranks: The number of ranks.
     """
     engines = {row.name: row.engine for row in rows if row.engine and row.blocks}
     lines = [f"{name}: {engine}" for name, engine in engines.items()]

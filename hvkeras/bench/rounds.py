@@ -1,4 +1,4 @@
-"""Participants that take turns in many short blocks, so that whatever disturbs the machine disturbs all alike."""
+"""Measures participants in turns, in many short blocks, so that disturbances of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvkeras.bench.jobs import Remote
 
-FEWEST, MOST = 5, 200  # rounds, unless the user says how many
+FEWEST, MOST = 5, 200  # rounds, unless the user sets the number
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        seconds: Seconds for all participants on one piece of work, together.
-        rounds: How many rounds instead, or None.
-        block: Seconds that a block should take, if it has several calls.
+        seconds: Total seconds for all participants on one piece of work.
+        rounds: The number of rounds to run instead, or None.
+        block: Seconds that a block should take; it has at least one call.
     """
 
     seconds: float
@@ -27,12 +27,12 @@ class Effort:
 
 
 def compete(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
-    """Has participants take turns until their time is up; one that fails leaves, with the reason in its row.
+    """Measures participants in turns until the time is up; one that fails drops out, with the reason in its row.
 
     Args:
-        participants: Who takes part. Those with a reason in their row do not.
+        participants: The participants. Those with a reason in their row are skipped.
         effort: How long to measure.
-        show: Told what share is done, and what is being done.
+        show: Called with the fraction done and the current activity.
     """
     left = _left(participants)
     for place, one in enumerate(left):
@@ -43,7 +43,7 @@ def compete(participants: Sequence[Remote], effort: Effort, show: Callable[[floa
     left = _left(left)
     rounds = effort.rounds or _rounds(effort.seconds, sum(costs[id(one)] for one in left))
     for number in range(rounds):
-        turn = number % max(1, len(left))  # nobody always follows the same one
+        turn = number % max(1, len(left))  # rotate, so that none always follows the same one
         for place, one in enumerate(left[turn:] + left[:turn]):
             share = (number + place / len(left)) / rounds
             show(0.3 + 0.7 * share, f"{one.row.work}: {one.row.name}, round {number + 1} of {rounds}")
@@ -62,7 +62,7 @@ def _left(participants: Sequence[Remote]) -> list[Remote]:
 
 
 def _cost(one: Remote, block: float) -> float:
-    """Fixes how many calls a block has, and returns about how many seconds it takes."""
+    """Sets the number of calls in a block, and returns roughly how many seconds a block takes."""
     seconds = one.timed(1)
     one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1
     return seconds * (one.row.calls + 1)

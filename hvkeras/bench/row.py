@@ -1,4 +1,4 @@
-"""One line of a benchmark: what ran, how long each of its blocks took, or why there is no figure."""
+"""One row of a benchmark: what ran, and how long each of its blocks took, or why there is no result."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ _ALONE = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
 
 
 def title_of(backend: str) -> str:
-    """What using a backend's engine directly, without hvkeras, is called; "" where that is not possible."""
+    """The name for using a backend's engine directly, without hvkeras; "" if that is not possible."""
     return _ALONE.get(backend, "")
 
 
 @dataclass
 class Row:
-    """What one participant did on one piece of work.
+    """The result of one participant on one piece of work.
 
     Attributes:
         work: The size of the allreduce as the user wrote it, or the model.
-        name: Who did it: a backend, `one process`, or a library used without hvkeras.
-        kind: `ENGINE`, `PEER` (a library used directly) or `REFERENCE` (what the others are measured by).
-        engine: What moves the bytes, in words.
-        reason: Why there are no figures, or "".
+        name: The participant: a backend, `one process`, or a library used without hvkeras.
+        kind: `ENGINE`, `PEER` (a library used directly) or `REFERENCE` (a baseline for the others).
+        engine: A description of what moves the bytes.
+        reason: Why there is no result, or "".
         wrong: Whether the reason is that a result was wrong.
         blocks: Seconds of one allreduce or one training step, block by block: each the mean over `calls` calls
             and `links` links, and over the ranks.
-        calls: How many calls each block timed.
-        links: How many allreduces depend on each other in a call; 1 for a step.
+        calls: The number of calls timed in each block.
+        links: The number of allreduces in a call that depend on each other; 1 for a step.
         bytes: Bytes of the tensor, or of all gradients.
         samples: Samples of all ranks in a step; 0 for an allreduce.
-        memory: By how many bytes the peak of resident memory rose while this one started, traced and took its
-            first calls, on the rank where it rose most; None where that cannot be told.
-        difference: How far the weights were from those that one process computes, as a share of how far they
-            had moved; None where nothing was compared.
-        rounding: How far a change of the start's last bits carries the weights in the same measure: what training
-            this model makes of rounding.
+        memory: By how many bytes the peak resident memory rose while the engine started, was traced and ran its
+            first calls, on the rank where it rose most; None if unknown.
+        difference: The distance of the weights from those that one process computes, as a fraction of the distance
+            they moved; None if nothing was compared.
+        rounding: The distance that the weights change, in the same measure, when only the last bits of the initial
+            weights change: how strongly training this model amplifies rounding.
     """
 
     work: str
@@ -63,6 +63,6 @@ class Row:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:
-        """Reads what `to_json` wrote, leaving out what it does not know."""
+        """Reads the output of `to_json`, ignoring unknown fields."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})

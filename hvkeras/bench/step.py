@@ -1,4 +1,4 @@
-"""Training steps of Keras models on every engine, against the same step on one process."""
+"""Training steps of Keras models on every engine, compared with the same steps on one process."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from hvkeras.bench.ranks import Ranks, WrongResultError
 from hvkeras.bench.row import APART, ONE_PROCESS, PEER, REFERENCE, Row, title_of
 from hvkeras.errors import explain
 
-VERIFIED = 3  # steps after which weights are compared
-RATE = 0.01  # of learning, by SGD
-TOLERANCE = 0.01  # of the distance that weights have moved; other orders of summation stay far below it,
-CHAOS = 10  # unless the model makes much of little: then so many times what a change of the last bits does
-LAST_BITS = 1e-7  # of a float32
+VERIFIED = 3  # number of steps after which weights are compared
+RATE = 0.01  # learning rate of SGD
+TOLERANCE = 0.01  # of the distance that weights have moved; a different summation order stays far below it
+CHAOS = 10  # tolerance for models that amplify rounding: this many times the effect of changing the last bits
+LAST_BITS = 1e-7  # relative change in the last bits of a float32
 XLA = ", XLA"
 
 Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 class Task:
-    """A model with its start and the weights that it should have after `VERIFIED` steps.
+    """A model with its initial weights and the weights expected after `VERIFIED` steps.
 
-    The job of one process computes those, and leaves them for the jobs of the engines.
+    The single-process job computes the expected weights and saves them for the jobs of the engines.
 
     Args:
         model: The model.
-        plan: What this job is for.
+        plan: The plan of this job.
         rank: This rank.
     """
 
@@ -59,10 +59,10 @@ class Task:
         self.bytes = sum(each.nbytes for each in self.expected)
 
     def _on_one_process(self, built: Any, ranks: int) -> tuple[list[Any], list[Any]]:
-        """Trains on the batches of all ranks: the mean of the gradients of equal batches is that of the joint one.
+        """Trains on the batches of all ranks: the mean gradient of equally large batches is that of the joint batch.
 
         Returns:
-            The weights after that, and after the same from a start that differs in the last bits.
+            The final weights, and those reached from initial weights that differ in the last bits.
         """
         batches = [self.model.data(rank) for rank in range(ranks)]
         optimizer = compat.default_keras().optimizers.SGD(RATE)
@@ -88,19 +88,19 @@ class Task:
         return trained(self.start), trained(moved)
 
     def difference(self, weights: Sequence[Any], start: Sequence[Any]) -> float:
-        """The largest difference to the expected weights, over the largest distance that those have moved."""
+        """The largest difference from the expected weights, divided by the largest distance that those have moved."""
         moved = max(float(abs(goal - first).max()) for goal, first in zip(self.expected, start, strict=True))
         off = max(float(abs(goal - one).max()) for goal, one in zip(self.expected, weights, strict=True))
         return off / moved
 
 
 class Training(Participant):
-    """A training loop of one's own, as a user would write it.
+    """A custom training loop, as a user would write it.
 
     Args:
         row: Its row.
         task: What to train.
-        gradient: Computes a tape's gradients of the loss by the variables, reduced over the ranks.
+        gradient: Computes a tape's gradients of the loss with respect to the variables, reduced over the ranks.
         ranks: The ranks.
         strategy: The `tf.distribute` strategy, or None.
         jit: Whether the step is compiled by XLA.
@@ -129,18 +129,22 @@ class Training(Participant):
             self._compare(start)
 
     def run(self, calls: int) -> None:
-        """Takes so many steps."""
+        """Takes `calls` steps."""
         for _ in range(calls):
             self._loss = float(self._step())
 
     def check(self) -> None:
-        """Makes sure that training goes on."""
+        """Verifies that the loss is finite.
+
+        Raises:
+            WrongResultError: It is not.
+        """
         if not np.isfinite(self._loss):
             raise WrongResultError(explain("The loss must stay finite", engine=self.row.name, model=self.row.work,
                                            loss=self._loss))
 
     def digest(self) -> str:
-        """A hash of the weights: all ranks must hold the same, to the last bit."""
+        """A hash of the weights, which must be bitwise identical on all ranks."""
         if not self._reduces:
             return ""
         return hashlib.sha256(b"".join(weight.tobytes() for weight in _trainable(self._model))).hexdigest()
@@ -180,16 +184,16 @@ def _save(path: Path, **lists: Sequence[Any]) -> None:
 
 
 def _load(path: Path) -> dict[str, list[Any]]:
-    """Reads what `_save` wrote."""
+    """Reads a file that `_save` wrote."""
     lists: dict[str, list[Any]] = {}
     with np.load(path) as file:
-        for key in file.files:  # in the order in which they were written
+        for key in file.files:  # in the order of writing
             lists.setdefault(key.split()[0], []).append(file[key])
     return lists
 
 
 def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) -> str:
-    """The first weight that is off by more than rounding."""
+    """A description of the first weight that differs by more than rounding."""
     for weight, goal, variable in zip(weights, expected, model.trainable_variables, strict=True):
         wrong = ~np.isclose(weight, goal, rtol=1e-4, atol=1e-6)
         if wrong.any():
@@ -221,7 +225,7 @@ def participants(stage: Stage, name: str) -> list[Participant]:
     """The training loops of one job.
 
     Args:
-        stage: What the job has.
+        stage: The job's plan, ranks and peer.
         name: The model.
     """
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer

@@ -1,4 +1,4 @@
-"""What each rank of a job of `hvkeras bench` runs: it does what it is asked, and otherwise waits."""
+"""The program of each rank in a job of `hvkeras bench`: it serves requests and otherwise waits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def main(folder: Path) -> None:
-    """Takes part in a benchmark until it is over.
+    """Participates in a benchmark until it is over.
 
     Args:
-        folder: The folder of the job, with the plan.
+        folder: The folder of the job, which contains the plan.
     """
     plan = Plan(**json.loads((folder / "plan.json").read_text()))
     launch = detect_launch()
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
 
     memory: int | None = None
     if plan.backend:
-        import tensorflow as tf  # noqa: F401 - its own memory is not the engine's
+        import tensorflow as tf  # noqa: F401 - imported first, so that its memory is not attributed to the engine
 
         before = PeakMemory()
         hvkeras.init(plan.backend)

@@ -1,8 +1,8 @@
-"""Builds Horovod 0.28.1 against the TensorFlow that is installed: `python -m hvkeras.build_horovod`.
+"""Builds Horovod 0.28.1 against the installed TensorFlow: `python -m hvkeras.build_horovod`.
 
-Horovod's last release includes seven headers that TensorFlow has moved since, for an XLA operation that
-only GPU builds compile. Stand-ins for these headers, put first in the include path, let the release build
-unpatched (`stubs`). The rest is what a build by hand would need as well: prerequisites (`prerequisites`), and pip
-and cmake with their progress shown (`building`). Which TensorFlow it was built for is noted by Horovod itself;
-`hvkeras.backends.horovod` compares it with the installed one.
+Horovod's last release includes seven headers that TensorFlow has since moved, for an XLA operation that only GPU builds
+compile. Stand-ins for these headers, placed first in the include path, let the release build unpatched (`stubs`). The
+rest is what a manual build would need as well: prerequisites (`prerequisites`), and pip and cmake, with their progress
+shown (`building`). Horovod itself records which TensorFlow it was built for; `hvkeras.backends.horovod` compares that
+version with the installed one.
 """

@@ -16,7 +16,7 @@ from hvkeras.errors import HvkerasError, MachineError
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's options."""
+    """Builds the parser of the command line."""
     options = argparse.ArgumentParser(
         prog="python -m hvkeras.build_horovod",
         description="Build Horovod 0.28.1 against the installed TensorFlow (2.16 to 2.21), with Gloo, and with MPI"
@@ -67,7 +67,7 @@ def _build(options: argparse.Namespace, console: Console) -> int:
 
 
 def _usable(with_mpi: bool, environ: dict[str, str]) -> str:
-    """What the installed Horovod was built with, in words; "" when there is none that would do."""
+    """What the installed Horovod was built with, as text; "" if there is no suitable Horovod."""
     if not installed.availability().ok or (with_mpi and not installed.has_mpi()):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The build itself: pip and cmake in a child process, with their progress shown and their output kept."""
+"""The build itself: pip and cmake in a child process, with their progress shown and their output logged."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | 
     Args:
         found: The machine's compiler and MPI.
         stubs: The folder of stand-in headers.
-        jobs: How many compilers run at once.
-        cuda: The CUDA toolkit's folder, "" for its default place, None for no GPU.
-        environ: The environment, whose `CXXFLAGS` come after ours.
+        jobs: How many compilers run in parallel.
+        cuda: The CUDA toolkit's folder, "" for its default location, None for no GPU.
+        environ: The environment variables; `CXXFLAGS` from them are appended.
 
     Returns:
-        Variables to be set on top of the environment.
+        Variables to add to the environment.
     """
     variables = {
         "CXX": found.compiler,
@@ -57,7 +57,7 @@ def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | 
 
 
 def install_packages(packages: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
-    """Installs what the build needs and pip can bring in."""
+    """Installs the packages that the build needs and that pip can provide."""
     if packages:
         console.print(f"Installing what the build needs: {', '.join(packages)}", highlight=False)
         run_shown([*_pip("install"), "--quiet", *packages], environ, console, "Installing")
@@ -67,29 +67,29 @@ def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[st
     """Builds and installs Horovod.
 
     Raises:
-        MachineError: The build failed; the message ends with where its whole output lies.
+        MachineError: The build failed; the message ends with the location of the full output.
     """
     with tempfile.TemporaryDirectory(prefix="hvkeras-horovod-") as stubs:
         variables = horovod_variables(found, write_stubs(Path(stubs)), jobs, cuda, environ)
         variables["CXX"] = write_compiler(Path(stubs), found.compiler)
-        # Without the cache: pip would hand out a wheel that was built against another TensorFlow.
+        # Without the cache, from which pip would take a wheel that was built against another TensorFlow.
         options = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--force-reinstall"]
         command = [*_pip("install"), "--verbose", *options, HOROVOD]
         run_shown(command, {**environ, **variables}, console, "Building Horovod")
 
 
 def verify(with_mpi: bool, environ: Mapping[str, str]) -> dict[str, bool]:
-    """Imports the installed Horovod in a process of its own.
+    """Imports the installed Horovod in a separate process.
 
     Args:
         with_mpi: Whether it must have been built with MPI.
-        environ: The environment of that process.
+        environ: The environment variables of that process.
 
     Returns:
         What it was built with: `mpi`, `gloo`, `nccl`.
 
     Raises:
-        MachineError: It cannot be imported, or lacks what was asked for.
+        MachineError: It cannot be imported, or lacks a required feature.
     """
     program = ("import json, horovod.tensorflow as hvd; print('built', json.dumps({'mpi': bool(hvd.mpi_built()),"
                " 'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}))")
@@ -115,12 +115,12 @@ def run_shown(command: list[str], environ: Mapping[str, str], console: Console, 
 
     Args:
         command: The command line.
-        environ: Its environment.
-        console: Where to show it.
-        title: What it does, in a word or two.
+        environ: Its environment variables.
+        console: Where to show the progress.
+        title: What the command does, in a word or two.
 
     Raises:
-        MachineError: It failed; the message has the end of its output.
+        MachineError: The command failed; the message contains the end of its output.
     """
     with (
         tempfile.NamedTemporaryFile("w", prefix="hvkeras-", suffix=".log", delete=False) as log,
@@ -137,7 +137,7 @@ def run_shown(command: list[str], environ: Mapping[str, str], console: Console, 
 
 
 def _follow(output: IO[str], log: IO[str], console: Console, title: str) -> list[str]:
-    """Shows a bar on a terminal and a line every ten per cent elsewhere; returns all lines."""
+    """Shows a progress bar on a terminal, or a line every ten percent elsewhere; returns all lines of output."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
                TimeElapsedColumn(), TextColumn("{task.fields[what]}", style="dim"))
     lines, shown, began = [], -_PLAIN_STEP, time.monotonic()

@@ -1,4 +1,4 @@
-"""What a build of Horovod needs, looked for without side effects; each lack is an error with its fix."""
+"""Finds what a build of Horovod needs, without side effects; anything missing is an error with its fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDEST_TENSORFLOW = (2, 16)
 NEWEST_TENSORFLOW = (2, 21)
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 
-# Distribution, the versions that work, and why. pip brings in what is missing.
+# Distributions and the versions of them that work. pip installs what is missing.
 PYTHON_PACKAGES = {
     "cloudpickle": "cloudpickle",
     "packaging": "packaging",
@@ -28,7 +28,7 @@ PYTHON_PACKAGES = {
     "setuptools": "setuptools<81",  # later ones lack pkg_resources
     "wheel": "wheel",
 }
-CMAKE = "cmake>=3.13,<4"  # cmake 4 refuses the old policies of the libraries that Horovod brings along
+CMAKE = "cmake>=3.13,<4"  # cmake 4 rejects the old policies of the libraries bundled with Horovod
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Prerequisites:
         tensorflow: The installed TensorFlow's version.
         compiler: The C++ compiler.
         mpi: The MPI compiler wrapper `mpicxx`, or "" for a build without MPI.
-        missing_packages: What pip has to install first.
-        notices: What the user should know before the build.
+        missing_packages: What pip must install first.
+        notices: Messages to the user before the build.
     """
 
     tensorflow: str
@@ -54,16 +54,16 @@ def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping
     """Looks for everything that the build needs.
 
     Args:
-        with_mpi: True to demand MPI, False to leave it out, None to use it where it is.
+        with_mpi: True to require MPI, False to build without it, None to use it if it is available.
         cuda: The folder of the CUDA toolkit for a build with NCCL, "" to look for it, None for no GPU.
-        environ: The environment in which the build will run; `PATH` and `CXX` are read.
+        environ: The environment variables of the build; `PATH` and `CXX` are read.
 
     Returns:
         What was found.
 
     Raises:
-        MachineError: Something is missing that pip cannot bring in.
-        UsageError: This Python or TensorFlow is not one for which the build is known to work.
+        MachineError: Something is missing that pip cannot install.
+        UsageError: The build is not known to work with this Python or TensorFlow.
     """
     check_python(sys.version_info[:2])
     tensorflow = check_tensorflow(installed_tensorflow())
@@ -85,14 +85,14 @@ def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping
 
 
 def check_python(version: tuple[int, ...]) -> None:
-    """Raises UsageError when the build is not known to work on a Python version."""
+    """Raises UsageError if the build is not known to work with a Python version."""
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
         raise UsageError(explain("Horovod builds here with Python 3.10 to 3.13",
                                  "make a virtual environment with one of these", python=".".join(map(str, version))))
 
 
 def installed_tensorflow() -> str:
-    """The installed TensorFlow's version, whichever distribution it came in; "" when there is none."""
+    """The installed TensorFlow's version, whichever distribution provides it; "" if there is none."""
     for name in TENSORFLOWS:
         try:
             return metadata.version(name)
@@ -102,7 +102,12 @@ def installed_tensorflow() -> str:
 
 
 def check_tensorflow(version: str) -> str:
-    """Returns a version against which the build works, or raises."""
+    """Returns the version if the build works against it.
+
+    Raises:
+        MachineError: TensorFlow is not installed.
+        UsageError: The build is not known to work against this version.
+    """
     if not version:
         raise MachineError(explain("Horovod is built against an installed TensorFlow, and there is none",
                                    f"{TENSORFLOW}, first"))
@@ -114,7 +119,7 @@ def check_tensorflow(version: str) -> str:
 
 
 def find_compiler(wanted: str, path: str) -> str:
-    """Finds the C++ compiler: the wanted one, else g++, c++ or clang++."""
+    """Finds the C++ compiler: the wanted one if given, else g++, c++ or clang++."""
     for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
         if found := shutil.which(name, path=path):
             return found
@@ -132,7 +137,7 @@ def find_tool(name: str, path: str, hint: str) -> str:
 
 
 def missing_packages(path: str) -> tuple[str, ...]:
-    """Lists what pip has to install: Python packages, and cmake when the one in the PATH will not do."""
+    """Lists what pip must install: Python packages, and cmake if the one in the PATH is unsuitable."""
     missing = [wanted for name, wanted in PYTHON_PACKAGES.items() if not _is_installed(name, wanted)]
     return (*missing, *(() if (3, 13) <= _cmake_version(path) < (4,) else (CMAKE,)))
 
@@ -157,5 +162,5 @@ def _cmake_version(path: str) -> tuple[int, ...]:
 
 
 def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the build: this one, with this interpreter's programs first in the PATH."""
+    """The environment variables of the build: the given ones, with this interpreter's programs first in the PATH."""
     return {**environ, "PATH": f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"}

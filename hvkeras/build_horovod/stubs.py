@@ -1,4 +1,4 @@
-"""Stand-ins for what Horovod's build uses: TensorFlow's headers, and the compiler.
+"""Stand-ins that Horovod's build uses: for TensorFlow's headers, and for the compiler.
 
 Horovod 0.28.1 includes headers that TensorFlow 2.16 and later lack.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-# Only Horovod's xla_mpi_ops.cc includes any of these, and all of its body depends on HAVE_GPU. So the
-# headers may be empty, if the one that it includes before that test takes HAVE_GPU away.
+# Only Horovod's xla_mpi_ops.cc includes any of these, and its whole body depends on HAVE_GPU. So the headers may be
+# empty, provided that the one it includes before that test undefines HAVE_GPU.
 HEADERS = {
     "tensorflow/compiler/tf2xla/xla_op_kernel.h": "#undef HAVE_GPU\n",
     "tensorflow/compiler/tf2xla/xla_op_registry.h": "",
@@ -22,7 +22,7 @@ HEADERS = {
 
 
 def write_stubs(folder: Path) -> Path:
-    """Writes the headers below a folder.
+    """Writes the headers into a folder.
 
     Args:
         folder: An existing folder.
@@ -38,14 +38,14 @@ def write_stubs(folder: Path) -> Path:
 
 
 def write_compiler(folder: Path, compiler: str) -> str:
-    """Writes a stand-in for the compiler that leaves out the debug information that Horovod's build asks for.
+    """Writes a wrapper of the compiler that omits the debug information that Horovod's build requests.
 
     Args:
         folder: An existing folder.
         compiler: The compiler's path.
 
     Returns:
-        The path of the stand-in.
+        The path of the wrapper.
     """
     path = folder / Path(compiler).name
     path.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -g0\n')

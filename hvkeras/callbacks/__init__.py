@@ -1,6 +1,6 @@
-"""Keras callbacks for distributed training, each in a file of its own.
+"""Keras callbacks for distributed training, each in its own module.
 
-They derive from the callbacks of the Keras that `tf.keras` is when they are imported.
+They derive from the callbacks of the Keras version that `tf.keras` refers to when they are imported.
 """
 
 from __future__ import annotations

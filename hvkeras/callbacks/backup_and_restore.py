@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: training that was cut off goes on where it was last saved."""
+"""`BackupAndRestore`: resumes interrupted training from where it was last saved."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _Callback: Any = compat.default_keras().callbacks.Callback
 
 
 class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
-    """Saves the state of training as it goes, and restores it on all workers when the script is started again.
+    """Saves the training state during training, and restores it on all workers when the script is restarted.
 
-    The parameters are those of Keras's `BackupAndRestore`. It goes into the list of callbacks on every rank, under
-    `hvd.init()` and under strategies of tf.distribute alike. The chief alone writes, reads, and gives what it has
-    read to the others, so the folder need not be shared. A run that is killed at any moment leaves the last
-    complete backup; the next one goes on with it, with the step of the epoch after which it was saved, on any
-    number of workers and any backend.
+    The parameters are those of Keras's `BackupAndRestore`. Add the callback to the list on every rank, both under
+    `hvd.init()` and under tf.distribute strategies. Only the chief writes and reads the backup, and it sends what it
+    has read to the others, so the folder need not be shared. A run that is killed at any moment leaves the last
+    complete backup. The next run resumes from it, at the step of the epoch after which it was saved, on any number of
+    workers and any backend.
 
     Example:
         model.fit(dataset, epochs=10, callbacks=[hvd.callbacks.BackupAndRestore("backup", save_freq=100)])
 
     Args:
-        backup_dir: The folder, of this training alone.
-        save_freq: "epoch", or after how many steps to save. The last step of an epoch is saved when
-            the epoch has ended.
-        double_checkpoint: Whether to keep the backup before the last as well, for the case that the disk spoils one.
-        delete_checkpoint: Whether to remove the backup when training has come to its end.
+        backup_dir: The folder, used by this training only.
+        save_freq: "epoch", or the number of steps between backups. The last step of an epoch is saved when the epoch
+            has ended.
+        double_checkpoint: Whether to keep the previous backup as well, in case the disk corrupts one.
+        delete_checkpoint: Whether to remove the backup when training has completed.
 
     Raises:
         UnsupportedError: `tf.keras` is tf_keras.
-        UsageError: An argument is wrong; or, when training begins, the model has no weights yet, or the backup is of
-            another one or of another optimizer.
-        MachineError: In training: the backup cannot be written.
+        UsageError: An argument is wrong; or, when training begins, the model has no weights yet, or the backup belongs
+            to another model or another optimizer.
+        MachineError: During training, the backup cannot be written.
     """
 
     def __init__(self, backup_dir: Any, save_freq: Any = "epoch", double_checkpoint: bool = False,
@@ -61,24 +61,24 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         self.backup_dir, self.save_freq = os.fspath(backup_dir), save_freq
         self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
         self._folder = BackupFolder(Path(self.backup_dir), double_checkpoint)
-        if steps:  # not as a method: Keras waits for the logs of each step where there is one
+        if steps:  # not a method: with one, Keras waits for the logs of each step
             self.on_train_batch_end = self._after_step
         self._group = TrainingGroup(leads=True)
-        self._restored: Backup | None = None  # until its epoch has begun
+        self._restored: Backup | None = None  # what was restored, until its epoch begins
         self._others: Sequence[Any] = ()
         self._random_at_epoch: Any = None
-        self._steps: int | None = None  # of an epoch
-        self._rows: int | None = None  # of a step, on all workers
+        self._steps: int | None = None  # per epoch
+        self._rows: int | None = None  # samples per step, on all workers
         self._epoch = self._begun = self._counted = self._since = 0
-        self._owed = False  # whether the epoch's end shall save
+        self._owed = False  # whether to save at the end of the epoch
 
     def set_model(self, model: Any) -> None:
-        """Keeps the model, before training begins."""
+        """Sets the model, before training begins."""
         super().set_model(model)
         compat.hook_resuming()
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Restores what was saved, on every worker."""
+        """Restores the backup on every worker."""
         model = self.model
         if not model.built:
             raise UsageError(explain("BackupAndRestore needs a model with its weights", "give it an input shape, or"
@@ -106,13 +106,13 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         compat.begin_with_epoch(model, backup.position.epoch)
 
     def comes_last(self, callbacks: Sequence[Any]) -> None:
-        """Learns which callbacks there are, when all of them have begun and this one is the last.
+        """Receives the list of callbacks, once all of them have begun and this one is the last.
 
         Args:
             callbacks: All callbacks of this `fit`.
 
         Raises:
-            UsageError: Two of them are a `BackupAndRestore`.
+            UsageError: More than one of them is a `BackupAndRestore`.
         """
         if sum(isinstance(callback, BackupAndRestore) for callback in callbacks) > 1:
             raise UsageError(explain("One fit() takes one BackupAndRestore", "remove the others from callbacks"))
@@ -123,29 +123,29 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
                 randomness.restore(self._restored.random)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Has the data go on where they were."""
+        """Makes the data resume where it stopped."""
         self._epoch, self._begun, self._counted = epoch, 0, 0
         compat.begin_with_epoch(self.model, None)
         self._random_at_epoch = randomness.capture()
         compat.at_next_pass(self._pass_begins)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Counts; the number that Keras gives a step's end differs between versions."""
+        """Records the step; the number that Keras passes at a step's end differs between versions."""
         self._begun = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Saves, when all other callbacks had their say."""
+        """Saves, after all other callbacks have run."""
         if self.save_freq == "epoch" or self._owed:
             self._save(Position(epoch + 1, 0, self._steps, self._rows, self._group.workers))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Removes the backup, if that is wished."""
+        """Removes the backup if `delete_checkpoint` is set."""
         compat.begin_with_epoch(self.model, None)
         if self.delete_checkpoint and self._group.leads:
             self._folder.remove()
 
     def _read(self, own: Any) -> Any:
-        """The backup with the chief's random states, None without one, or what is wrong with it, for all workers."""
+        """Returns the backup with the chief's random states, None without a backup, or an error for all workers."""
         seeds, optimizer = randomness.layer_seeds(self.model), self._optimizer()
         try:
             self._folder.remove_leftovers()
@@ -169,8 +169,8 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         return backup, seeds, own
 
     def _pass_begins(self, facts: compat.PassFacts) -> compat.Done | None:
-        """Learns of the data of an epoch, and says what of them was trained on."""
-        if self._steps is not None:  # else Keras guesses from the second epoch on
+        """Receives facts about the data of an epoch, and returns which part of it was already trained on."""
+        if self._steps is not None:  # if unknown, Keras guesses it from the second epoch on
             self._steps = facts.steps
         self._rows = None if facts.rows is None else facts.rows * self._group.size
         restored, self._restored = self._restored, None
@@ -197,19 +197,19 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         return compat.Done(position.epoch, step, lambda: randomness.restore(at_epoch), after)
 
     def _after_step(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Saves, if it is time to."""
+        """Saves if a backup is due."""
         done = self._done()
         self._since += done - self._counted
         self._counted = done
         if self._since < self.save_freq or not self._is_whole():
             return
-        if done == self._steps:  # validation, and the callbacks of the epoch's end, belong to it
+        if done == self._steps:  # the backup includes validation and the callbacks at the epoch's end
             self._owed = True
         else:
             self._save(Position(self._epoch, done, self._steps, self._rows, self._group.workers))
 
     def _done(self) -> int:
-        """The steps of this epoch that are done."""
+        """Returns the number of completed steps in this epoch."""
         done = self._begun + compat.steps_per_execution(self.model)
         return done if self._steps is None else min(done, self._steps)
 
@@ -226,6 +226,6 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
                 self._random_at_epoch if position.step else None, callback_states.states_of(self._others)))
 
     def _optimizer(self) -> str:
-        """The class of the optimizer, which a wrapper leaves as it is."""
+        """Returns the class name of the optimizer, without any wrapper."""
         optimizer = self.model.optimizer
         return type(compat.inner_optimizer(optimizer) or optimizer).__name__

@@ -1,7 +1,8 @@
-"""The file of `BackupAndRestore`: Keras's weights and optimizer, and beside them what training goes on with.
+"""The file of `BackupAndRestore`: Keras's weights and optimizer, plus the other state needed to resume training.
 
-It is a `.weights.h5` that Keras's `model.load_weights` reads. What Keras has no place for is in the group
-`hvkeras`: one text of JSON, and the arrays that it names by number. Model and position can so be replaced at once.
+It is a `.weights.h5` file that Keras's `model.load_weights` reads. State that has no place in Keras's format is in the
+group `hvkeras`: one JSON text, and the arrays that it refers to by number. Thus model and position are replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _GROUP, _FORMAT, _ARRAY = "hvkeras", 1, "array of this file"
 
 @dataclass(frozen=True)
 class Position:
-    """Where training is, as any number of workers can read it.
+    """The position of training, in a form that works for any number of workers.
 
     Attributes:
-        epoch: The epoch, which counts from 0.
-        step: The steps of it that are done.
-        steps: The steps of an epoch; None if unknown.
-        rows: The samples of one step, those of all workers together; None if unknown.
-        workers: How many processes trained.
+        epoch: The epoch, counted from 0.
+        step: The number of completed steps in that epoch.
+        steps: The number of steps per epoch; None if unknown.
+        rows: The number of samples per step, over all workers; None if unknown.
+        workers: The number of processes that trained.
     """
 
     epoch: int
@@ -40,14 +41,14 @@ class Position:
     workers: int = 1
 
     def step_for(self, steps: int | None, rows: int | None, workers: int) -> int | None:
-        """The step at which an epoch goes on where its steps are others; None if nobody can tell.
+        """Returns the step at which the epoch resumes if its steps have changed; None if that cannot be determined.
 
-        What is no whole step is trained on again.
+        Samples that do not fill a whole step are trained on again.
 
         Args:
-            steps: The steps of an epoch now; None if unknown.
-            rows: The samples of a step now, those of all workers together; None if unknown.
-            workers: How many processes train now.
+            steps: The number of steps per epoch now; None if unknown.
+            rows: The number of samples per step now, over all workers; None if unknown.
+            workers: The number of processes that train now.
         """
         alike = (self.steps, self.rows, self.workers) == (steps, rows, workers)
         if not self.step or alike:
@@ -56,7 +57,7 @@ class Position:
             here = self.step * self.rows // rows
         elif self.steps and steps:
             here = self.step * steps // self.steps
-        elif self.workers == workers:  # what is not known of the data now was not known then, or the other way round
+        elif self.workers == workers:  # the data is known now but was not then, or the reverse
             here = self.step
         else:
             return None
@@ -65,15 +66,15 @@ class Position:
 
 @dataclass(frozen=True)
 class Backup:
-    """What is in the file beside the model.
+    """The content of the file besides the model.
 
     Attributes:
-        position: Where training is.
-        optimizer: The class of the optimizer.
+        position: The position of training.
+        optimizer: The class name of the optimizer.
         seeds: The states of the layers' seeds.
         random: The states of the global random generators.
-        random_at_epoch: The same as they were when the data of the epoch began; None between two epochs.
-        callbacks: The states of callbacks, by their name.
+        random_at_epoch: The same states when the data of the epoch began; None between two epochs.
+        callbacks: The states of callbacks, by name.
     """
 
     position: Position
@@ -85,11 +86,11 @@ class Backup:
 
 
 class BackupFolder:
-    """A folder with the last backup, and on request the one before.
+    """A folder with the last backup and, on request, the previous one.
 
     Args:
         path: The folder.
-        keeps_two: Whether the one before is kept.
+        keeps_two: Whether the previous backup is kept.
     """
 
     def __init__(self, path: Path, keeps_two: bool) -> None:
@@ -103,10 +104,10 @@ class BackupFolder:
 
         Args:
             model: The model with its optimizer.
-            backup: What else there is.
+            backup: The state besides the model.
 
         Raises:
-            MachineError: The file cannot be written; the former one is still there.
+            MachineError: The file cannot be written; the previous one is kept.
         """
         try:
             with replacing(self._file, _size(model)) as partial, plain_state(model):
@@ -114,23 +115,23 @@ class BackupFolder:
                 _add(partial, backup)
                 if self._keeps_two and self._file.exists():
                     self._file.replace(self._former)
-            self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup takes the place of
+            self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup replaces
         except OSError as error:
             raise MachineError(explain(f"A backup must be writable ({error.strerror or error})", "give BackupAndRestore"
                                        " a folder with room", backup_dir=str(self._folder))) from error
 
     def load(self, model: Any, optimizer: str) -> tuple[Backup, str] | None:
-        """Gives a model the weights and the optimizer's state of the last backup that can be read.
+        """Loads weights and optimizer state from the last readable backup into a model.
 
         Args:
             model: The model, whose optimizer has its variables.
-            optimizer: The class of the optimizer.
+            optimizer: The class name of the optimizer.
 
         Returns:
-            What else is in the file, and what the user must know, in words; None if there is no backup.
+            The other content of the file, and a note for the user or ""; None if there is no backup.
 
         Raises:
-            UsageError: It is of another model, or cannot be read.
+            UsageError: The backup belongs to another model or optimizer, or cannot be read.
         """
         found = [path for path in (self._file, self._former) if path.exists()]
         for number, path in enumerate(found):
@@ -149,7 +150,7 @@ class BackupFolder:
                                          path=str(path))) from error
             except UsageError:
                 raise
-            except Exception as error:  # whatever Keras raises where the variables do not fit
+            except Exception as error:  # Keras may raise anything if the variables do not fit
                 raise UsageError(explain(f"A backup must be of the model that is trained ({type(error).__name__}:"
                                          f" {' '.join(str(error).split())[:500]})", "remove the folder to begin anew,"
                                          " or give each training one of its own", path=str(path))) from error
@@ -157,7 +158,7 @@ class BackupFolder:
         return None
 
     def _extra(self, path: Path) -> Backup:
-        """What the file has beside the model; of one that Keras's own callback wrote, the epoch is in another file."""
+        """Reads the content besides the model; Keras's own callback stores the epoch in another file."""
         import h5py  # type: ignore[import-untyped]
 
         with h5py.File(path, "r") as file:
@@ -173,7 +174,7 @@ class BackupFolder:
         return Backup(**{**kept, "position": Position(**kept["position"])})
 
     def remove_leftovers(self) -> None:
-        """Removes what a killed process left."""
+        """Removes what a killed process left behind."""
         remove_leftovers(self._file)
 
     def remove(self) -> None:
@@ -186,13 +187,13 @@ class BackupFolder:
 
 
 def _size(model: Any) -> int:
-    """The bytes of a model's variables and its optimizer's."""
+    """Returns the size in bytes of the variables of a model and its optimizer."""
     variables = compat.model_weights(model) + compat.optimizer_variables(model.optimizer)
     return sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
 
 
 def _add(path: Path, backup: Backup) -> None:
-    """Adds to a file of Keras's what Keras has no place for."""
+    """Adds to a file written by Keras the state that has no place in Keras's format."""
     import h5py
 
     with h5py.File(path, "r+") as file:

@@ -12,39 +12,39 @@ from hvkeras.job.state import current_job
 
 
 class BestModelCheckpoint(ModelCheckpoint):
-    """Saves the model whenever the monitored value is the best so far; rank 0 alone writes.
+    """Saves the model whenever the monitored value is the best so far; only rank 0 writes.
 
-    A single file (`.keras`, `.h5`, `.weights.h5`) is replaced at once when the new one is complete: who reads it
-    meanwhile gets the former model, and so does who restarts after a crash.
+    A single file (`.keras`, `.h5`, `.weights.h5`) is replaced atomically once the new one is complete. Until then,
+    readers get the previous model, and so does a restart after a crash.
 
     Example:
         model.fit(dataset, validation_data=held_out,
                   callbacks=[hvd.callbacks.BestModelCheckpoint(filepath="best.keras")])
 
     Args:
-        monitor: The key in the logs. All ranks have the same value there at the end of an epoch; with
-            `save_freq` a number, it is rank 0's.
+        monitor: The key in the logs. At the end of an epoch, all ranks have the same value; if `save_freq` is a
+            number, the value is rank 0's own.
         verbose: Whether Keras prints a line at each save.
         save_weights_only: Whether to save the weights instead of the model.
-        mode: "min" or "max" for what is best; with "auto" Keras tells it from the name.
-        save_freq: "epoch", or after how many batches to look.
-        filepath: Where to write, as for Keras's `ModelCheckpoint`; can be set later, as the attribute.
+        mode: "min" or "max" for which value is best; with "auto", Keras infers it from the name.
+        save_freq: "epoch", or the number of batches between checks.
+        filepath: Where to write, as for Keras's `ModelCheckpoint`; can also be set later, through the attribute.
 
     Raises:
-        UsageError: When training begins: there is no filepath, or one that Keras cannot write.
+        UsageError: When training begins, `filepath` is not set, or Keras cannot write such a file.
     """
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
         save_freq: Any = "epoch", filepath: Any = None,
     ) -> None:
-        # Keras insists on a path here, which Horovod's users set later.
+        # Keras requires a path here, but Horovod's users set it later.
         super().__init__("unset.weights.h5" if save_weights_only else "unset.keras", monitor=monitor, verbose=verbose,
                          save_best_only=True, save_weights_only=save_weights_only, mode=mode, save_freq=save_freq)
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that there is a path."""
+        """Checks the path."""
         current_job()
         name = type(self).__name__
         if not isinstance(self.filepath, (str, os.PathLike)) or not os.fspath(self.filepath):

@@ -21,19 +21,19 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
     """Starts all ranks from the root's model and optimizer.
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
-    become the root's before the first step. `fit` builds a model that was given no input shape from the shapes of its
-    data; where that cannot be (its call needs values), it says so, and they are broadcast after the first execution.
-    Layers that learn from data (vocabularies, means and variances, bin boundaries) become the root's before the first
-    step in any case. Metrics keep their state, and random seeds do: ranks that were seeded differently go on drawing
-    different dropout masks.
+    are broadcast from the root before the first step. If the model has no input shape, `fit` builds it from the shapes
+    of its data. If that is impossible (the model's call needs values), `fit` reports it, and the variables are
+    broadcast after the first execution. What layers have learned from data (vocabularies, means and variances, bin
+    boundaries) is always broadcast before the first step. Metrics and random seeds keep their state: ranks with
+    different seeds keep drawing different dropout masks.
 
     Example:
         model.fit(dataset, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
     Args:
-        root_rank: The rank whose values all get.
-        device: Accepted for Horovod's sake.
-        local_variables: Variables that each rank keeps for itself.
+        root_rank: The rank to broadcast from.
+        device: Accepted for compatibility with Horovod.
+        local_variables: Variables that are local to each rank.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -44,7 +44,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         self.local_keys = {compat.variable_key(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps a variable out of the broadcast.
+        """Excludes a variable from the broadcast.
 
         Args:
             var: A variable of the model.
@@ -52,7 +52,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         self.local_keys.add(compat.variable_key(var))
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Broadcasts, if the model has its weights on every rank."""
+        """Broadcasts if the model has its weights on every rank."""
         size = current_job().topology.size
         require_root(self.root_rank, range(size))
         self.broadcast_done = False
@@ -71,7 +71,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
             broadcast_learned(self.model, self.root_rank, self.local_keys)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Broadcasts after the first step, if it was not possible before."""
+        """Broadcasts after the first step if it was not possible before."""
         if not self.broadcast_done:
             self._broadcast()
 

@@ -1,4 +1,4 @@
-"""The states of Keras's own callbacks that decide by what they have seen."""
+"""States of Keras's own callbacks whose decisions depend on what they have seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# By the class of the callback, or one of its bases.
+# Attributes by the class of the callback, or one of its bases.
 _KEPT = {
     "EarlyStopping": ("best", "wait", "best_epoch", "stopped_epoch", "best_weights"),
     "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
@@ -17,13 +17,13 @@ _KEPT = {
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """What Keras's callbacks have seen so far, as numbers and arrays, by names that a later run has as well."""
+    """Returns what Keras's callbacks have seen so far, as numbers and arrays, by names that a later run has too."""
     return {key: {name: _plain(getattr(callback, name)) for name in names if hasattr(callback, name)}
             for key, callback, names in _known(callbacks)}
 
 
 def restore(callbacks: Sequence[Any], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Gives callbacks what those of the same kind, monitor and place had seen."""
+    """Restores the states of callbacks, matched by kind, monitor and position in the list."""
     for key, callback, names in _known(callbacks):
         for name in names:
             if name in states.get(key, {}):
@@ -33,9 +33,9 @@ def restore(callbacks: Sequence[Any], states: Mapping[str, Mapping[str, Any]]) -
 
 
 def _keep_best(callback: Any, best: Any) -> None:
-    """Has a callback keep its best value where it finds out whether less or more is better, at the end of an epoch.
+    """Makes a callback keep its best value when it determines, at an epoch's end, whether less or more is better.
 
-    Older Keras 3 takes the worst of all values for the best there.
+    Older versions of Keras 3 reset the best value to the worst possible one at that point.
     """
     find_out = getattr(callback, "_set_monitor_op", None)
     if find_out is None or getattr(callback, "monitor_op", True) is not None:
@@ -60,7 +60,7 @@ def _known(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as Python's, arrays as NumPy's."""
+    """Converts numbers to Python's types, and arrays to NumPy's."""
     if isinstance(value, (list, tuple)):
         return [np.asarray(one) for one in value]
     if value is None or isinstance(value, bool):

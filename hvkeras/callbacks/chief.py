@@ -1,4 +1,4 @@
-"""Which process prints and writes for those that train a model together."""
+"""The chief: the process that prints and writes for all processes that train a model together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvkeras.training.fit_hooks import shared_by
 
 
 def spanning_strategy(model: Any) -> Any:
-    """The `tf.distribute` strategy of several workers that the model was made under; None if there is none."""
+    """Returns the multi-worker `tf.distribute` strategy that the model was created under; None if there is none."""
     strategy = getattr(model, "distribute_strategy", None)
     return strategy if strategy is not None and graphs.spans_workers(strategy) else None
 
 
 def leads(model: Any) -> bool:
-    """Whether this process is the first of those that train the model together: the chief, or rank 0 as a rule."""
+    """Whether this process is the chief of those that train the model: the strategy's chief, or usually rank 0."""
     strategy = spanning_strategy(model)
     if strategy is not None:
         return bool(strategy.extended.should_checkpoint)
@@ -29,5 +29,5 @@ def leads(model: Any) -> bool:
 
 
 def tells(model: Any, level: str = "WARNING") -> bool:
-    """Whether this process is the one to print a line, and lines of that level are printed."""
+    """Whether this process is the chief, and messages of that level are printed."""
     return leads(model) and prints_at(current_job().settings if is_initialized() else Settings(), level)

@@ -22,13 +22,13 @@ _Callback: Any = compat.default_keras().callbacks.Callback
 
 
 class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
-    """Sets the learning rate to `initial_lr` x `multiplier` from one epoch to another.
+    """Sets the learning rate to `initial_lr` x `multiplier` over a range of epochs.
 
-    Epochs are counted by the optimizer's `iterations`, so that training that goes on with a restored
-    optimizer continues where it was, whether or not `fit` is told `initial_epoch`. Where the two disagree (a new
-    optimizer, other batches), `initial_epoch` counts. Outside of its epochs the callback leaves the rate alone.
-    The rate changes between steps; within one call of the compiled function (`steps_per_execution`) it stays.
-    At the end of an epoch `logs["lr"]` tells it.
+    Epochs are counted by the optimizer's `iterations`, so training with a restored optimizer resumes where it stopped,
+    whether or not `fit` is given `initial_epoch`. If the two disagree (a new optimizer, different batches),
+    `initial_epoch` takes precedence. Outside its epochs, the callback does not change the rate. The rate changes
+    between steps; it is constant within one call of the compiled function (`steps_per_execution`). At the end of an
+    epoch, `logs["lr"]` contains the rate.
 
     Example:
         callbacks = [hvd.callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=30, end_epoch=60),
@@ -38,17 +38,17 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         initial_lr: The learning rate to multiply.
         multiplier: A number, or a function that takes the epoch (from 0) and returns a number.
         start_epoch: The first epoch, from 0.
-        end_epoch: The epoch before which it ends; None for never.
-        staircase: Whether the rate changes at the beginning of epochs only, and a function gets whole epochs.
-            Otherwise it changes at each step, and a function gets `epoch + batch / steps_per_epoch`.
+        end_epoch: The epoch before which the callback stops; None for never.
+        staircase: Whether the rate changes only at the beginning of epochs, and a function gets whole epochs.
+            Otherwise the rate changes at each step, and a function gets `epoch + batch / steps_per_epoch`.
         momentum_correction: Whether the velocities of SGD and RMSprop with momentum, which contain the learning
-            rate, are multiplied by new / old rate when it changes (Goyal et al. 2017, remark 2:
+            rate, are multiplied by new / old rate when the rate changes (Goyal et al. 2017, remark 2:
             https://arxiv.org/abs/1706.02677).
-        steps_per_epoch: The steps of an epoch; by default what `fit` knows of the data.
+        steps_per_epoch: The number of steps per epoch; by default what `fit` knows from the data.
 
     Raises:
-        UsageError: An argument is wrong; or, when training begins, the optimizer's learning rate is a
-            schedule, or the steps of an epoch are needed and unknown.
+        UsageError: An argument is wrong; or, when training begins, the optimizer's learning rate is a schedule, or the
+            number of steps per epoch is needed and unknown.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch: int = 0
-        self._steps = 0  # of an epoch; 0 if unknown
+        self._steps = 0  # per epoch; 0 if unknown
         self._ahead: int | None = None  # how many steps the schedule is ahead of `fit`'s epochs
-        self._rate: float | None = None  # what the optimizer has, as far as known
+        self._rate: float | None = None  # the optimizer's rate, if known
         self._unfinished = self._begun = False
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -87,16 +87,16 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
             compat.build_optimizer(optimizer, self.model.trainable_variables)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Finds out at which epoch training begins or goes on."""
+        """Determines the epoch at which training begins or resumes."""
         self.current_epoch, self._rate = epoch, None
         if self._ahead is None:
             self._start(epoch)
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Sets the rate of this step, if the epoch is one of the callback's."""
+        """Sets the rate of this step if the epoch is one of the callback's."""
         if not self._begun:
             self._begun = True
-            self._ahead = 0 if batch else self._ahead  # BackupAndRestore goes on amid an epoch, and `batch` says where
+            self._ahead = 0 if batch else self._ahead  # BackupAndRestore resumes within an epoch, at `batch`
         epoch = self._epoch_at(min(batch, self._steps - 1))  # further steps belong to the same epoch
         if epoch < self.start_epoch:
             return
@@ -114,7 +114,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
             logs["lr"] = compat.learning_rate(self.model.optimizer)
 
     def _start(self, epoch: int) -> None:
-        """Places the first epoch of this `fit` in the schedule; the same on every rank."""
+        """Places the first epoch of this `fit` in the schedule, with the same result on every rank."""
         job = current_job()
         steps = self.steps_per_epoch or _steps(self.params or {})
         counted = compat.step_counter(self.model.optimizer)
@@ -142,7 +142,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
             say(text + (f" (initial_epoch counts, though the optimizer is at step {counted})" if odd else ""))
 
     def _epoch_at(self, batch: int) -> float:
-        """The schedule's epoch after `batch` steps of the current one: whole epochs for a staircase."""
+        """Returns the schedule's epoch after `batch` steps of the current epoch; a whole number for a staircase."""
         if not self._steps:
             return self.current_epoch
         done = self.current_epoch * self._steps + (self._ahead or 0) + batch
@@ -152,7 +152,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         return self.end_epoch is not None and epoch >= self.end_epoch
 
     def _finish(self) -> None:
-        """Sets the rate of the last step, which lay within an execution of several steps."""
+        """Sets the rate of the last step, which was within an execution of several steps."""
         if self._unfinished and self.end_epoch is not None:
             self._unfinished = False
             self._set(self._rate_at((math.ceil(round(self.end_epoch * self._steps, 6)) - 1) / self._steps))
@@ -169,7 +169,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         return rate
 
     def _set(self, rate: float) -> None:
-        """Sets the learning rate, and corrects the momentum where it changes."""
+        """Sets the learning rate, and corrects the momentum if the rate changes."""
         optimizer = self.model.optimizer
         old = compat.learning_rate(optimizer) if self._rate is None else self._rate
         self._rate = compat.as_learning_rate(optimizer, rate)
@@ -182,7 +182,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
                 compat.multiply(slots, self._rate / old)
 
     def _plan(self, size: int) -> str:  # noqa: ARG002 - the warm-up's
-        """What will happen, for the line at the start of training."""
+        """Describes the schedule, for the line printed at the start of training."""
         factor = self.multiplier
         if callable(factor):
             name = getattr(factor, "__name__", "<lambda>")
@@ -194,7 +194,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
                 f"{'' if self.staircase else ', changing at each step'}")
 
     def _progress(self, epoch: float) -> str:
-        """Where training goes on, for the same line."""
+        """Describes where training resumes, for the same line."""
         if epoch < self.start_epoch:
             return ""
         over = self._is_over(epoch)
@@ -202,7 +202,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         return f"; goes on at epoch {epoch:g}: {now}"
 
     def _checked(self, name: str, value: Any, least: float | None = None) -> float:
-        """The argument as it is, if it is a number of at least `least`, or positive."""
+        """Returns the argument unchanged if it is a number of at least `least`, or positive if `least` is None."""
         right = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
         if not right or (value <= 0 if least is None else value < least):
             allowed = "a positive number" if least is None else f"a number of at least {least:g}"
@@ -219,7 +219,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 
 
 def _steps(params: dict[str, Any]) -> int:
-    """The steps of an epoch as far as Keras says; of arrays, graphs of TensorFlow 1 know the number of samples only."""
+    """Returns the steps per epoch if Keras reports them; for arrays, TensorFlow 1 graphs report only the samples."""
     if params.get("samples") and params.get("batch_size"):
         return math.ceil(int(params["samples"]) / int(params["batch_size"]))
     return int(params.get("steps") or 0)

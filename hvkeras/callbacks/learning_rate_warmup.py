@@ -1,4 +1,4 @@
-"""`LearningRateWarmupCallback`: the learning rate grows to its scaled value over the first epochs."""
+"""`LearningRateWarmupCallback`: increases the learning rate to its scaled value over the first epochs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hvkeras.job.state import current_job
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate step by step from `initial_lr` / size to `initial_lr`.
 
-    A rate that is multiplied by the number of ranks is too high for the first steps. Where
-    epoch = (steps done + 1) / steps_per_epoch, the rate is
-    `initial_lr / size * (1 + epoch * (size - 1) / warmup_epochs)`, so the last step of the warm-up has `initial_lr`
-    (the gradual warm-up of Goyal et al. 2017, section 2.2: https://arxiv.org/abs/1706.02677). Rank 0 says in one
-    line what will happen. It goes on where it was like any `LearningRateScheduleCallback`.
+    A rate multiplied by the number of ranks is too high for the first steps. With
+    epoch = (completed steps + 1) / steps_per_epoch, the rate is
+    `initial_lr / size * (1 + epoch * (size - 1) / warmup_epochs)`, so the last step of the warm-up uses `initial_lr`
+    (the gradual warm-up of Goyal et al. 2017, section 2.2: https://arxiv.org/abs/1706.02677). Rank 0 prints one line
+    that describes the warm-up. Like any `LearningRateScheduleCallback`, the callback resumes where it stopped.
 
     Example:
         rate = 0.1 * hvd.size()
@@ -23,10 +23,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         model.fit(dataset, callbacks=[hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=5)])
 
     Args:
-        initial_lr: The learning rate after the warm-up: one process's, multiplied by `hvd.size()`.
-        warmup_epochs: How many epochs it takes; need not be a whole number, and 0 is no warm-up.
+        initial_lr: The learning rate after the warm-up: that of one process, multiplied by `hvd.size()`.
+        warmup_epochs: The length of the warm-up in epochs; need not be a whole number, and 0 means no warm-up.
         momentum_correction: As for `LearningRateScheduleCallback`.
-        steps_per_epoch: The steps of an epoch; by default what `fit` knows of the data.
+        steps_per_epoch: The number of steps per epoch; by default what `fit` knows from the data.
         verbose: Whether rank 0 prints a line at the end of the warm-up.
 
     Raises:
@@ -49,7 +49,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             say(f"epoch {self.current_epoch + 1}: the warm-up has reached the learning rate {self.initial_lr:g}")
 
     def _warming(self, epoch: float) -> float:
-        """The share of `initial_lr` at an epoch."""
+        """Returns the fraction of `initial_lr` at an epoch."""
         size = current_job().topology.size
         warmed = min((epoch + 1 / self._steps) / self.warmup_epochs, 1.0)
         return (1 + warmed * (size - 1)) / size

@@ -1,4 +1,4 @@
-"""`MetricAverageCallback`: what other callbacks add to the logs becomes the ranks' mean."""
+"""`MetricAverageCallback`: averages over the ranks what other callbacks add to the logs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _Callback: Any = compat.default_keras().callbacks.Callback
 class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
     """Averages the numbers in an epoch's logs over the ranks.
 
-    The loss and the metrics of Keras are exact and the same on every rank without it. It averages what
-    callbacks before it in the list have added to the logs, and gives every rank the same keys. What is no
-    number is left alone.
+    Keras's loss and metrics are exact and the same on every rank without this callback. It averages the values that
+    earlier callbacks in the list have added to the logs, and gives every rank the same keys. Non-numeric values are
+    left alone.
 
     Example:
         model.fit(dataset, callbacks=[Measure(), hvd.callbacks.MetricAverageCallback(),
                                       keras.callbacks.EarlyStopping("measured")])
 
     Args:
-        device: Accepted for Horovod's sake.
+        device: Accepted for compatibility with Horovod.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -66,7 +66,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
 
 
 def _number(value: Any) -> float | int | None:
-    """The value as a Python number; None if it is none, or a truth value, or an array."""
+    """Returns the value as a Python number; None for booleans, arrays and other non-numbers."""
     if hasattr(value, "numpy"):
         value = value.numpy()
     if isinstance(value, np.ndarray) and value.ndim == 0:
@@ -77,5 +77,5 @@ def _number(value: Any) -> float | int | None:
 
 
 def _mean(values: list[Any]) -> Any:
-    """The mean; equal values give just that value."""
+    """Returns the mean; equal values give exactly that value."""
     return values[0] if all(value == values[0] for value in values) else math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Files that are replaced at once: whoever reads one gets it whole, and so does who restarts after a crash."""
+"""Atomic file writes: readers always get a complete file, and so does a restart after a crash."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SINGLE_FILES = (".keras", ".h5")
 
 @contextlib.contextmanager
 def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Gives a path to write to; what was written there takes the place of `path` once it is complete and on the disk.
+    """Yields a path to write to; what is written there replaces `path` once it is complete and on disk.
 
-    It lies in a folder of its own beside `path`, since Keras may write further files next to the one it is told.
+    The temporary path is in a folder of its own beside `path`, since Keras may write further files next to its target.
 
     Args:
         path: The file to replace.
-        size: The bytes that it takes at least, where that is known.
+        size: The minimum size of the new file in bytes, if known.
 
     Raises:
-        MachineError: There is no room for it. What was there before still is.
+        MachineError: There is not enough free space. The previous file is kept.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(_PARTIAL + path.name)
@@ -57,14 +57,14 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what a killed process left of its writing to `path`, whose name may have wildcards."""
+    """Removes what a killed process left behind when writing to `path`, whose name may have wildcards."""
     for left in path.parent.glob(_PARTIAL + path.name):
         _remove(left)
 
 
 @contextlib.contextmanager
 def plain_state(model: Any) -> Iterator[None]:
-    """Meanwhile the model is saved as if it were trained by one process, and saving it starts no collective."""
+    """In the context, the model is saved as if trained by one process, and saving it starts no collective."""
     part = distributed_part(getattr(model, "optimizer", None))
     layers = None if part is None else part.__dict__.pop("_hvkeras_local_layers", None)
     try:
@@ -77,7 +77,7 @@ def plain_state(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def files_at_once(model: Any) -> Iterator[None]:
-    """Meanwhile `model.save` and `model.save_weights` replace a file only when the new one is complete."""
+    """In the context, `model.save` and `model.save_weights` replace a file only once the new one is complete."""
     names = ("save", "save_weights")
     before = {name: model.__dict__[name] for name in names if name in model.__dict__}
     model.__dict__.update({name: _at_once(getattr(model, name)) for name in names})
@@ -103,14 +103,14 @@ def _at_once(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _local_reads(model: Any) -> Any:
-    """A context in which a variable that workers sum up or average when it is read gives this worker's share."""
+    """Returns a context in which variables that are summed or averaged on read give this worker's value."""
     strategy = spanning_strategy(model)
     return contextlib.nullcontext() if strategy is None else tf.distribute.ReplicaContext(
         strategy, replica_id_in_sync_group=0)
 
 
 def _to_disk(path: Path) -> None:
-    """Has the operating system write a file or a folder to the disk, so that it survives a loss of power."""
+    """Flushes a file or folder to disk, so that it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The states of random generators: Python's, NumPy's, TensorFlow's and Keras's global ones, and those of layers."""
+"""States of random generators: the global ones of Python, NumPy, TensorFlow and Keras, and those of layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvkeras import compat
 
 
 def capture() -> dict[str, Any]:
-    """The states of the global generators; None for one that nobody uses."""
-    seeds = getattr(eager_context.context(), "_rng", None)  # where eager operations draw from after tf.random.set_seed
+    """Returns the states of the global generators; None for a generator that is not in use."""
+    seeds = getattr(eager_context.context(), "_rng", None)  # eager operations draw from it after tf.random.set_seed
     generator, keras_seed = stateful_random_ops.global_generator, compat.global_seed()
     numpy_state: Any = np.random.get_state(legacy=False)
     if numpy_state["bit_generator"] == "MT19937":
         inner = numpy_state["state"]
         numpy_state = {**numpy_state, "state": {"key": inner["key"].tolist(), "pos": int(inner["pos"])}}
-    else:  # NumPy's functions were given another generator
+    else:  # NumPy's functions use another generator
         numpy_state = None
     return {
         "python": _listed(random.getstate()),
@@ -34,8 +34,8 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: Mapping[str, Any]) -> None:
-    """Sets the global generators to states that `capture` gave; those it does not name stay as they are."""
-    if states.get("keras"):  # first, as it may be made, from Python's generator
+    """Restores the global generators from states of `capture`; generators that it does not name stay unchanged."""
+    if states.get("keras"):  # first, since creating it draws from Python's generator
         compat.global_seed(make=True).assign(states["keras"])
     if states.get("python"):
         random.setstate(_tupled(states["python"]))
@@ -52,30 +52,30 @@ def restore(states: Mapping[str, Any]) -> None:
 
 
 def of_alike(states: Mapping[str, Any], own: Mapping[str, Any], chief: Mapping[str, Any]) -> dict[str, Any]:
-    """The states that this process takes over: those of generators that it seeded as the chief did.
+    """Returns the states that this process takes over: those of generators that it seeded as the chief did.
 
-    Processes that are seeded each in its own way must not draw the same numbers from now on.
+    Processes with different seeds must not draw the same numbers from now on.
 
     Args:
-        states: What the chief had saved.
-        own: This process's states when it was started again.
-        chief: The chief's, when it was.
+        states: The states that the chief had saved.
+        own: This process's states when it was restarted.
+        chief: The chief's states when it was restarted.
     """
     return {name: state for name, state in states.items() if own.get(name) == chief.get(name)}
 
 
 def layer_seeds(model: Any) -> list[list[int]]:
-    """The states of the layers' seeds: each a seed, and how often it was drawn from."""
+    """Returns the states of the layers' seeds: for each, the seed and the number of draws."""
     return [compat.value_of(variable).tolist() for variable in compat.seed_variables(model)]
 
 
 def restore_layer_seeds(model: Any, saved: list[list[int]], chief: list[list[int]]) -> None:
-    """Sets the layers' seeds to what was saved; a seed that differs from the chief's stays, and is drawn from as often.
+    """Restores the layers' seeds; a seed that differs from the chief's is kept, with the saved number of draws.
 
     Args:
         model: The model.
-        saved: What the chief had saved.
-        chief: The chief's, when it was started again.
+        saved: The states that the chief had saved.
+        chief: The chief's states when it was restarted.
     """
     variables = compat.seed_variables(model)
     for variable, (seed, drawn), (seed_of_chief, _) in zip(variables, saved, chief, strict=True):
@@ -84,7 +84,7 @@ def restore_layer_seeds(model: Any, saved: list[list[int]], chief: list[list[int
 
 
 def _listed(state: Any) -> Any:
-    """Tuples as lists, which JSON keeps."""
+    """Converts tuples to lists, which JSON can store."""
     return [_listed(one) for one in state] if isinstance(state, tuple) else state
 
 

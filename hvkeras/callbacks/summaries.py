@@ -1,4 +1,4 @@
-"""Numbers for TensorBoard without the package `tensorboard`, which TensorFlow 2.21 no longer brings along."""
+"""Scalars for TensorBoard without the package `tensorboard`, which TensorFlow 2.21 no longer installs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ has_tensorboard = _found is not None and bool(_found.submodule_search_locations)
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
-    """Writes a number to the default writer, in the form of `tf.summary.scalar`, which needs that package.
+    """Writes a scalar to the default writer, in the format of `tf.summary.scalar`, which needs `tensorboard`.
 
     Args:
         name: The tag.
         data: The number.
-        step: Its place on the x axis; by default that of the writer.
-        description: Markdown that TensorBoard shows with it.
+        step: Its position on the x axis; by default that of the writer.
+        description: Markdown that TensorBoard displays with it.
 
     Returns:
         Whether there was a writer.
@@ -30,7 +30,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 
 
 class Summaries:
-    """`tf.summary`, but for numbers."""
+    """`tf.summary`, except for scalars."""
 
     scalar = staticmethod(scalar)
 

@@ -25,35 +25,35 @@ _USER = "TensorBoard"
 
 
 class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
-    """Keras's TensorBoard for several ranks.
+    """Keras's TensorBoard callback for several ranks.
 
-    The chief alone writes what Keras's writes: rank 0, or the first of those that train the model together, or the
-    strategy's chief. The times of each rank are a run of their own (`rank_0`, `rank_1`, ...), once an epoch:
-    `ranks/step_time_ms`, `ranks/communication_ms` (time in collectives), and `ranks/wait_ms` (the part of that spent on
-    waiting for other ranks). docs/tensorboard.md says what they are on each backend.
+    Only the chief writes what Keras's callback writes. The chief is rank 0, or the first of the ranks that train the
+    model together, or the strategy's chief. The times of each rank form a separate run (`rank_0`, `rank_1`, ...),
+    written once per epoch: `ranks/step_time_ms`, `ranks/communication_ms` (time in collectives), and `ranks/wait_ms`
+    (the part of that spent waiting for other ranks). docs/tensorboard.md explains them for each backend.
 
-    Give it to all ranks. With `hvd.rank0_callbacks`, and under strategies of tf.distribute, the chief's times are the
-    only ones.
+    Pass the callback on all ranks. With `hvd.rank0_callbacks`, and under tf.distribute strategies, only the chief's
+    times are written.
 
     Example:
         model.fit(dataset, callbacks=[hvd.callbacks.TensorBoard("logs", profile_batch=(10, 20), profile_rank=1)])
 
     Args:
-        log_dir: As for Keras's, like all that follow up to `embeddings_metadata`.
-        histogram_freq: See there.
-        write_graph: See there.
-        write_images: See there.
-        write_steps_per_second: See there.
-        update_freq: See there.
+        log_dir: As for Keras's callback.
+        histogram_freq: As for Keras's callback.
+        write_graph: As for Keras's callback.
+        write_images: As for Keras's callback.
+        write_steps_per_second: As for Keras's callback.
+        update_freq: As for Keras's callback.
         profile_batch: The step, or the first and last step, that `profile_rank` profiles.
-        embeddings_freq: See there.
-        embeddings_metadata: See there.
-        profile_rank: Which rank profiles. If it is not the chief, it writes into `<log_dir>/rank_<profile_rank>`.
-        rank_scalars: Whether the times of ranks are written.
+        embeddings_freq: As for Keras's callback.
+        embeddings_metadata: As for Keras's callback.
+        profile_rank: The rank that profiles. If it is not the chief, it writes to `<log_dir>/rank_<profile_rank>`.
+        rank_scalars: Whether to write the times of the ranks.
 
     Raises:
-        UsageError: There is no such rank.
-        MachineError: When training begins: what is asked for needs the package tensorboard.
+        UsageError: `profile_rank` is not a valid rank.
+        MachineError: When training begins, a requested feature needs the package tensorboard.
     """
 
     _should_trace: bool  # Keras's
@@ -72,7 +72,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
                                      profile_rank=profile_rank))
         self.profile_batch, self.profile_rank = profile_batch, profile_rank
         self.rank_scalars = rank_scalars
-        self.gathers = False  # whether `fit` brings the times of all ranks here (`hvkeras.training.fit_run`)
+        self.gathers = False  # whether `fit` gathers the times of all ranks (`hvkeras.training.fit_run`)
         self._profiles = self._should_trace
         self._rank, self._chief = 0, True
         self._elsewhere: Any = None  # Keras's callback that profiles on a rank other than the chief
@@ -83,11 +83,11 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
     @property
     def summary(self) -> Any:
-        """Keras's way to `tf.summary`, whose numbers need the package tensorboard."""
+        """Keras's access to `tf.summary`, whose scalars need the package tensorboard."""
         return tf.summary if summaries.has_tensorboard else summaries.Summaries()
 
     def set_model(self, model: Any) -> None:
-        """Finds out which rank this is, and on the chief begins to write."""
+        """Determines the rank of this process, and starts writing on the chief."""
         self._rank, size, self._chief = _place(model)
         if self._profiles and self.profile_rank >= size:
             raise UsageError(explain(f"profile_rank must be one of the {size} ranks", f"pass one of 0 to {size - 1}",
@@ -102,7 +102,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         if self._profiles and self.profile_rank == self._rank:
             self._elsewhere = _TensorBoard(os.path.join(self.log_dir, f"rank_{self._rank}"), write_graph=False,
                                            profile_batch=self.profile_batch)
-            # tf_keras sends what others than a strategy's chief write to a folder that it deletes.
+            # On workers other than a strategy's chief, tf_keras writes to a folder that it deletes.
             self._elsewhere._get_log_write_dir = lambda: self._elsewhere.log_dir
             self._elsewhere.set_model(model)
 
@@ -116,7 +116,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         raise MachineError(explain(f"{what} {needs} the package tensorboard", "pip install tensorboard"))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Has the step traced anew, with stamps around its collectives."""
+        """Makes Keras retrace the step, with timestamps around its collectives."""
         self.gathers, self._traced = False, False
         if self.rank_scalars and is_initialized() and current_job().topology.size > 1:
             collective_times.start(_USER)
@@ -141,11 +141,11 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         self._rank_writers.clear()
 
     def _implements_train_batch_hooks(self) -> bool:
-        """What tf_keras asks before it calls the two that follow."""
+        """Whether tf_keras calls the two methods that follow."""
         return True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begins to measure a step."""
+        """Starts the measurement of a step."""
         if self._chief:
             super().on_train_batch_begin(batch, logs)
         elif self._elsewhere is not None:
@@ -154,7 +154,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         collective_times.set_in_step(True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ends it; the first one of all, in which TensorFlow traces, is not measured."""
+        """Ends the measurement; the very first step, in which TensorFlow traces, is not measured."""
         collective_times.set_in_step(False)
         if self._traced:
             self._executions.append(Execution(self._began, time.time(), self._first, batch))
@@ -165,44 +165,44 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
             self._elsewhere.on_train_batch_end(batch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Forgets the times of the epoch before."""
+        """Discards the times of the previous epoch."""
         self._executions.clear()
         if self._chief:
             super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes Keras's summaries; the ranks' times, if they are the chief's alone."""
+        """Writes Keras's summaries, and the chief's times if `fit` does not gather those of all ranks."""
         if self._chief:
             super().on_epoch_end(epoch, logs)
             if self.rank_scalars and not self.gathers:
                 self.write_rank_times(epoch, {self._rank: self.rank_times()})
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Keras's, on the chief."""
+        """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_begin(logs)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Keras's, on the chief."""
+        """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_end(logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Keras's, on the chief."""
+        """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_batch_begin(batch, logs)
 
     def rank_times(self) -> RankTimes:
-        """What this rank measured since the epoch began."""
-        compiled = bool(getattr(self.model, "jit_compile", False))  # by XLA: only what is outside of it has stamps
+        """Returns what this rank has measured since the epoch began."""
+        compiled = bool(getattr(self.model, "jit_compile", False))  # only collectives outside XLA have timestamps
         return RankTimes.of(list(self._executions), {} if compiled else collective_times.collected())
 
     def write_rank_times(self, epoch: int, everyone: Mapping[int, RankTimes]) -> None:
-        """Writes the times of ranks, on the chief.
+        """Writes the times of the ranks, on the chief.
 
         Args:
-            epoch: The place on the x axis.
-            everyone: What each rank measured.
+            epoch: The position on the x axis.
+            everyone: The measurements of each rank.
         """
         if not self._chief:
             return
@@ -217,7 +217,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
 
 def _place(model: Any) -> tuple[int, int, bool]:
-    """This process's rank, the number of ranks, and whether it writes for all."""
+    """Returns this process's rank, the number of ranks, and whether it is the chief."""
     strategy = spanning_strategy(model)
     if strategy is not None:
         resolver = strategy.cluster_resolver

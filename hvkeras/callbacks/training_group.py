@@ -1,4 +1,4 @@
-"""The processes that train a model together: what the chief has, it gives to all."""
+"""The processes that train a model together, and how the chief sends its state to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.training.fit_hooks import shared_by
 from hvkeras.training.learned_state import broadcast_learned
 
-_CHUNK = 2**23  # numbers that workers of a strategy sum up at once
+_CHUNK = 2**23  # numbers that a strategy's workers sum up in one collective
 _NAME = "what BackupAndRestore found, which every rank needs"
 
 
@@ -25,8 +25,8 @@ class TrainingGroup:
 
     Attributes:
         leads: Whether this process is the chief.
-        size: How many processes there are, each with data of its own; 1 where a strategy deals the data.
-        workers: How many processes there are.
+        size: The number of processes, each with data of its own; 1 if a strategy partitions the data.
+        workers: The number of processes.
     """
 
     size = workers = 1
@@ -35,18 +35,18 @@ class TrainingGroup:
         self.leads = leads
 
     def give(self, thing: Any) -> Any:
-        """Returns the chief's object on every process; all must call it."""
+        """Returns the chief's object on every process; all processes must call it."""
         return thing
 
     def give_variables(self, variables: Sequence[Any]) -> None:
-        """Gives variables the chief's values on every process; all must call it."""
+        """Assigns the chief's values to variables on every process; all processes must call it."""
 
     def give_learned(self, model: Any) -> None:
-        """Gives layers what those of the chief have learned from data, on ranks with models of their own."""
+        """Gives layers what the chief's layers have learned from data, on ranks with models of their own."""
 
 
 class _Ranks(TrainingGroup):
-    """Ranks of hvkeras, which a backend joins."""
+    """Ranks of hvkeras, connected by a backend."""
 
     def __init__(self, leads: bool, process_set: ProcessSet) -> None:
         super().__init__(leads)
@@ -64,7 +64,7 @@ class _Ranks(TrainingGroup):
 
 
 class _Workers(TrainingGroup):
-    """Workers of a strategy, whose replicas sum up: the chief's value and zeros."""
+    """Workers of a strategy, whose replicas sum up the chief's value and zeros."""
 
     def __init__(self, leads: bool, strategy: Any) -> None:
         super().__init__(leads)
@@ -104,7 +104,7 @@ class _Workers(TrainingGroup):
 
 
 def group_of(model: Any) -> TrainingGroup:
-    """The processes that train a model together."""
+    """Returns the processes that train a model together."""
     strategy, process_set = spanning_strategy(model), shared_by(model)
     if strategy is not None:
         return _Workers(leads(model), strategy)
@@ -112,7 +112,7 @@ def group_of(model: Any) -> TrainingGroup:
 
 
 def _sent_as(dtype: Any) -> Any:
-    """What the workers of a strategy sum up a type as; nothing is lost on the way."""
+    """Returns the type in which a strategy's workers sum up values of a dtype, without loss."""
     if dtype == tf.float64:
         return np.float64
     return np.float32 if dtype.is_floating else np.int64

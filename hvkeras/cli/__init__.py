@@ -1,1 +1,1 @@
-"""The command `hvkeras`: parsers and printing; what the subcommands do is in the packages below."""
+"""The command `hvkeras`: parsers and printing; the packages below implement the subcommands."""

@@ -1,4 +1,4 @@
-"""`hvkeras bench`: engines in turns, each in a job of its own, on allreduces or on training steps."""
+"""`hvkeras bench`: times engines in turns, each in a job of its own, on allreduces or training steps."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ PROG = "hvkeras bench"
 KINDS = ("allreduce", "step")
 SIZES = "4KiB,1MiB,4MiB,64MiB"
 TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
-TIMEOUT = 3600.0  # seconds that all may take by default
-WIDEST = 200  # columns that the table may have; it takes what it needs, and is never cut
+TIMEOUT = 3600.0  # seconds that everything may take by default
+WIDEST = 200  # columns that the table may have; it takes only what it needs, and is never truncated
 _LAUNCHES = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi")}
 
-# A rank of this installation; not by `-m`, which would look into the current folder first.
+# Runs a rank of this installation; not with `-m`, which would search the current folder first.
 _RANK = """import sys
 sys.path[:] = filter(None, sys.path)
 from pathlib import Path
@@ -92,7 +92,7 @@ def bench(arguments: Sequence[str]) -> int:
         arguments: What follows it on the command line.
 
     Returns:
-        The exit code: 0 if all backends served and all results were right, else 1.
+        The exit code: 0 if all backends worked and all results were right, else 1.
 
     Raises:
         UsageError: The command line is wrong.
@@ -120,8 +120,8 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
-    """Checks the command line before anything starts, and returns what is to be measured: sizes or models."""
-    Settings()  # a wrong variable is an error, too
+    """Checks the command line before anything starts, and returns what to measure: sizes or models."""
+    Settings()  # an invalid variable is an error, too
     _require_sense(flags, cores)
     if flags.pin is None:
         flags.pin = len(cores) >= flags.np and flags.kind == "step"
@@ -138,7 +138,7 @@ def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
 
 
 def _require_sense(flags: argparse.Namespace, cores: Sequence[int]) -> None:
-    """Raises UsageError for flags that do not go together, or cannot be."""
+    """Raises UsageError for flags that contradict each other, or have impossible values."""
     if flags.np < 2:
         raise UsageError(explain("Two processes at least have something to reduce", f"{PROG} {flags.kind} -np 2",
                                  np=flags.np))
@@ -158,7 +158,7 @@ def _require_sense(flags: argparse.Namespace, cores: Sequence[int]) -> None:
 
 
 def _names(text: str, flag: str, example: str) -> list[str]:
-    """What is between commas, each once."""
+    """Splits a text at commas, and drops duplicates."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise UsageError(explain(f"{flag} takes names separated by commas", f"{flag} {example}", received=text))
@@ -189,14 +189,14 @@ def _backends(flags: argparse.Namespace) -> list[str]:
 
 
 def _objection(flags: argparse.Namespace, name: str) -> str:
-    """Why a backend cannot serve, or ""."""
+    """Returns why a backend cannot be used, or ""."""
     title, kind = _LAUNCHES[flags.launcher]
     launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
     return verdict(backend_class(name), launch, "")
 
 
 def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
-    """Starts a job; the job's folder follows."""
+    """Returns the command line that starts a job; the caller appends the job's folder."""
     rank = [sys.executable, "-c", _RANK]
     if flags.launcher == "hvkeras":
         return hvkeras_run(["-np", str(ranks), "--", *rank])
@@ -208,7 +208,7 @@ def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
 
 
 def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path, rows: list[Row]) -> str:
-    """Runs everything under a progress bar; rows come as they are known. Returns why it ended early, or ""."""
+    """Runs everything under a progress bar, and adds rows as results arrive; returns why it ended early, or ""."""
     screen = Console(stderr=True, highlight=False)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))
@@ -235,13 +235,13 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
 
 
 def _last_own_line(text: str, code: int) -> str:
-    """Why a job of mpirun failed: what hvkeras said last in it."""
+    """Returns why an mpirun job failed: the last message of hvkeras in its output."""
     said = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
     return said[-1] if said else f"mpirun exited with code {code}"
 
 
 def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
-    """Prints the table, what its columns are, and the reasons of failures."""
+    """Prints the table, an explanation of its columns, and the reasons for failures."""
     if not rows:
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)

@@ -1,4 +1,4 @@
-"""How the commands end where one of our errors ends them: in one line, without a traceback."""
+"""Error handling of the commands: errors of hvkeras end a command with one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def guarded(prog: str, action: Callable[[], int]) -> int:
 
     Args:
         prog: What the command is called in errors.
-        action: Does the command's work.
+        action: The function that does the command's work.
 
     Returns:
         The exit code.

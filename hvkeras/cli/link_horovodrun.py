@@ -1,7 +1,7 @@
-"""`hvkeras link-horovodrun`: a command `horovodrun` where Horovod's own is not installed.
+"""`hvkeras link-horovodrun`: provides a command `horovodrun` where Horovod's own is not installed.
 
-Only on request, since two packages that both ship a script of one name overwrite and delete each other's. The
-command steps back by itself: as soon as Horovod is installed, it starts Horovod's launcher.
+This happens only on request, because two packages that ship a script of the same name overwrite and delete each
+other's. The command yields by itself: as soon as Horovod is installed, it starts Horovod's launcher.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 
 def link(arguments: Sequence[str]) -> int:
-    """Puts the command in place, or takes it away.
+    """Installs the command, or removes it.
 
     Args:
         arguments: What follows `hvkeras link-horovodrun`.
@@ -84,7 +84,7 @@ def _is_absent_or_ours(path: Path) -> bool:
 
 
 def horovodrun() -> int:
-    """What the command does: Horovod's own launcher where it is installed, else `hvkeras run`."""
+    """Runs the command: Horovod's own launcher where it is installed, else `hvkeras run`."""
     if horovod_is_installed():
         from horovod.runner.launch import run_commandline
 

@@ -1,4 +1,4 @@
-"""`hvkeras report`: writes the report on a run from what its ranks have recorded, at any time."""
+"""`hvkeras report`: writes the report on a run from the records of its ranks, at any time."""
 
 from __future__ import annotations
 

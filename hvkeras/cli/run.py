@@ -25,7 +25,7 @@ from hvkeras.launcher.run_arguments import parse
 from hvkeras.launcher.starts import run as run_job
 from hvkeras.settings import Settings
 
-_FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits, and whether this command removes them
+_FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits; whether `hvkeras run` removes them
 
 
 def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
@@ -87,13 +87,13 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
 
 @contextlib.contextmanager
 def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[dict[str, str]]:
-    """Has a folder for the commits of a job that may be started again, unless the user has chosen one.
+    """Provides a folder for the commits of a job that may be restarted, unless the user has chosen one.
 
     Raises:
         UsageError: Rank 0 is on another host, where nobody would remove the folder.
     """
     chosen = os.environ.get(_FOLDER)
-    if chosen:  # the same for all starts, whatever folder the script changes to
+    if chosen:  # absolute, so that all starts use the same one, whatever folder the script changes to
         yield {_FOLDER: os.path.abspath(chosen), **({_REMOVES: "on"} if hosts[0].local else {})}
     elif not reset_limit:
         yield {}
@@ -106,7 +106,7 @@ def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[di
 
 
 def _environment(flags: argparse.Namespace) -> dict[str, str]:
-    """This process's environment, with the flags that are settings of hvkeras."""
+    """Returns this process's environment, updated by the flags that are settings of hvkeras."""
     chosen = {
         "HVKERAS_BACKEND": flags.backend,
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
@@ -126,12 +126,12 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
 
 
 def _report_folder(named: str | None) -> str | None:
-    """The folder of the report, the same for all ranks whatever folder they change to."""
+    """Returns the report's folder as an absolute path, since ranks may change to other folders."""
     chosen = named or os.environ.get("HVKERAS_REPORT")
     return os.path.abspath(chosen) if chosen else None
 
 
 def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:
-    """The size of our terminal, less the room for the prefix."""
+    """Returns the size of our terminal, minus the width of the prefix."""
     columns, rows = shutil.get_terminal_size()
     return max(20, columns - len("[0] ") - (len("2000-01-01 00:00:00 ") if timestamps else 0)), rows

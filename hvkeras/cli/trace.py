@@ -10,7 +10,7 @@ from hvkeras.profiling.trace_files import merge_all
 
 
 def trace(arguments: Sequence[str]) -> int:
-    """Runs `hvkeras trace`: merges what ranks have written, at any time.
+    """Runs `hvkeras trace`: merges the traces that ranks have written, at any time.
 
     Args:
         arguments: What follows it on the command line.

@@ -1,1 +1,1 @@
-"""The collectives that users call, and the dispatch of planned collectives to the backend."""
+"""The public collectives, and the dispatch of planned collectives to the backend."""

@@ -1,8 +1,9 @@
-"""Adasum: a sum of gradients that keeps what they agree on once, and adds what they differ in.
+"""Adasum: an adaptive sum that averages the parallel components of gradients and adds their orthogonal components.
 
-The rule for two vectors and the recursion over ranks are those of Maleki et al., "Scaling Distributed Training with
-Adaptive Summation" (2020, https://arxiv.org/abs/2006.02924). Each rank combines one part of all ranks' vectors, so that
-as many bytes travel as in an allreduce; only the scalar products of whole vectors go round at each level.
+The rule for two vectors and the recursion over ranks follow Maleki et al., "Scaling Distributed Training with
+Adaptive Summation" (2020, https://arxiv.org/abs/2006.02924). Each rank combines one part of all ranks' vectors, so the
+communication volume equals that of an allreduce. Each level additionally exchanges only the scalar products of whole
+vectors.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from hvkeras.errors import UnsupportedError, explain
 
 
 def adasum_raw(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -> list[Any]:
-    """Combines each tensor with the other ranks' by Adasum, all in the same few collectives; without gradients.
+    """Combines each tensor across ranks by Adasum. All tensors share a few collectives, which have no gradients.
 
     Args:
-        tensors: Tensors of floating-point numbers; the same shapes, known when traced, and dtypes on every rank.
-        ranks: Who takes part: 1, 2, 4, 8, ... ranks.
+        tensors: Floating-point tensors. Shapes (known at trace time) and dtypes are the same on every rank.
+        ranks: The participating ranks; their number is a power of two.
         name: Identifies the collectives across ranks.
 
     Returns:
-        The results, in order; the same on every rank.
+        The results, in the order of `tensors`; the same on every rank.
 
     Raises:
-        UnsupportedError: The number of ranks is no power of two, or a tensor holds no floating-point numbers or has a
-            shape that is not known.
+        UnsupportedError: The number of ranks is not a power of two, a tensor is not floating-point, or a tensor's
+            shape is unknown.
     """
     size = len(ranks)
     if size & (size - 1):
@@ -64,11 +65,11 @@ def _computed_in(tensor: Any) -> Any:
 def _combined(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -> list[Any]:
     size = len(ranks)
     counts = [int(tensor.shape.num_elements()) for tensor in tensors]
-    widths = [-(-count // size) for count in counts]  # of a tensor's part
+    widths = [-(-count // size) for count in counts]  # of one rank's part of each tensor
     rows = tf.concat([tf.reshape(tf.pad(tf.reshape(tensor, [-1]), [[0, width * size - count]]), [size, width])
                       for tensor, count, width in zip(tensors, counts, widths, strict=True)], axis=1)
     vectors = alltoall_raw(rows, tf.ones([size], tf.int64), ranks, derived(name, "parts"))[0]
-    vectors = tf.ensure_shape(vectors, [size, sum(widths)])  # row r: this rank's part of what rank r has
+    vectors = tf.ensure_shape(vectors, [size, sum(widths)])  # row r: this rank's part of rank r's tensors
     tensor_of = np.repeat(np.arange(len(tensors)), widths)
     for level in range(size.bit_length() - 1):
         vectors = _pairs_combined(vectors, widths, tensor_of, ranks, derived(name, f"level {level}"))
@@ -80,7 +81,7 @@ def _combined(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) ->
 
 def _pairs_combined(vectors: Any, widths: Sequence[int], tensor_of: Any, ranks: Sequence[int],
                     name: str | None) -> Any:
-    """Combines rows 0 and 1, 2 and 3, and so on: half as many rows."""
+    """Combines rows 0 and 1, rows 2 and 3, and so on, which halves the number of rows."""
     one, other = vectors[0::2], vectors[1::2]
     products = tf.stack([one * one, other * other, one * other])  # [3, pairs, elements]
     partial = [tf.reduce_sum(tf.cast(part, tf.float64), axis=-1) for part in tf.split(products, widths, axis=-1)]

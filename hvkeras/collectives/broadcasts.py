@@ -1,4 +1,4 @@
-"""Functions that bring all ranks to the same state: variables, and any Python object."""
+"""Functions that synchronize state across ranks: variables and arbitrary Python objects."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Any:
-    """Gives every rank the root's values of variables, in few collectives.
+    """Broadcasts variables from the root to every rank, fused into a few collectives.
 
     Example:
         hvd.broadcast_variables(model.variables, root_rank=0)
 
     Args:
         variables: `tf.Variable`s or Keras variables; same dtypes and shapes, in the same order, on every rank.
-        root_rank: The global rank whose values all get.
-        process_set: The ranks that take part.
-        inplace: Accepted for Horovod's sake; values are always assigned to the variables.
+        root_rank: The global rank whose values are broadcast.
+        process_set: The participating ranks.
+        inplace: Accepted for compatibility with Horovod; values are always assigned to the variables.
 
     Returns:
-        Inside a graph the operation that assigns, which a session of TensorFlow 1 must run; None in eager mode.
+        None in eager mode; inside a graph, the assignment operation, which a TensorFlow 1 session must run.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: The root or this rank is not in `process_set`, or something is no variable.
+        UsageError: The root or this rank is not in `process_set`, or an element of `variables` is not a variable.
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
@@ -59,19 +59,19 @@ def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Gives every rank the root's values of variables, and returns them.
+    """Broadcasts variables from the root to every rank, and returns them.
 
     Example:
         hvd.broadcast_(model.variables, root_rank=0)
 
     Args:
         variables: As for `broadcast_variables`.
-        root_rank: The global rank whose values all get.
-        name: Accepted for Horovod's sake: variables are told apart by what they are.
-        process_set: The ranks that take part.
+        root_rank: The global rank whose values are broadcast.
+        name: Accepted for compatibility with Horovod; the variables themselves identify the collective.
+        process_set: The participating ranks.
 
     Returns:
-        The variables in eager mode; inside a graph their new values.
+        The variables in eager mode; inside a graph, their new values.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -86,7 +86,7 @@ def broadcast_(
 
 @graphs.unconverted
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Gives every rank the root's values of a TensorFlow 1 graph's global variables.
+    """Broadcasts the global variables of a TensorFlow 1 graph from the root to every rank.
 
     Example:
         with tf.compat.v1.Session() as session:
@@ -94,14 +94,14 @@ def broadcast_global_variables(root_rank: int) -> Any:
             session.run(hvd.broadcast_global_variables(0))
 
     Args:
-        root_rank: The global rank whose values all get.
+        root_rank: The global rank whose values are broadcast.
 
     Returns:
-        The operation for the session.
+        The operation for the session to run.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: There is no such root, or no graph: eager mode has no global variables.
+        UsageError: The root does not exist, or eager mode is active, which has no global variables.
     """
     if tf.executing_eagerly():
         raise UsageError(explain("Global variables are those of a TensorFlow 1 graph; eager mode has none",
@@ -110,9 +110,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def _without_loose(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
-    """Gives all ranks the root's values of what layers of tf_keras have among their weights, and returns the others.
+    """Broadcasts the layer state that tf_keras lists among the weights, and returns the remaining variables.
 
-    A vocabulary is no variable there, and bin boundaries have another shape on each rank.
+    In tf_keras a vocabulary is not a variable, and bin boundaries have a different shape on each rank.
     """
     loose = [one for one in variables if compat.is_loose(one)] if tf.executing_eagerly() else []
     if not loose:
@@ -139,7 +139,7 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
 
 
 def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
-    """Splits variables into lists of one dtype, each of at most `limit` bytes unless one alone is larger."""
+    """Splits variables into chunks of one dtype and at most `limit` bytes, unless a single variable is larger."""
     chunks: list[list[int]] = []
     open_chunk: dict[Any, tuple[list[int], int]] = {}
     for place, target in enumerate(targets):
@@ -158,22 +158,22 @@ def broadcast_object(
     obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives every rank the root's Python object.
+    """Broadcasts a Python object from the root to every rank.
 
-    Objects travel pickled, between the job's ranks only.
+    Objects are pickled, and are sent only between the ranks of the job.
 
     Example:
         settings = hvd.broadcast_object(settings, root_rank=0)
 
     Args:
-        obj: What to send; only the root's matters.
+        obj: The object to send; ignored on ranks other than the root.
         root_rank: The global rank that sends.
-        session: Accepted for Horovod's sake: no session is needed.
+        session: Accepted for compatibility with Horovod; no session is needed.
         name: Identifies the collective across ranks.
-        process_set: The ranks that take part.
+        process_set: The participating ranks.
 
     Returns:
-        The object; on the root the very one it gave.
+        The root's object; on the root, `obj` itself.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -197,20 +197,20 @@ def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: st
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """Returns a function that gives every rank the root's Python object.
+    """Returns a function that broadcasts a Python object from the root to every rank.
 
     Example:
         share = hvd.broadcast_object_fn(root_rank=0)
         settings = share(settings)
 
     Args:
-        root_rank: As for `broadcast_object`, like all that follow.
-        session: See there.
-        name: See there.
-        process_set: See there.
+        root_rank: As for `broadcast_object`.
+        session: As for `broadcast_object`.
+        name: As for `broadcast_object`.
+        process_set: As for `broadcast_object`.
 
     Returns:
-        A function of the object, see `broadcast_object`.
+        A function that takes the object; see `broadcast_object`.
     """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
@@ -220,18 +220,18 @@ def allgather_object(
     obj: Any, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Gives every rank the Python objects of all ranks.
+    """Gathers a Python object from each rank on every rank.
 
-    Objects travel pickled, between the job's ranks only.
+    Objects are pickled, and are sent only between the ranks of the job.
 
     Example:
         scores = hvd.allgather_object({"rank": hvd.rank(), "score": score})
 
     Args:
         obj: This rank's object.
-        session: Accepted for Horovod's sake: no session is needed.
+        session: Accepted for compatibility with Horovod; no session is needed.
         name: Identifies the collective across ranks.
-        process_set: The ranks that take part.
+        process_set: The participating ranks.
 
     Returns:
         The objects in rank order.
@@ -253,13 +253,13 @@ def _allgather_object(obj: Any, ranks: Sequence[int], called: str) -> list[Any]:
 
 
 def _eagerly(action: Callable[[], Any]) -> Any:
-    """Runs what needs eager mode, also where a graph for a session of TensorFlow 1 is under construction."""
+    """Runs an action in eager mode, even while a graph for a TensorFlow 1 session is under construction."""
     if tf.executing_eagerly():
         return action()
     if graphs.of_functions():
         raise UsageError(explain("Python objects are sent when Python runs, not when a graph does",
                                  "call this outside tf.function"))
-    with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a thread of its own has no graph
+    with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a new thread has no default graph
         return pool.submit(_in_eager_mode, action).result()
 
 

@@ -1,4 +1,4 @@
-"""Compression: gradients travel in fewer bits than they are computed in."""
+"""Compression: gradients are sent in fewer bits than they are computed in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvkeras.autograph import leave_as_it_is
 
 
 class Compressor:
-    """Turns a tensor into what travels, and back; subclass it for a scheme of your own.
+    """Compresses a tensor before it is sent, and decompresses the result. Subclass it to define a custom scheme.
 
     Example:
         >>> small, context = Compression.fp16.compress(tf.constant([1.0]))
@@ -26,7 +26,7 @@ class Compressor:
             tensor: The tensor before the collective.
 
         Returns:
-            What travels, and whatever `decompress` needs to undo it.
+            The tensor to send, and the context that `decompress` needs.
         """
         raise NotImplementedError
 
@@ -59,41 +59,42 @@ class NoneCompressor(Compressor):
 
 
 class _CastCompressor(Compressor):
-    """Casts floating-point tensors that are wider to `dtype`; integers and narrow floats travel as they are."""
+    """Casts floating-point tensors wider than `dtype` to `dtype`; sends integers and narrower floats unchanged."""
 
     dtype: ClassVar[Any]
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Casts a wider float down."""
+        """Casts a wider floating-point tensor to `dtype`."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size:
             return tf.cast(tensor, cls.dtype), tensor.dtype
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Casts back to the dtype before `compress`."""
+        """Casts back to the dtype that the tensor had before `compress`."""
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
 class FP16Compressor(_CastCompressor):
-    """Casts to float16: 10 bits of mantissa, but nothing beyond 65,504.
+    """Casts to float16, which has 10 mantissa bits and a largest value of 65,504.
 
-    `tfdist` and `horovod` sum what travels as it is, so on these the sum over the ranks must not exceed that either,
-    though an average would not: `gradient_predivide_factor=hvd.size()` divides first, or `bf16` has float32's range.
+    `tfdist` and `horovod` sum the float16 values directly. With these backends, the sum over the ranks must not exceed
+    that limit either, even if the average would not. To avoid overflow, pass `gradient_predivide_factor=hvd.size()`,
+    which divides before the sum, or use `bf16`, which has the range of float32.
     """
 
     dtype = tf.float16
 
 
 class BF16Compressor(_CastCompressor):
-    """Casts to bfloat16: the range of float32, but 7 bits of mantissa."""
+    """Casts to bfloat16, which has the range of float32 but only 7 mantissa bits."""
 
     dtype = tf.bfloat16
 
 
 class Compression:
-    """The compressors to choose from: `none`, `fp16` and `bf16`.
+    """The built-in compressors: `none`, `fp16` and `bf16`.
 
     Example:
         >>> hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.fp16)

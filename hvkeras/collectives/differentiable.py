@@ -1,4 +1,4 @@
-"""Planned collectives with gradients, which have gradients in turn: what the public functions are made of."""
+"""Planned collectives with gradients of any order; the public functions are built from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hvkeras.job.state import current_job
 
 
 def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    """Gathers rows; with a gradient that has gradients in turn."""
+    """Gathers rows. The gradient is itself differentiable."""
 
     @graphs.custom_gradient
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -36,10 +36,10 @@ def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
 
 
 def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    """What reaches this rank's rows of the gradient of all gathered ones."""
+    """Returns the gradient of this rank's rows, given the gradient of all gathered rows."""
     mine = ranks.index(current_job().topology.rank)
     summed = summed_for_gradient(upstream, ranks, name)
-    if graphs.compiled_by_xla():  # shapes are static there, so all ranks gather as many rows
+    if graphs.compiled_by_xla():  # XLA shapes are static, so all ranks gather the same number of rows
         return tf.split(summed, len(ranks))[mine]
     counts = allgather_raw(tf.shape(rows)[:1], ranks, derived(name, "counts"))
     start = tf.reduce_sum(counts[:mine])
@@ -47,7 +47,7 @@ def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: s
 
 
 def summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    """What the ranks' gradients of a gathered or broadcast tensor add up to; see `gradient_divisor`."""
+    """Sums the ranks' gradients of a gathered or broadcast tensor, and divides by `gradient_divisor`."""
     [summed] = combined([upstream], Scaling(Sum), ranks, derived(name, "gradient"), "allreduce")
     divisor = gradient_divisor(ranks)
     return summed if divisor == 1 else summed / tf.cast(divisor, summed.dtype)
@@ -55,7 +55,7 @@ def summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None)
 
 def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
               operation: str) -> list[Any]:
-    """Combines tensors; the gradient is the same operation, and has gradients in turn."""
+    """Combines tensors. The gradient is the same operation, and is itself differentiable."""
 
     @graphs.custom_gradient
     def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -72,12 +72,12 @@ def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], nam
 
 
 def combined_slices(slices: Any, scaled: Scaling, ranks: tuple[int, ...], name: str | None) -> Any:
-    """Gathers and scales sparse tensors; with gradients like `combined`."""
+    """Gathers and scales sparse tensors. As with `combined`, the gradient is itself differentiable."""
     sent = scaled.sent(slices.values, len(ranks))
     values = gathered(sent.tensor, ranks, derived(name, "values"))
     indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))
     if scaled.op == Average and values.dtype.is_integer:
-        values = tf.truediv(values, len(ranks))  # as Horovod does, while it truncates averages of dense integers
+        values = tf.truediv(values, len(ranks))  # as in Horovod, which truncates averages of dense integers only
         scaled = dataclasses.replace(scaled, op=Sum)
     return tf.IndexedSlices(scaled.received(values, sent, len(ranks)), indices, slices.dense_shape)
 

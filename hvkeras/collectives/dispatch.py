@@ -1,6 +1,6 @@
-"""Collectives with a plan and without gradients: between what users call and the backend.
+"""Planned collectives without gradients: the layer between the public collectives and the backend.
 
-Each describes itself in a `hvkeras.plans.plan.Plan`, so that ranks that do different things end in an error.
+Each collective is described by a `hvkeras.plans.plan.Plan`, so a mismatch between ranks raises an error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hvkeras.profiling import timeline
 
 
 def run(job: Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
-    """Makes a plan's calls, and returns what each of them does.
+    """Makes a plan's calls, and returns the result of each call.
 
     Raises:
-        MismatchError: Other ranks do something else instead; a graph raises it when it runs.
+        MismatchError: Other ranks make different collectives. A graph raises it when it runs.
     """
     with job.entries.entering(plan, calls):
         engine = timeline.watched(job.backend, plan)
@@ -35,10 +35,11 @@ def run(job: Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
 def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
                   operation: str, how: str = "", factors: Sequence[tuple[float, float] | None] = (),
                   specs: Sequence[Any] = ()) -> list[Any]:
-    """Combines tensors, one collective for each dtype.
+    """Combines tensors, in one collective for each dtype.
 
-    `how` says what else but the reduction is done; `factors` are those of each tensor that the engine scales, and
-    `specs` what the ranks must agree on, where that are not the tensors themselves.
+    `how` describes the operation where the name of the reduction does not suffice. `factors` holds the scaling factors
+    of each tensor, or None if the engine does not scale it. `specs` describes what the ranks must agree on, if it
+    differs from the tensors themselves.
     """
     job = current_job()
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -58,7 +59,7 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
 
 
 def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
-    """Gathers a tensor, without a gradient."""
+    """Gathers a tensor without a gradient."""
     job = current_job()
     if len(ranks) == 1:
         return tf.identity(tensor)
@@ -74,7 +75,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
 
 def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
                   names: Sequence[str] | None = None) -> list[Any]:
-    """Broadcasts tensors, each in a collective of its own, under one plan and without gradients."""
+    """Broadcasts tensors without gradients, each in a separate collective, under one plan."""
     job = current_job()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
@@ -86,7 +87,7 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
 
 
 def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
-    """Sends rows to each rank; returns those received, and how many came from each."""
+    """Sends rows to each rank. Returns the received rows, and how many came from each rank."""
     job = current_job()
     if len(ranks) == 1:
         return tf.identity(tensor), tf.identity(splits)
@@ -103,7 +104,10 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
 
 def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: str,
                       factors: tuple[float, float] | None = None, spec: Any = None) -> Any:
-    """Sums a tensor and returns this rank's rows; `spec` is what the ranks must agree on, if not the tensor itself."""
+    """Sums a tensor and returns this rank's rows.
+
+    `spec` describes what the ranks must agree on, if it differs from the tensor itself.
+    """
     job = current_job()
     if len(ranks) == 1:
         return tf.identity(tensor)
@@ -118,10 +122,10 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
 
 
 def label_of(operation: str, name: str | None) -> str:
-    """How messages call a collective."""
+    """Returns the label of a collective in messages."""
     return f'{operation} "{name}"' if name else f"an unnamed {operation}"
 
 
 def derived(name: str | None, suffix: str) -> str | None:
-    """The name of a collective that belongs to a named one; none if that has none."""
+    """Derives the name of a dependent collective; None if the original one is unnamed."""
     return name and f"{name}.{suffix}"

@@ -1,12 +1,13 @@
-"""What this rank takes part in because other ranks do, though its own script does not.
+"""Joined ranks: participation in other ranks' collectives that this rank's script does not call itself.
 
-Two things make a rank do so. It has called `join()`: it has no more data, and keeps the others company until all have
-none. Or ranks make collectives that do not fit together (`hvkeras.collectives.mismatch`): each takes part in the
-other's, so that both end, and then raises.
+There are two cases. In the first, the rank has called `join()`: it has no more data, and participates in the other
+ranks' collectives until all ranks have joined. In the second, ranks have entered mismatched collectives
+(`hvkeras.collectives.mismatch`): each rank participates in the other's collective so that both complete, and then
+raises.
 
-The control server knows from the counts of entered plans (`hvkeras.plans.plan`) who is waited for in what. It tells a
-rank which plans to enter, and what calls these consist of. The rank makes the same calls, with what changes nothing:
-zeros in a sum, no rows in a gather.
+From the counts of entered plans (`hvkeras.plans.plan`), the control server knows which collective waits for which
+rank. It tells a rank which plans to enter, and which calls they consist of. The rank makes the same calls with neutral
+values: zeros in a sum, no rows in a gather.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from hvkeras.errors import UnsupportedError, explain
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.plans.plan import Plan
 
-TICK = 0.5  # seconds between two looks at whether the job has ended
+TICK = 0.5  # seconds between checks for the end of the job
 
 
 def join() -> int:
-    """Says that this rank has no more data, and keeps the others company until all ranks have said so.
+    """Declares that this rank has no more data, and participates in collectives until all ranks have joined.
 
-    Until then the others' collectives go on: this rank adds zeros to their sums (averages still divide by the number of
-    all ranks), nothing to their gathers, and never decides a minimum or maximum. Each of their collectives takes some
-    20 ms meanwhile.
+    Until then, the other ranks' collectives continue. This rank contributes zeros to their sums (averages still divide
+    by the total number of ranks) and no rows to their gathers, and it never affects a minimum or maximum. During this
+    time, each of their collectives takes about 20 ms.
 
     Example:
         for batch in batches:        # not as many on every rank
@@ -45,9 +46,9 @@ def join() -> int:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UnsupportedError: The others make a collective that needs this rank: a broadcast from it, or one whose
-            tensors have shapes that are not known when it is traced.
-        PeerError: A rank failed, or left the job instead of joining.
+        UnsupportedError: The other ranks make a collective that a joined rank cannot serve: a broadcast from this
+            rank, or a collective of tensors whose shapes are unknown at trace time.
+        PeerError: A rank failed, or left the job without joining.
     """
     job = current_job()
     if job.control is None:
@@ -66,10 +67,10 @@ def join() -> int:
 
 
 def hear(message: dict[str, Any]) -> None:
-    """Takes what the control server says; called from the channel's thread.
+    """Handles a message from the control server; called from the channel's thread.
 
     Args:
-        message: A plan to enter (`key`, `plan`, `calls`, `times`), or `last`, the rank that joined last.
+        message: A plan to enter (`key`, `plan`, `calls`, `times`, `refused`), or `last`, the rank that joined last.
     """
     if "last" in message:
         _participation.last.put(int(message["last"]))
@@ -78,7 +79,7 @@ def hear(message: dict[str, Any]) -> None:
 
 
 class _Participation:
-    """The collectives that this rank takes part in, each in a thread, since nobody knows their order."""
+    """Runs the collectives on behalf of other ranks, each in its own thread because their order is unknown."""
 
     def __init__(self) -> None:
         self.last: queue.Queue[int] = queue.Queue()
@@ -106,7 +107,7 @@ class _Participation:
     def _take_part(self, message: dict[str, Any]) -> None:
         try:
             with graphs.eagerly(), self._locks[message["key"]]:
-                # A rank may broadcast what is refused, but not what it has joined without.
+                # A rank can be the root of a refused broadcast, but not of one that runs after it has joined.
                 kept = message["key"], message["refused"], current_job().backend.name
                 if kept not in self._functions:
                     plan = Plan.described(message["plan"])
@@ -118,9 +119,9 @@ class _Participation:
         except Exception as error:
             job = current_job() if is_initialized() else None
             if job is None or (job.control is not None and job.control.cause is not None):
-                return  # the job has ended meanwhile, and the engine with it
+                return  # the job has ended in the meantime, and the engine with it
             if message["refused"]:
-                raise  # nobody called join(); the job ends when the refusal does not
+                raise  # no rank called join(); the job ends if the refused collective cannot complete
             self._failures.append(error)
 
 
@@ -128,10 +129,10 @@ _participation = _Participation()
 
 
 def _collectives(plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
-    """A function that makes a plan's calls, and what it takes.
+    """Returns a function that makes a plan's calls, and its neutral arguments.
 
-    It is a graph where the first who entered the plan had one: its calls are then in flight together. Who enters it
-    later may do so in eager mode.
+    The function is a graph if the first rank to enter the plan used a graph, because the plan's calls are then in
+    flight concurrently. Ranks that enter the plan later may do so in eager mode.
     """
     job = current_job()
     steps: list[tuple[str, list[Any], int, bool]] = []
@@ -170,7 +171,7 @@ def _argument(argument: Any) -> Any:
 
 
 def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: Plan) -> Any:
-    """What changes nothing in a collective."""
+    """Returns a tensor that does not affect the result of a collective."""
     dtype, shape = tf.as_dtype(tensor["dtype"]), tensor["shape"]
     if shape is not None and no_rows:
         shape = [0, *shape[1:]]

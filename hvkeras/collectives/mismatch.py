@@ -1,8 +1,8 @@
-"""The ranks make collectives that do not fit together: how each of them comes to raise `MismatchError`.
+"""Mismatched collectives: how each rank raises `MismatchError`.
 
-The control server finds the mismatch, tells each rank that its plan is refused, and has all take part in what the
-others do, so that no engine is left waiting (`hvkeras.control.join`). Then every rank raises: in eager mode here, in
-a graph by an operation of the native library behind the collectives.
+The control server detects the mismatch, tells each rank that its plan is refused, and has all ranks participate in
+each other's collectives so that no engine is left waiting (`hvkeras.control.join`). Then every rank raises: in eager
+mode, this module raises; in a graph, an operation of the native library raises after the collectives.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from hvkeras.plans.plan import Plan
 
 
-_refused: dict[str, str] = {}  # what differs, by the key of the plan that this rank waits in
-_in_graphs: Library | None = None  # set once a graph can raise
+_refused: dict[str, str] = {}  # plan key -> what differs, for the plans in which this rank waits
+_in_graphs: Library | None = None  # set as soon as graphs can raise
 
 
 def refuse(key: str, text: str) -> None:
-    """Has this rank raise in a plan that it waits in.
+    """Makes this rank raise in a plan in which it waits.
 
     Args:
         key: The plan's key.
@@ -42,18 +42,18 @@ def refuse(key: str, text: str) -> None:
 
 
 def refusable(job: Job, plan: Plan, results: Any) -> Any:
-    """Raises if a plan has been refused, now or whenever the graph under construction runs.
+    """Raises if a plan has been refused: now in eager mode, else whenever the graph under construction runs.
 
     Args:
         job: The running job.
-        plan: What was communicated.
-        results: A structure of the tensors that came out.
+        plan: The plan of the collectives.
+        results: A nested structure of the resulting tensors.
 
     Returns:
-        The results, of which those of a graph end in an error if the plan is refused.
+        The results. In a graph, evaluating them fails if the plan is refused.
 
     Raises:
-        MismatchError: Other ranks do something else; in eager mode.
+        MismatchError: Other ranks make different collectives (eager mode only).
     """
     if tf.executing_eagerly():
         raise_if_refused(plan)
@@ -72,10 +72,10 @@ def raise_if_refused(plan: Plan) -> None:
     """Raises in eager mode if a plan has been refused.
 
     Args:
-        plan: What was communicated.
+        plan: The plan of the collectives.
 
     Raises:
-        MismatchError: Other ranks do something else.
+        MismatchError: Other ranks make different collectives.
     """
     if (text := _taken(plan.key)) is not None:
         raise MismatchError(text)
@@ -84,17 +84,17 @@ def raise_if_refused(plan: Plan) -> None:
 def _taken(key: str) -> str | None:
     text = _refused.pop(key, None)
     if text is not None and _in_graphs is not None and not _in_graphs.take_refusal(key):
-        return None  # a graph has raised it
+        return None  # a graph has raised the error already
     return text
 
 
 def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> bool:
-    """Has the operation `hvkeras_refusable` of a key fail in the graph that runs, if something differs; see below.
+    """Makes the operation `hvkeras_refusable` of a key fail in the running graph if `difference` finds one.
 
     Args:
         key: The operation's key.
-        difference: Says what differs, "" if nothing does.
-        found: What it takes.
+        difference: Returns a description of the difference, or "" if there is none.
+        found: The argument of `difference`.
     """
     text = difference(found)
     if text and _in_graphs is not None:
@@ -102,20 +102,20 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
     return not text
 
 
-def refuse_at_once(key: str, difference: Callable[[Any], str], found: Any) -> bool:  # noqa: ARG001 - as above
-    """Does the same where there is no such operation: the graph then ends in an unknown error of TensorFlow's.
+def refuse_at_once(key: str, difference: Callable[[Any], str], found: Any) -> bool:  # noqa: ARG001 - same signature
+    """Replaces `refuse_in_graph` where that operation is missing: the graph then ends in TensorFlow's UnknownError.
 
     Raises:
-        MismatchError: Something differs.
+        MismatchError: There is a difference.
     """
     if text := difference(found):
         raise MismatchError(text)
     return True
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user's functions here
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user functions here
 def operations() -> Any:
-    """The operations of the native library; None where there is none."""
+    """The operations of the native library; None if the library is missing."""
     global _in_graphs  # noqa: PLW0603 - a process has one library
     _in_graphs = _in_graphs or _loaded()
     return _in_graphs and _in_graphs.operations
@@ -123,7 +123,7 @@ def operations() -> Any:
 
 @functools.cache
 def _loaded() -> Library | None:
-    """The native library, where it was built; that it cannot be loaded is said once."""
+    """Loads the native library if it was built; warns once if it cannot be loaded."""
     if not availability().ok:
         return None
     try:

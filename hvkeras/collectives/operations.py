@@ -1,4 +1,4 @@
-"""What collectives are made of: the reduction constants, who takes part, plans, and scaling."""
+"""Building blocks of collectives: the reduction constants, participating ranks, plans, and scaling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def operation_of(op: Any) -> int:
     """Checks a reduction constant.
 
     Raises:
-        UsageError: It is none.
+        UsageError: `op` is not a reduction constant.
     """
     if isinstance(op, bool) or op not in range(len(NAMES)):
         raise UsageError(explain("op must be one of hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product",
@@ -42,12 +42,12 @@ def operation_of(op: Any) -> int:
 
 
 def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
-    """The global ranks of a process set that this rank belongs to, ascending.
+    """Returns the global ranks of a process set that contains this rank, in ascending order.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: It is no process set, or one that is not registered.
-        ArgumentError: It is one of other ranks.
+        UsageError: `process_set` is not a process set, or is not registered.
+        ArgumentError: This rank is not in `process_set`.
     """
     topology = current_job().topology
     if not isinstance(process_set, ProcessSet):
@@ -61,15 +61,15 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
 
 
 def reducing_engine(ranks: Sequence[int]) -> Backend:
-    """The engine that reduces among `ranks`; one rank alone needs none, and no engine scales there."""
+    """Returns the engine that reduces over `ranks`; for a single rank, one that neither communicates nor scales."""
     return current_job().backend if len(ranks) > 1 else _ONE_RANK
 
 
 def gradient_divisor(ranks: Sequence[int]) -> int:
-    """By what the gradients of allgather and broadcast are divided, and that of reducescatter is multiplied.
+    """The divisor of the gradients of allgather and broadcast, and the factor of the gradient of reducescatter.
 
-    One, where gradients are those of the sum over the ranks of what each makes of the results. Horovod 0.28 averages
-    the former two over the ranks, and multiplies the gradient of reducescatter by their number.
+    It is 1 where gradients are those of the sum of all ranks' losses. Horovod 0.28 averages the gradients of allgather
+    and broadcast over the ranks, and multiplies the gradient of reducescatter by the number of ranks.
     """
     convention = current_job().settings.gradients
     as_in_horovod = as_horovod.is_installed() if convention == "auto" else convention == "horovod"
@@ -87,13 +87,13 @@ def plan_of(
     operation: str, tensors: Sequence[Any], ranks: Sequence[int], name: str | None, label: str,
     names: Sequence[str] | None = None,
 ) -> Plan:
-    """Describes a collective; equal ones within one graph, which may be in flight together, are numbered."""
+    """Describes a collective. Equal ones within a graph are numbered, because they may be in flight concurrently."""
     first = Plan.of(operation, tensors, ranks, label, names, identity=f"{name or ''}#0")
     return number_in_graph(first, name)
 
 
 def number_in_graph(plan: Plan, name: str | None) -> Plan:
-    """Tells a plan from the equal ones that the graph under construction has already."""
+    """Numbers a plan to distinguish it from equal plans in the graph under construction."""
     number = graphs.count_in_graph(plan.key)
     if number == 0:
         return plan
@@ -103,13 +103,13 @@ def number_in_graph(plan: Plan, name: str | None) -> Plan:
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor on its way.
+    """A tensor prepared for sending.
 
     Attributes:
-        tensor: What travels.
-        restore: What undoes its compression.
-        factors: What the engine multiplies by, before and after it combines; None where that is done outside.
-        given: The dtype of half precision that the result is rounded to, where float32 travels in its place.
+        tensor: The tensor to send.
+        restore: The context that undoes its compression.
+        factors: The factors that the engine applies before and after the reduction; None if the engine does not scale.
+        given: The half-precision dtype to which the result is rounded, if float32 is sent instead.
     """
 
     tensor: Any
@@ -119,19 +119,19 @@ class Sent:
 
     @property
     def spec(self) -> Any:
-        """Shape and dtype, as the ranks must agree on them."""
+        """The shape and dtype on which the ranks must agree."""
         return tf.TensorSpec(self.tensor.shape, self.given or self.tensor.dtype)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What happens to a tensor before and after the ranks' values are combined.
+    """The processing of a tensor before and after the ranks' values are combined.
 
     Attributes:
         op: One of the reduction constants.
-        compression: What travels.
-        prescale: Multiplies what is sent.
-        postscale: Multiplies the result.
+        compression: The compressor for the values that are sent.
+        prescale: Factor applied to each rank's values before the reduction.
+        postscale: Factor applied to the result.
     """
 
     op: int
@@ -140,7 +140,7 @@ class Scaling:
     postscale: float = 1.0
 
     def sent(self, tensor: Any, size: int, engine: Backend | None = None) -> Sent:
-        """What travels of a tensor among `size` ranks; an engine that reduces scales the dtypes that it says."""
+        """Prepares a tensor for sending among `size` ranks; `engine`, if given, scales the dtypes in its `scales`."""
         ours = self.compression in (Compression.none, Compression.fp16, Compression.bf16)
         given = None
         if engine is not None and ours and self._leaves_range(tensor.dtype, engine):
@@ -155,12 +155,12 @@ class Scaling:
         return Sent(travelling, restore, None, given)
 
     def _leaves_range(self, dtype: Any, engine: Backend) -> bool:
-        """Whether a reduction may leave a half precision's range on its way, or be rounded at each rank."""
+        """Whether intermediate results may leave the range of a half-precision dtype, or be rounded at each rank."""
         exact = self.op in (Min, Max) and self.prescale == self.postscale == 1.0
         return dtype.name in _HALVES and dtype.name not in engine.rounds_once and not exact
 
     def received(self, tensor: Any, sent: Sent, size: int) -> Any:
-        """The result from what came back."""
+        """Computes the result from the tensor that was received."""
         if sent.given is None:
             tensor = self.compression.decompress(tensor, sent.restore)
         if sent.factors is None:
@@ -171,7 +171,7 @@ class Scaling:
 
     @property
     def text(self) -> str:
-        """What the ranks must agree on, for the plan."""
+        """The description for the plan, on which the ranks must agree."""
         name = NAMES[self.op].lower()
         if self.prescale == self.postscale == 1.0:
             return name
@@ -179,7 +179,7 @@ class Scaling:
 
 
 def scale(tensor: Any, factor: float) -> Any:
-    """Multiplies by a number; integers go through float64 and are truncated."""
+    """Multiplies a tensor by a number; integers are scaled in float64 and truncated."""
     if factor == 1.0:
         return tensor
     if tensor.dtype.is_integer:
@@ -188,12 +188,12 @@ def scale(tensor: Any, factor: float) -> Any:
 
 
 def shaped(tensor: Any, like: Any) -> Any:
-    """Tells a symbolic result the static shape that it has."""
+    """Sets the static shape of a symbolic result to that of `like`."""
     if not tf.executing_eagerly():
         tensor.set_shape(like.shape)
     return tensor
 
 
 def on_device(device: str) -> Any:
-    """A context in which ops are placed on a device; "" leaves them to TensorFlow."""
+    """Returns a context that places ops on a device; with "", TensorFlow chooses the device."""
     return tf.device(device) if device else contextlib.nullcontext()

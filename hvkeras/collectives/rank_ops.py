@@ -1,4 +1,4 @@
-"""The numbers of the running job as TensorFlow operations: asked when a graph runs, not when it is made."""
+"""Rank queries as TensorFlow operations, evaluated when a graph runs rather than when it is traced."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hvkeras.job.process_sets import process_set_of
 
 @graphs.unconverted
 def rank_op(name: str | None = None) -> Any:
-    """Returns this process's number as a tensor.
+    """Returns the rank of this process as a tensor.
 
-    A graph that holds it gives the right answer in whatever job it runs: `hvd.rank()` inside a `tf.function` would be
-    the number at the time of tracing.
+    A graph that contains this operation returns the correct rank in any job in which it runs. In contrast,
+    `hvd.rank()` inside a `tf.function` is fixed at trace time.
 
     Example:
         >>> tf.function(hvd.rank_op)()
@@ -30,14 +30,14 @@ def rank_op(name: str | None = None) -> Any:
         An int32 scalar, from 0 to `size() - 1`.
 
     Raises:
-        NotInitializedError: `init()` was not called; inside a graph, when that runs.
+        NotInitializedError: `init()` was not called. A graph raises it when it runs.
     """
     return _when_run(queries.rank, name)
 
 
 @graphs.unconverted
 def local_rank_op(name: str | None = None) -> Any:
-    """Returns this process's number among those of its host as a tensor; see `rank_op`.
+    """Returns the local rank of this process on its host as a tensor; see `rank_op`.
 
     Example:
         >>> tf.function(hvd.local_rank_op)()
@@ -56,7 +56,7 @@ def local_rank_op(name: str | None = None) -> Any:
 
 @graphs.unconverted
 def local_size_op(name: str | None = None) -> Any:
-    """Returns how many processes run on this host as a tensor; see `rank_op`.
+    """Returns the number of processes on this host as a tensor; see `rank_op`.
 
     Example:
         >>> tf.function(hvd.local_size_op)()
@@ -75,13 +75,13 @@ def local_size_op(name: str | None = None) -> Any:
 
 @graphs.unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Returns how many processes a process set has as a tensor; see `rank_op`.
+    """Returns the number of processes in a process set as a tensor; see `rank_op`.
 
     Example:
         >>> mean = total / tf.cast(hvd.size_op(), total.dtype)
 
     Args:
-        process_set_id: The set's number: 0 for all ranks, else the attribute `process_set_id` of a registered set.
+        process_set_id: The ID of the set: 0 for all ranks, else the attribute `process_set_id` of a registered set.
         name: The operation's name.
 
     Returns:
@@ -89,7 +89,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
     Raises:
         NotInitializedError: As for `rank_op`.
-        UsageError: No set of that number is registered; inside a graph, when that runs.
+        UsageError: No set with this ID is registered. A graph raises it when it runs.
     """
     return _when_run(lambda: len(process_set_of(process_set_id).members()), name)
 
@@ -102,7 +102,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
         >>> tf.cond(hvd.process_set_included_op(even.process_set_id) == 1, step, tf.no_op)
 
     Args:
-        process_set_id: The set's number: 0 for all ranks, else the attribute `process_set_id` of a registered set.
+        process_set_id: The ID of the set: 0 for all ranks, else the attribute `process_set_id` of a registered set.
         name: The operation's name.
 
     Returns:
@@ -116,7 +116,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def _when_run(ask: Callable[[], int], name: str | None) -> Any:
-    if tf.executing_eagerly() or graphs.compiled_by_xla():  # XLA has no way to ask Python: there it is a constant
+    if tf.executing_eagerly() or graphs.compiled_by_xla():  # XLA cannot call Python, so the value is a constant
         return tf.constant(ask(), tf.int32, name=name)
     number = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
     number.set_shape([])

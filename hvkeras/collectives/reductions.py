@@ -1,7 +1,7 @@
-"""The collectives that users call: allreduce, allgather, their grouped forms, broadcast and barrier.
+"""The public collectives allreduce, allgather, their grouped forms, broadcast and barrier.
 
-All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.collectives.dispatch` has what is below
-them, and `hvkeras.collectives.scattering` the collectives whose results differ between ranks.
+All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.collectives.dispatch` is the layer below;
+`hvkeras.collectives.scattering` has the collectives whose results differ between ranks.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ def allreduce(
     postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Any:
-    """Combines a tensor of all ranks elementwise; every rank gets the result.
+    """Reduces a tensor elementwise over all ranks; every rank gets the result.
 
     Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
-    the incoming gradient. `tf.IndexedSlices` stay sparse: values and indices are gathered. There, as in Horovod,
-    averages of integers are not truncated, but have floating-point values: float32 for 8 and 16 bits, else float64.
-    float16 and bfloat16 are combined and scaled in float32, and rounded once, on every engine.
+    the incoming gradient. `tf.IndexedSlices` stay sparse: their values and indices are gathered. In that case, as in
+    Horovod, averages of integers are not truncated but floating-point: float32 for 8 and 16 bits, otherwise float64.
+    All engines combine and scale float16 and bfloat16 in float32, and round once.
 
     Example:
         >>> loss = hvd.allreduce(loss)                     # the mean over all ranks
         >>> longest = hvd.allreduce(length, op=hvd.Max)
 
     Args:
-        tensor: What `tf.convert_to_tensor` takes, or `tf.IndexedSlices`; same shape and dtype on every rank.
-        average: Horovod's old way to say `op`: True is Average, False is Sum.
-        device_dense: The device for dense tensors; TensorFlow's choice by default.
+        tensor: Anything that `tf.convert_to_tensor` accepts, or `tf.IndexedSlices`; same shape and dtype on every rank.
+        average: Horovod's older alternative to `op`: True is Average, False is Sum.
+        device_dense: The device for dense tensors; chosen by TensorFlow by default.
         device_sparse: The device for `tf.IndexedSlices`.
-        compression: What the tensor travels as: one of `Compression`, or a `Compressor`.
+        compression: How the tensor is compressed: one of `Compression`, or a `Compressor`.
         op: Average (default), Sum, Adasum, Min, Max or Product.
-        prescale_factor: Multiplies each rank's tensor first.
-        postscale_factor: Multiplies the result.
-        name: Identifies the collective across ranks; without one, operation, dtype and shape do.
-        process_set: The ranks that take part.
-        ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
+        prescale_factor: Factor applied to each rank's tensor before the reduction.
+        postscale_factor: Factor applied to the result.
+        name: Identifies the collective across ranks; by default, operation, dtype and shape do.
+        process_set: The participating ranks.
+        ignore_name_scope: Accepted for compatibility with Horovod; name scopes never matter here.
 
     Returns:
-        The result, of the given shape and dtype (but see averages of `tf.IndexedSlices`).
+        The result, with the shape and dtype of `tensor` (except for integer averages of `tf.IndexedSlices`).
 
     Raises:
         NotInitializedError: `init()` was not called.
         UsageError: `op` is not one of the constants.
         ArgumentError: This rank is not in `process_set`.
-        UnsupportedError: An operation that sparse tensors, booleans or, with Adasum, integers do not have; or Adasum
-            among ranks whose number is no power of two.
+        UnsupportedError: The operation is not supported for sparse tensors, for booleans or, with Adasum, for integers;
+            or Adasum is used with a number of ranks that is not a power of two.
     """
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -90,27 +90,27 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     name: str | None = None,
 ) -> list[Any]:
-    """Combines several tensors in as few collectives as possible, one a dtype.
+    """Reduces several tensors over all ranks in as few collectives as possible, one for each dtype.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
 
     Args:
-        tensors: The tensors, in the same order on every rank; `tf.IndexedSlices` stay sparse, and are gathered one by
+        tensors: The tensors, in the same order on every rank. `tf.IndexedSlices` stay sparse, and are gathered one by
             one.
-        average: As for `allreduce`, like all that follow.
+        average: As for `allreduce`, like the remaining parameters.
         device_dense: The device for dense tensors.
         device_sparse: The device for `tf.IndexedSlices`.
-        compression: What the tensors travel as.
+        compression: How the tensors are compressed.
         op: Average (default), Sum, Adasum, Min, Max or Product.
-        prescale_factor: Multiplies each rank's tensors first.
-        postscale_factor: Multiplies the results.
-        process_set: The ranks that take part.
-        ignore_name_scope: Accepted for Horovod's sake.
+        prescale_factor: Factor applied to each rank's tensors before the reduction.
+        postscale_factor: Factor applied to the results.
+        process_set: The participating ranks.
+        ignore_name_scope: Accepted for compatibility with Horovod.
         name: Identifies the group across ranks.
 
     Returns:
-        The results, in order.
+        The results, in the order of `tensors`.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -141,17 +141,17 @@ def allgather(
 ) -> Any:
     """Concatenates the ranks' tensors along the first dimension, in rank order.
 
-    Its gradient is this rank's part of the summed gradients (HVKERAS_GRADIENTS=horovod: of the averaged ones).
+    The gradient is this rank's part of the summed gradients (HVKERAS_GRADIENTS=horovod: of the averaged gradients).
 
     Example:
         >>> everyone = hvd.allgather(tf.constant([[hvd.rank()]]))   # shape [size, 1]
 
     Args:
-        tensor: What `tf.convert_to_tensor` takes; the first dimension may differ between ranks.
+        tensor: Anything that `tf.convert_to_tensor` accepts; the first dimension may differ between ranks.
             A scalar counts as one row.
         name: Identifies the collective across ranks.
-        ignore_name_scope: Accepted for Horovod's sake.
-        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for compatibility with Horovod.
+        process_set: The participating ranks.
 
     Returns:
         A tensor of shape `[sum of first dimensions, ...]`.
@@ -173,7 +173,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Concatenates several tensors of all ranks, each along the first dimension, in rank order.
+    """Concatenates the ranks' tensors for each of several tensors, along the first dimension and in rank order.
 
     Example:
         >>> values, indices = hvd.grouped_allgather([values, indices])
@@ -181,11 +181,11 @@ def grouped_allgather(
     Args:
         tensors: The tensors, in the same order on every rank; see `allgather`.
         name: Identifies the group across ranks.
-        ignore_name_scope: Accepted for Horovod's sake.
-        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for compatibility with Horovod.
+        process_set: The participating ranks.
 
     Returns:
-        The results, in order.
+        The results, in the order of `tensors`.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -201,20 +201,20 @@ def broadcast(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives every rank the root's tensor.
+    """Broadcasts a tensor from the root to every rank.
 
-    Its gradient is the sum of all ranks' gradients on the root (HVKERAS_GRADIENTS=horovod: their average), and zero
-    elsewhere.
+    The gradient on the root is the sum of all ranks' gradients (HVKERAS_GRADIENTS=horovod: their average). It is zero
+    on all other ranks.
 
     Example:
         >>> seed = hvd.broadcast(seed, root_rank=0)
 
     Args:
-        tensor: The value on the root; elsewhere anything of its shape and dtype.
+        tensor: The value to send on the root; on other ranks, any tensor of the same shape and dtype.
         root_rank: The global rank that sends.
         name: Identifies the collective across ranks.
-        ignore_name_scope: Accepted for Horovod's sake.
-        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for compatibility with Horovod.
+        process_set: The participating ranks.
 
     Returns:
         The root's value.
@@ -230,7 +230,8 @@ def broadcast(
     def send(value: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(upstream: Any) -> Any:
             summed = summed_for_gradient(upstream, ranks, name)
-            # A choice that TensorFlow makes, so that a gradient of this gradient is a collective on every rank.
+            # tf.where instead of a Python condition, so that the gradient of this gradient is a collective on every
+            # rank.
             return tf.where(current_job().topology.rank == root_rank, summed, tf.zeros_like(summed))
 
         return broadcast_raw([value], root_rank, ranks, name)[0], gradient
@@ -240,7 +241,7 @@ def broadcast(
 
 @graphs.unconverted
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Waits until every rank has come here.
+    """Waits until every rank has reached the barrier.
 
     Example:
         >>> hvd.barrier()
@@ -250,7 +251,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         name: Identifies the barrier across ranks.
 
     Returns:
-        Inside a `tf.function` the operation that waits; None in eager mode.
+        None in eager mode; inside a `tf.function`, the operation that waits.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -280,7 +281,7 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
 
 def _allreduce_booleans(values: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,
                         operation: str) -> list[Any]:
-    """Max of booleans is "any", Min and Product are "all"; a sum of them is a number, which they cannot hold."""
+    """Reduces booleans: Max is "any", Min and Product are "all". A sum is a number, which a boolean cannot hold."""
     if scaled.op in (Average, Sum, Adasum):
         raise UnsupportedError(explain("Booleans have no sum or average", "use hvd.Max for any, hvd.Min for all, or"
                                        " tf.cast the tensor", op=NAMES[scaled.op]))

@@ -1,7 +1,7 @@
 """Shapes that are known only when a graph runs: ranks compare them before the collective.
 
-What is known when a graph is made is part of a collective's plan (`hvkeras.plans.plan`). Engines that compare the rest
-need nothing more (`Backend.compares_shapes`); for the others each rank gathers everybody's shapes.
+Static shapes are part of a collective's plan (`hvkeras.plans.plan`). Some engines compare the run-time shapes
+themselves (`Backend.compares_shapes`); for all others, each rank gathers the shapes of all ranks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from hvkeras.compat import graphs
 from hvkeras.job.state import Job
 from hvkeras.plans.plan import Call, Plan
 
-_ROWS_ARE_FREE = ("allgather", "alltoall")  # where the first dimension may differ
+_ROWS_ARE_FREE = ("allgather", "alltoall")  # the first dimension may differ between ranks
 _MOST_DIMENSIONS = 8
 
 
 def compared(job: Job, plan: Plan, calls: Sequence[Call],
              names: Sequence[str] | None = None) -> Sequence[Call]:
-    """Has a graph end in an error, before it makes a plan's calls, if the ranks' shapes do not fit together.
+    """Adds a check to a graph that fails, before the plan's calls, if the ranks' shapes do not match.
 
     Args:
         job: The running job.
         plan: The plan.
         calls: Its calls.
-        names: The names of the calls' tensors; the plan's own where the calls have them in its order.
+        names: The names of the calls' tensors; by default those of the plan, which must then be in the same order.
 
     Returns:
         The calls, on tensors that have been compared.
@@ -59,7 +59,7 @@ def _is_known(call: Call) -> bool:
 
 
 def _row(tensor: Any, rows_are_free: bool) -> Any:
-    """The number of dimensions, and the dimensions; -1 for what may differ or is not there."""
+    """Returns the number of dimensions, then the dimensions; -1 for those that may differ or do not exist."""
     shape = tf.shape(tensor, tf.int64)
     if rows_are_free:
         shape = tf.concat([[-1], shape[1:]], 0)
@@ -71,7 +71,7 @@ def _row(tensor: Any, rows_are_free: bool) -> Any:
 
 
 def _difference(plan: Plan, names: Sequence[str], dtypes: Sequence[str], lengths: Sequence[int], table: Any) -> str:
-    """What differs in the table of all ranks' shapes, in words; "" if nothing does."""
+    """Describes the first difference in the table of all ranks' shapes; "" if there is none."""
     starts = np.cumsum([0, *lengths])
     for place, (start, end) in enumerate(itertools.pairwise(starts)):
         other = next((row for row in range(1, len(table)) if (table[row, start:end] != table[0, start:end]).any()), 0)

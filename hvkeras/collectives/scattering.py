@@ -1,4 +1,4 @@
-"""Collectives that give each rank a part of its own: alltoall, reducescatter and grouped_reducescatter."""
+"""Collectives whose results differ between ranks: alltoall, reducescatter and grouped_reducescatter."""
 
 from __future__ import annotations
 
@@ -34,29 +34,30 @@ def alltoall(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends to each rank rows of its own, and returns the rows that the ranks sent to this one.
+    """Sends different rows to each rank, and returns the rows that the ranks sent to this rank.
 
-    Its gradient sends the rows' gradients back.
+    The gradient sends the gradients of the rows back.
 
     Example:
         >>> mine = hvd.alltoall(tf.range(hvd.size()))          # one number from each rank
         >>> rows, counts = hvd.alltoall(rows, splits=[0, 3])   # three rows to rank 1
 
     Args:
-        tensor: What `tf.convert_to_tensor` takes, with at least one dimension; only the first may differ between ranks.
-        splits: How many rows go to each rank, integers of shape `[number of ranks]` that add up to the first
-            dimension; equally many by default.
+        tensor: Anything that `tf.convert_to_tensor` accepts, with at least one dimension; only the first dimension may
+            differ between ranks.
+        splits: The number of rows for each rank: integers of shape `[number of ranks]` that add up to the first
+            dimension. By default, each rank gets the same number of rows.
         name: Identifies the collective across ranks.
-        ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
-        process_set: The ranks that take part.
+        ignore_name_scope: Accepted for compatibility with Horovod; name scopes never matter here.
+        process_set: The participating ranks.
 
     Returns:
-        The rows received, in rank order; with `splits` also how many came from each rank (as the dtype of `splits`,
-        int32 for Python numbers).
+        The received rows, in rank order. With `splits`, also the number of rows from each rank, in the dtype of
+        `splits` (int32 for Python numbers).
 
     Raises:
         NotInitializedError: `init()` was not called.
-        ArgumentError: This rank is not in `process_set`, or the rows cannot be dealt so.
+        ArgumentError: This rank is not in `process_set`, or the rows cannot be split as requested.
     """
     ranks = members(process_set, "alltoall")
     value = tf.convert_to_tensor(tensor)
@@ -76,24 +77,25 @@ def reducescatter(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Any:
-    """Combines a tensor of all ranks elementwise, and gives each rank its part of the rows.
+    """Reduces a tensor elementwise over all ranks, and gives each rank its part of the rows.
 
-    Where the rows cannot be dealt evenly, the first ranks get one more. The gradient gathers the parts' gradients
-    (HVKERAS_GRADIENTS=horovod: and multiplies them by the number of ranks).
+    If the rows cannot be split evenly, the first ranks get one more row. The gradient gathers the gradients of the
+    parts (HVKERAS_GRADIENTS=horovod: and multiplies them by the number of ranks).
 
     Example:
         >>> part = hvd.reducescatter(tf.ones([2 * hvd.size(), 3]), op=hvd.Sum)   # shape [2, 3]
 
     Args:
-        tensor: What `tf.convert_to_tensor` takes, with at least one dimension; same shape and dtype on every rank.
-        device_dense: The device for the tensor; TensorFlow's choice by default.
-        compression: What the tensor travels as: one of `Compression`, or a `Compressor`.
+        tensor: Anything that `tf.convert_to_tensor` accepts, with at least one dimension; same shape and dtype on every
+            rank.
+        device_dense: The device for the tensor; chosen by TensorFlow by default.
+        compression: How the tensor is compressed: one of `Compression`, or a `Compressor`.
         op: Average (default) or Sum.
         name: Identifies the collective across ranks.
-        process_set: The ranks that take part.
-        ignore_name_scope: Accepted for Horovod's sake; name scopes never matter here.
-        prescale_factor: Multiplies each rank's tensor first.
-        postscale_factor: Multiplies the result.
+        process_set: The participating ranks.
+        ignore_name_scope: Accepted for compatibility with Horovod; name scopes never matter here.
+        prescale_factor: Factor applied to each rank's tensor before the reduction.
+        postscale_factor: Factor applied to the result.
 
     Returns:
         This rank's rows of the result.
@@ -141,12 +143,12 @@ def grouped_reducescatter(
 
     Args:
         tensors: The tensors, in the same order on every rank.
-        device_dense: As for `reducescatter`, like all that follow.
-        compression: What the tensors travel as.
+        device_dense: As for `reducescatter`, like the remaining parameters.
+        compression: How the tensors are compressed.
         op: Average (default) or Sum.
-        process_set: The ranks that take part.
-        prescale_factor: Multiplies each rank's tensors first.
-        postscale_factor: Multiplies the results.
+        process_set: The participating ranks.
+        prescale_factor: Factor applied to each rank's tensors before the reduction.
+        postscale_factor: Factor applied to the results.
 
     Returns:
         This rank's rows of each result.
@@ -160,7 +162,7 @@ def grouped_reducescatter(
 
 
 def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Any, Any]:
-    """Deals rows; with a gradient that has gradients in turn. The second result is how many came from each rank."""
+    """Exchanges rows, and returns them with the number from each rank. The gradient is itself differentiable."""
 
     @graphs.custom_gradient
     def exchange(sent: Any) -> tuple[tuple[Any, Any], Callable[..., Any]]:
@@ -176,7 +178,7 @@ def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) 
 
 
 def _dealt(value: Any, splits: Any, size: int) -> Any:
-    """How many rows go to each rank, checked where the numbers are known."""
+    """Returns the number of rows for each rank, validated where the values are statically known."""
     rows = value.shape[0]
     if splits is None:
         if rows is not None and rows % size:

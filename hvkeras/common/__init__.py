@@ -1,1 +1,1 @@
-"""The twin of `horovod.common`: what scripts import from below its frameworks."""
+"""Alias package for `horovod.common`: the names that scripts import from Horovod's framework-independent part."""

@@ -1,4 +1,4 @@
-"""The twin of `horovod.common.basics`: what `mpi_ops._basics` is, through which scripts ask for numbers and sets."""
+"""Alias module for `horovod.common.basics`: the class of `mpi_ops._basics`, which scripts use for rank queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """Horovod's plain functions as methods; process sets are told by their numbers.
+    """Horovod's plain functions as methods; process sets are identified by their IDs.
 
     Example:
         basics = HorovodBasics("")
@@ -23,8 +23,8 @@ class HorovodBasics:
         print(basics.rank(), basics.size())
 
     Args:
-        pkg_path: Accepted for Horovod's sake, like all that follow.
-        *args: See there.
+        pkg_path: Accepted for compatibility with Horovod.
+        *args: Accepted for compatibility with Horovod.
     """
 
     Average, Sum, Adasum, Min, Max, Product = Average, Sum, Adasum, Min, Max, Product
@@ -53,7 +53,7 @@ class HorovodBasics:
     stop_timeline = staticmethod(timeline.stop_timeline)
 
     def __init__(self, pkg_path: str, *args: Any) -> None:
-        """Needs nothing: there is one job, whatever the path."""
+        """Ignores its arguments: there is only one job, whatever the path."""
 
     def _add_process_set_impl(self, ranks: Any) -> int | None:
         return add_process_set(ranks).process_set_id

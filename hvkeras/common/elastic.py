@@ -1,4 +1,4 @@
-"""The twin of `horovod.common.elastic`."""
+"""Alias module for `horovod.common.elastic`."""
 
 from __future__ import annotations
 

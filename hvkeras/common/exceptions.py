@@ -1,4 +1,4 @@
-"""The twin of `horovod.common.exceptions`."""
+"""Alias module for `horovod.common.exceptions`."""
 
 from __future__ import annotations
 

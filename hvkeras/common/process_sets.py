@@ -1,4 +1,4 @@
-"""The twin of `horovod.common.process_sets`."""
+"""Alias module for `horovod.common.process_sets`."""
 
 from __future__ import annotations
 

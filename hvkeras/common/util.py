@@ -1,4 +1,4 @@
-"""The twin of `horovod.common.util`: Horovod's small helpers that scripts and tests import."""
+"""Alias module for `horovod.common.util`: Horovod's small helpers that scripts and tests import."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ __all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_availa
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameter
-    """Returns whether a framework is served.
+    """Returns whether a framework is supported.
 
     Args:
         ext_base_name: `tensorflow`, `torch`, ...
-        verbose: Accepted for Horovod's sake.
+        verbose: Accepted for compatibility with Horovod.
     """
     return ext_base_name in ("tensorflow", "keras")
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG001 - Horovod's parameters
                     *args: str) -> None:  # noqa: ARG001 - Horovod's parameters
-    """Raises ImportError for a framework that is not served.
+    """Raises ImportError for a framework that is not supported.
 
     Args:
         ext_name: `horovod.tensorflow`, ...
-        ext_env_var: Accepted for Horovod's sake, like all that follow.
-        pkg_path: See there.
-        *args: See there.
+        ext_env_var: Accepted for compatibility with Horovod.
+        pkg_path: Accepted for compatibility with Horovod.
+        *args: Accepted for compatibility with Horovod.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"hvkeras serves TensorFlow and Keras, and not {ext_name}")
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Returns whether Adasum can combine so many ranks.
+    """Returns whether Adasum can combine this number of ranks: whether it is a power of two.
 
     Args:
-        num_rank: The number.
+        num_rank: The number of ranks.
     """
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(l: Sequence[Any], n: int) -> list[list[Any]]:  # noqa: E741 - Horovod's parameter
-    """Splits a list into parts whose lengths differ by one at most.
+    """Splits a list into parts whose lengths differ by at most one.
 
     Args:
         l: The list.
-        n: How many parts.
+        n: The number of parts.
     """
     each, more = divmod(len(l), n)
     starts = [number * each + min(number, more) for number in range(n + 1)]
@@ -63,16 +63,16 @@ def split_list(l: Sequence[Any], n: int) -> list[list[Any]]:  # noqa: E741 - Hor
 
 
 def is_iterable(x: object) -> bool:
-    """Returns whether something can be iterated over.
+    """Returns whether an object is iterable.
 
     Args:
-        x: The thing.
+        x: The object.
     """
     return isinstance(x, Iterable)
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Returns whether a version is a given one or a later one.
+    """Returns whether a version is equal to or later than another.
 
     Example:
         >>> is_version_greater_equal_than("2.10.0", "2.9.1")
@@ -83,7 +83,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         target: The version to compare with, as major.minor.patch.
 
     Raises:
-        UsageError: `target` is not written like that.
+        UsageError: `target` does not have this form.
     """
     if target.count(".") != 2:
         raise UsageError(explain("target must be a version of three numbers", "write it like 2.10.0", target=target))

@@ -1,1 +1,1 @@
-"""`hvkeras compare`: the same script on each backend, and what that says: a table, `results.json` and a report."""
+"""`hvkeras compare`: runs a script on each backend, and writes a table, `results.json` and a report."""

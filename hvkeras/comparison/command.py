@@ -1,4 +1,4 @@
-"""`hvkeras compare`: the same script on each backend and on one process, in one table and a report."""
+"""`hvkeras compare`: compares a script on each backend and on one process, in a table and a report."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
 
 PROG = "hvkeras compare"
-TIMEOUT = 3600.0  # seconds that a run may take by default
-WIDEST = 200  # columns that the table may have; it takes what it needs, and is never cut
+TIMEOUT = 3600.0  # default time limit of a run, in seconds
+WIDEST = 200  # maximum width of the table in columns; it uses what it needs and is never truncated
 
 _EPILOG = """The script runs unchanged, and must leave the choice of the backend to hvkeras. The exit code is 0 if all
 backends that were asked for ran. Example: hvkeras compare -np 2 --repeat 3 python examples/train.py --epochs 3"""
@@ -88,7 +88,7 @@ def compare(arguments: Sequence[str]) -> int:
     """Runs `hvkeras compare`.
 
     Args:
-        arguments: What follows it on the command line.
+        arguments: The arguments that follow it on the command line.
 
     Returns:
         The exit code: 0 if all backends ran, else 1.
@@ -112,12 +112,12 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comparison:
-    """Makes the comparison that flags ask for, and writes the report.
+    """Runs the comparison that the flags ask for, and writes the report.
 
     Args:
-        flags: The command line, with the ranks' `command`.
+        flags: The parsed command line, with the ranks' `command`.
         screen: Where progress is shown.
-        title: What is compared.
+        title: A description of what is compared.
 
     Raises:
         UsageError: A flag is wrong.
@@ -131,7 +131,7 @@ def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comp
                                  np=",".join(map(str, flags.np))))
     several = tuple(size for size in flags.np if size > 1)
     hosts = {size: place(size, flags.hosts, None) for size in several}
-    Settings()  # a wrong variable is found before anything starts
+    Settings()  # reports an invalid variable before anything starts
     names = _backends(flags, hosts[several[-1]])
     problems = {(name, size): _problem(name, size, hosts[size]) for size in several for name in names}
     folder = _folder(flags.out)
@@ -168,7 +168,7 @@ def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str
 
 
 def _problem(name: str, processes: int, hosts: Sequence[HostRanks]) -> str:
-    """Why a backend cannot serve this job, as far as this host can tell; "" if it can."""
+    """Why a backend cannot run this job, as far as this host can tell; "" if it can."""
     if not any(host.local for host in hosts):
         return ""
     return verdict(backend_class(name), Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
@@ -187,10 +187,10 @@ def _folder(out: str | None) -> Path:
 
 
 def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
-    """Gives fewer processes as many threads each as the most have, so that cores are not counted as speed.
+    """Limits smaller jobs to as many threads per process as the largest job has, so that extra cores do not help them.
 
     Returns:
-        What one process computes with, in words, and the variables that see to it.
+        A description of the cores that one process uses, and the environment variables that enforce it.
     """
     cores, first = usable_cores(), hosts[0]
     share = fair_share(cores, [cores] * len(first.ranks))
@@ -203,12 +203,12 @@ def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP unwind, as Ctrl-C does, so that no job is left behind."""
+    """Makes SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that no job is left behind."""
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread can set signal handlers
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
@@ -222,7 +222,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def print_table(made: Comparison, console: Console) -> None:
-    """Prints the table, what its columns are, the reasons of failures, and where the report is."""
+    """Prints the table, the meaning of its columns, the causes of failures, and the location of the report."""
     shown, notes = table(made)
     console.print(f"{made.command}, on {made.processes} processes", markup=False)
     console.print()
@@ -240,7 +240,7 @@ def print_table(made: Comparison, console: Console) -> None:
 
 
 def _print_last_words(made: Comparison, console: Console) -> None:
-    """Prints how the standard error of the jobs ends that failed."""
+    """Prints the last lines of the standard error of jobs that failed."""
     for row in made.rows:
         for run in row.runs:
             if run.last_words:

@@ -1,4 +1,4 @@
-"""`hvkeras.compare`: a Python function on each backend and on one process, from a script or a notebook."""
+"""`hvkeras.compare`: compares a Python function on each backend and on one process, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hvkeras.report.page import fragment
 
 
 class ComparisonResult:
-    """What `hvkeras.compare` found: a table in a terminal, the report with its charts in a notebook.
+    """The result of `hvkeras.compare`: shown as a table in a terminal, and as the report with charts in a notebook.
 
     Attributes:
         rows: A dictionary for each backend and number of processes, for `pandas.DataFrame(result.rows)`; the names
             are those of `results.json`.
         runs: The same for each run.
         sentences: Which backend was fastest, whether the results agree, and what limits the job.
-        folder: Where `report.html`, `results.json`, the charts and the output of all ranks are.
+        folder: The folder of `report.html`, `results.json`, the charts and the output of all ranks.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -43,10 +43,10 @@ class ComparisonResult:
         self.folder: Path = comparison.folder
 
     def table(self) -> str:
-        """The table that `hvkeras compare` prints, with what its columns are."""
+        """The table that `hvkeras compare` prints, with the meaning of its columns."""
         screen = io.StringIO()
         print_table(self._comparison, Console(file=screen, highlight=False, soft_wrap=True, width=WIDEST,
-                                                force_jupyter=False))  # else rich shows it in the cell
+                                                force_jupyter=False))  # otherwise rich would show it in the cell
         return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
 
     def __repr__(self) -> str:
@@ -62,10 +62,11 @@ def compare(
     np: int | Sequence[int] = 2, backends: str | Sequence[str] | None = None, repeat: int = 1, baseline: bool = True,
     timeout: float = TIMEOUT, hosts: str | None = None, out: str | Path | None = None, verbose: bool = False,
 ) -> ComparisonResult:
-    """Trains by a function on each backend and on one process, and says how fast each is and whether they agree.
+    """Runs a training function on each backend and on one process, and compares their speed and results.
 
-    It is `hvkeras compare` for a function, which travels to its processes as that of `hvkeras.run` does. It calls
-    `hvd.init()` itself, without a backend, and trains with a distributed optimizer or tape. What it returns is lost.
+    This is `hvkeras compare` for a function, which is sent to its processes like that of `hvkeras.run`. The function
+    must call `hvd.init()` itself, without a backend, and train with a distributed optimizer or tape. Its return value
+    is discarded.
 
     Example:
         def train(rate):
@@ -79,17 +80,17 @@ def compare(
         func: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        np: How many processes; several numbers give a scaling curve.
-        backends: Which, in order; all that work here by default.
-        repeat: How often each runs.
-        baseline: Whether one process runs as well.
-        timeout: Seconds that each run may take.
-        hosts: As `hvkeras run -H`; the current folder and `out` must then be shared by all hosts.
-        out: A folder for the report and the output of all ranks; a new one for temporary files by default.
-        verbose: Whether the output of all ranks is shown.
+        np: The number of processes; several numbers give a scaling curve.
+        backends: The backends, in order; by default, all that work here.
+        repeat: How often each job runs.
+        baseline: Whether to run on one process as well.
+        timeout: The time limit of each run, in seconds.
+        hosts: As in `hvkeras run -H`; all hosts must then share the current folder and `out`.
+        out: The folder for the report and the output of all ranks; by default, a new temporary folder.
+        verbose: Whether to show the output of all ranks.
 
     Returns:
-        The result: its `rows`, its `table()`, and in a notebook the report.
+        The result, with `rows` and `table()`; a notebook displays it as the report.
 
     Raises:
         UsageError: An argument is wrong, or the function cannot be pickled.

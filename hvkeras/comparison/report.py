@@ -1,4 +1,4 @@
-"""report.html and the charts of a comparison."""
+"""`report.html` and the charts of a comparison."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write(comparison: Comparison, folder: Path) -> None:
     """Writes the page and the charts into a folder.
 
     Args:
-        comparison: What came out.
-        folder: Where the files go.
+        comparison: The comparison.
+        folder: The folder for the files.
     """
     drawn = {} if missing() else charts(comparison)
     temporary = folder / f".{NAME}"
@@ -42,12 +42,12 @@ def write(comparison: Comparison, folder: Path) -> None:
     for name in CHARTS:
         if name in drawn:
             drawn[name].png(folder / f"{name}.png")
-        else:  # it would be an earlier comparison's
+        else:  # one that exists belongs to an earlier comparison
             (folder / f"{name}.png").unlink(missing_ok=True)
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
-    """The charts that there are data for, by the names of their files."""
+    """The charts for which there is data, by file name without extension."""
     made: dict[str, Chart] = {}
     timed = [row for row in comparison.shown if row.step is not None]
     if timed:
@@ -70,7 +70,7 @@ def charts(comparison: Comparison) -> dict[str, Chart]:
 
 
 def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
-    """The rates of the backends on each number of processes, where there are two at least; the ideal last."""
+    """The rates of each backend measured on at least two numbers of processes; the ideal line comes last."""
     single = comparison.single
     names = dict.fromkeys(row.name for row in comparison.rows if row is not single)
     rates: dict[int, float] = {}
@@ -94,7 +94,7 @@ def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
 
 
 def _projected_lines(comparison: Comparison) -> Iterator[Line]:
-    """The rates of the backends on numbers of ranks that nobody has measured."""
+    """The projected rates of the backends on numbers of ranks that were not measured."""
     rows = [row for row in (comparison.projected.rows if comparison.projected else ()) if row.samples_range]
     for name in dict.fromkeys(row.backend for row in rows):
         own = [row for row in rows if row.backend == name]
@@ -104,7 +104,7 @@ def _projected_lines(comparison: Comparison) -> Iterator[Line]:
 
 
 def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
-    """The parts of the page after its sentences."""
+    """The sections of the page that follow its sentences."""
     headers, rows, notes = cells(comparison)
     made = [Section("All backends", _remarked(table_html(headers, rows), [*notes, *explanations(comparison)]))]
 
@@ -139,7 +139,7 @@ def _remarked(html: str, remarks: list[str]) -> str:
 
 
 def _split_table(comparison: Comparison) -> str:
-    """The parts in numbers, with bytes and memory; "" where none is known."""
+    """A table of the parts of a step, with bytes and memory; "" if none is known."""
     headers = ["backend", *(f"{part},\nms" for part in PARTS), "beside\ncomputing, ms", "MB a step\nand rank",
                "peak memory\nof a rank, MB"]
     rows = [[row.name, *_numbers(row)] for row in comparison.shown if not row.reason]

@@ -1,4 +1,4 @@
-"""What one run of a script did, from the records of its ranks: how fast, how well, and how alike."""
+"""The result of one run of a script, from the records of its ranks: speed, final metrics and weight differences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hvkeras.records.time_split import TimeSplit, time_splits
 from hvkeras.report.findings import Finding, findings
 from hvkeras.report.run_summary import Summary
 
-WARM_UP = 5  # first steps that are left out, or half of few: TensorFlow traces graphs and fills caches in them
-FEW = 10  # steps below which a median says little
+WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
+FEW = 10  # with fewer steps than this, a median is unreliable
 
 _GAP = r"(?:\s*[:=]\s*|\s+(?:is\s+|of\s+|was\s+)?)"
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?P<percent>\s*%)?(?![\w/])"
@@ -28,7 +28,7 @@ _LOGGED = {"accuracy": re.compile(r"(?:.*_)?acc(?:uracy)?"), "loss": re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """A final number, and where it comes from."""
+    """A final metric and its source."""
 
     value: float
     source: str
@@ -36,26 +36,26 @@ class Number:
 
 @dataclass(frozen=True)
 class Result:
-    """A run of a job, or why there was none.
+    """The result of one run of a job, or why it has none.
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: How many ranks it had.
-        reason: Why there are no figures, or "".
+        processes: The number of ranks.
+        reason: Why there is no result, or "".
         step_times: Seconds of each timed step on rank 0.
         samples_in_step: Samples of all ranks in a typical step; None if unknown.
         accuracy: The final accuracy, or None.
         loss: The final loss, or None.
-        difference: How far the final weights are from those of the first backend; see `weight_difference`.
-        remarks: Why something is unknown.
-        last_words: How the standard error of a job ends that failed, or "".
+        difference: The difference of the final weights from those of the first backend; see `weight_difference`.
+        remarks: Why some values are unknown.
+        last_words: The last lines of a failed job's standard error, or "".
         round: The round in which it ran, from 1.
-        seconds: How long the job took with its start and end; None if it was not started.
-        metrics: The final numbers of Keras by name, of its last evaluate or fit.
-        splits: Where the time of a typical step went, by rank.
+        seconds: The duration of the job, including startup and shutdown; None if it was not started.
+        metrics: The final metrics of Keras by name, from the last evaluate or fit.
+        splits: The time breakdown of a typical step, by rank.
         limits: What limits the job, the worst first.
-        bytes_in_step: Bytes that a rank hands to collectives in a typical step; None if unknown.
-        peak_memory: Bytes of the rank that needed the most; None if unknown.
+        bytes_in_step: Bytes that a rank passes to collectives in a typical step; None if unknown.
+        peak_memory: Peak memory in bytes of the rank that needed the most; None if unknown.
         losses: fit's loss, [n, 2]: seconds since training began, and the loss.
     """
 
@@ -80,7 +80,7 @@ class Result:
 
     @property
     def step(self) -> tuple[float, float, float] | None:
-        """Quartiles of the step time in seconds: lower, median, upper; None if unknown."""
+        """The lower quartile, median and upper quartile of the step time in seconds; None if unknown."""
         return quartiles(self.step_times)
 
     @property
@@ -91,14 +91,14 @@ class Result:
 
 def result(name: str, processes: int, records: Sequence[Record | None], printed: str,
            difference: float | str | None = None) -> Result:
-    """Sums up a job that ended well.
+    """Summarizes a job that ended well.
 
     Args:
         name: The backend, or `ONE_PROCESS`.
-        processes: How many ranks it was started with.
-        records: What each rank recorded, in rank order.
-        printed: What rank 0 printed to standard output.
-        difference: How far its weights are from those of the first backend.
+        processes: The number of ranks that were started.
+        records: The record of each rank, in rank order.
+        printed: The standard output of rank 0.
+        difference: The difference of its weights from those of the first backend.
     """
     first = records[0] if records else None
     reason = _unusable(name, processes, first)
@@ -118,7 +118,7 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
 
 
 def _unusable(name: str, processes: int, record: Record | None) -> str:
-    """Why a record says nothing of the job that was asked for; "" if it does."""
+    """Why a record does not describe the requested job; "" if it does."""
     if record is None:
         return "rank 0 left no record: the script must call hvd.init(), and --out be a folder that all hosts share"
     if record.size != processes:
@@ -132,7 +132,7 @@ def _unusable(name: str, processes: int, record: Record | None) -> str:
 
 
 def _steps(record: Record) -> Array:
-    """Seconds and samples of each step, [steps, 2], after the warm-up; of the most frequent kind of step."""
+    """Seconds and samples of each step after the warm-up, [steps, 2], for the most frequent kind of step."""
     stamps = record.stamps
     if len(stamps):
         kinds, counts = np.unique(stamps[:, 2], return_counts=True)
@@ -142,7 +142,7 @@ def _steps(record: Record) -> Array:
 
 
 def quartiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
-    """The lower quartile, the median and the upper quartile; None of nothing."""
+    """The lower quartile, the median and the upper quartile; None without values."""
     if not len(seconds):
         return None
     lower, median, upper = np.percentile(seconds, (25, 50, 75))
@@ -150,13 +150,13 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
 
 
 def bytes_in_step(record: Record) -> float | None:
-    """The bytes that a rank hands to collectives in a typical step.
+    """The bytes that a rank passes to collectives in a typical step.
 
     Args:
-        record: What the rank recorded.
+        record: The rank's record.
 
     Returns:
-        The sum over the collectives that ran in most steps; None if one's size or the collectives are not known.
+        The sum over the collectives that run in most steps; None if there are none, or if a size is unknown.
     """
     runs = {key: record.first_runs.get(key, 0) + len(record.collectives.get(key, ())) for key in record.buckets}
     often = [key for key, count in runs.items() if count and 2 * count >= max(runs.values())]
@@ -170,10 +170,10 @@ def samples_in_step(records: Sequence[Record | None]) -> tuple[float | None, str
     """The samples of all ranks in a typical step.
 
     Args:
-        records: What each rank recorded.
+        records: The record of each rank.
 
     Returns:
-        The sum over ranks of the median step's samples, or None, and why it is not known.
+        The sum over ranks of the median samples per step, or None; and why it is unknown, or "".
     """
     total = 0.0
     for rank, record in enumerate(records):
@@ -191,12 +191,12 @@ def samples_in_step(records: Sequence[Record | None]) -> tuple[float | None, str
 
 
 def final_number(what: str, record: Record, printed: str) -> Number | None:
-    """Finds the last accuracy or loss: the one of Keras's last evaluate or fit, else the last that rank 0 printed.
+    """Finds the final accuracy or loss: from Keras's last evaluate or fit, else the last that rank 0 printed.
 
     Args:
         what: `accuracy` or `loss`.
-        record: What rank 0 recorded.
-        printed: What rank 0 printed to standard output.
+        record: The record of rank 0.
+        printed: The standard output of rank 0.
     """
     logs = record.logs.get(record.last_logs, {})
     for prefix, source in (("val_", "fit's validation"), ("", f"{record.last_logs}()")):
@@ -214,11 +214,11 @@ def weight_difference(first: Path, other: Path) -> float | str | None:
 
     Args:
         first: The folder of the first job's records.
-        other: The folder of the other's.
+        other: The folder of the other job's records.
 
     Returns:
-        The largest |a - b| over all variables, divided by the largest |a|, where a is the first's; or what
-        makes them incomparable; None if one of them has none.
+        The largest |a - b| over all variables, divided by the largest |a|, where a are the first job's weights; or
+        why they cannot be compared, as text; None if either job has no weights.
     """
     if not all((folder / WEIGHTS).is_file() for folder in (first, other)):
         return None

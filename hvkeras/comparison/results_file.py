@@ -1,4 +1,4 @@
-"""results.json: a comparison for other programs. docs/compare.md describes it; its names keep their meaning."""
+"""`results.json`: a comparison for other programs. docs/compare.md describes its names, which are stable."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hvkeras.comparison.result import WARM_UP, Result
 from hvkeras.comparison.rows import Comparison, Row, mean_split, reference_of
 from hvkeras.comparison.sentences import sentences
 
-SCHEMA = 1  # grows when something is removed or means something else; what is new does not change it
+SCHEMA = 1  # incremented when something is removed or changes its meaning, but not for additions
 NAME = "results.json"
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Writes the file into a folder, whole or not at all."""
+    """Writes the file into a folder atomically."""
     temporary = folder / f".{NAME}"
     temporary.write_text(json.dumps(document(comparison), indent=1, allow_nan=False) + "\n")
     temporary.replace(folder / NAME)
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """What the file holds."""
+    """The content of the file."""
     return {
         "schema": SCHEMA,
         "hvkeras": __version__,
@@ -49,7 +49,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """The rows as flat dictionaries, with a unit in each name that needs one; None is unknown."""
+    """The rows as flat dictionaries, with a unit in each name that needs one; None means unknown."""
     return [_known(_row(row, comparison)) for row in comparison.rows]
 
 
@@ -74,7 +74,7 @@ def _run(run: Result) -> dict[str, Any]:
 
 
 def _figures(each: Row | Result) -> dict[str, Any]:
-    """What rows and runs have in common."""
+    """The fields that rows and runs share."""
     lower, median, upper = each.step or (None, None, None)
     difference = each.difference
     return {
@@ -101,7 +101,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def _known(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without numbers that JSON does not have."""
+    """Replaces numbers that JSON cannot represent by None."""
     return {name: _finite(value) for name, value in numbers.items()}
 
 

@@ -1,4 +1,4 @@
-"""The rows of a comparison: all runs of one backend on so many processes, taken together."""
+"""The rows of a comparison: each combines all runs of one backend on a number of processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row:
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: How many ranks it had.
+        processes: The number of ranks.
         runs: Its runs, in the order of rounds.
     """
 
@@ -31,23 +31,23 @@ class Row:
 
     @property
     def good(self) -> list[Result]:
-        """The runs that have figures."""
+        """The runs that have results."""
         return [run for run in self.runs if not run.reason]
 
     @property
     def reason(self) -> str:
-        """Why there are no figures at all, or ""."""
+        """Why there are no results at all, or ""."""
         return "" if self.good else self.runs[0].reason
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Why something is unknown, and which runs failed although others did not."""
+        """Why some values are unknown, and which runs failed although others did not."""
         failed = [f"run {run.round} failed: {run.reason}" for run in self.runs if run.reason] if self.good else []
         return (*dict.fromkeys(remark for run in self.good for remark in run.remarks), *failed)
 
     @property
     def step(self) -> tuple[float, float, float] | None:
-        """Quartiles of the step time in seconds, over the steps of all runs."""
+        """The lower quartile, median and upper quartile of the step time in seconds, over the steps of all runs."""
         return quartiles([seconds for run in self.good for seconds in run.step_times])
 
     @property
@@ -57,14 +57,14 @@ class Row:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Between which step times it moves: the medians of its runs, or the quartiles of a single one."""
+        """The range of step times: of the medians of its runs, or between the quartiles of a single run."""
         if len(self.medians) > 1:
             return min(self.medians), max(self.medians)
         return None if self.step is None else (self.step[0], self.step[2])
 
     @property
     def spread(self) -> float | None:
-        """The range of the runs' medians over the median of all steps; None of a single run."""
+        """The range of the runs' medians, divided by the median of all steps; None for a single run."""
         if len(self.medians) < 2 or self.step is None:
             return None
         return (max(self.medians) - min(self.medians)) / self.step[1]
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def samples_range(self) -> tuple[float, float] | None:
-        """The samples per second of the slowest and of the fastest run."""
+        """The samples per second of the slowest and the fastest run."""
         if self.samples is None or self.step is None or len(self.medians) < 2:
             return None
         in_step = self.samples * self.step[1]
@@ -95,29 +95,29 @@ class Row:
 
     @property
     def difference(self) -> float | str | None:
-        """The largest difference of the final weights of any run to those of the first backend's first run."""
+        """The largest difference between the final weights of any run and those of the first backend's first run."""
         known = [run.difference for run in self.good if run.difference is not None]
         words = [each for each in known if isinstance(each, str)]
         return words[0] if words else max((each for each in known if not isinstance(each, str)), default=None)
 
     @property
     def split(self) -> TimeSplit | None:
-        """Where the time of a typical step went, the mean over all ranks of all runs."""
+        """The time breakdown of a typical step: the mean over all ranks of all runs."""
         return mean_split(split for run in self.good for split in run.splits.values())
 
     @property
     def bytes_in_step(self) -> float | None:
-        """Bytes that a rank hands to collectives in a typical step."""
+        """Bytes that a rank passes to collectives in a typical step."""
         return next((run.bytes_in_step for run in self.good if run.bytes_in_step is not None), None)
 
     @property
     def peak_memory(self) -> int | None:
-        """Bytes of the rank that needed the most."""
+        """Peak memory in bytes of the rank that needed the most."""
         return max((run.peak_memory for run in self.good if run.peak_memory is not None), default=None)
 
 
 def mean_split(splits: Iterable[TimeSplit]) -> TimeSplit | None:
-    """The mean of several; None of none, and no wait where one does not know it."""
+    """The mean of several splits; None without any. `wait` is None if any split lacks it."""
     known = list(splits)
     if not known:
         return None
@@ -132,7 +132,7 @@ def mean_split(splits: Iterable[TimeSplit]) -> TimeSplit | None:
 
 
 def rows_of(results: Iterable[Result]) -> tuple[Row, ...]:
-    """Takes the runs of each job together, in the order of their first ones."""
+    """Groups the runs by job, in the order of each job's first run."""
     def job(run: Result) -> tuple[str, int]:
         return run.name, run.processes
 
@@ -144,19 +144,19 @@ def rows_of(results: Iterable[Result]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that has been made.
+    """A finished comparison.
 
     Attributes:
         command: The script's command line.
-        sizes: How many processes there were, without one, ascending.
+        sizes: The numbers of processes, ascending, without 1.
         repeat: How often each job was to run.
-        rows: What came out.
-        cores: What one process computed with, in words, or "".
-        folder: Where the ranks' output is.
+        rows: The results.
+        cores: A description of the cores that one process used, or "".
+        folder: The folder of the ranks' output.
         began: When it began, in seconds since the epoch.
-        seconds: How long it took.
-        machine: The facts of this machine, when it began.
-        projected: What more ranks would do, if that was asked for.
+        seconds: Its duration.
+        machine: A description of this machine, taken when it began.
+        projected: The projection to more ranks, if requested.
     """
 
     command: str
@@ -172,7 +172,7 @@ class Comparison:
 
     @property
     def processes(self) -> int:
-        """The number of processes that the table is about: the largest one."""
+        """The number of processes that the table shows: the largest one."""
         return self.sizes[-1]
 
     @property
@@ -192,15 +192,15 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether some run of a backend failed."""
+        """Whether any run of a backend failed."""
         return any(run.reason for row in self.rows if row.name != ONE_PROCESS for run in row.runs)
 
     def share(self, row: Row) -> float | None:
-        """The row's samples per second over those of so many times one process; None if unknown."""
+        """The row's samples per second relative to as many times those of one process; None if unknown."""
         single = self.single.samples if self.single else None
         return None if row.samples is None or not single else row.samples / (row.processes * single)
 
 
 def reference_of(rows: Sequence[Row | Result]) -> str:
-    """The first backend that ran, by whose weights the others are judged; "" if none did."""
+    """The first backend that ran, whose weights the others are compared with; "" if none did."""
     return next((row.name for row in rows if row.name != ONE_PROCESS and not row.reason), "")

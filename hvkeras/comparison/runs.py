@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are, one after the other, and what each left behind."""
+"""The runs of a comparison: lists them, runs them one after the other, and collects their results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
 
 def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
               environments: Mapping[Job, Mapping[str, str]]) -> list[Trial]:
-    """Lists all runs in their order: each round has every job once.
+    """Lists all runs in order: each round runs every job once.
 
     Args:
-        jobs: The jobs in their order.
-        flags: The command line.
-        folder: Where their output goes.
-        environments: What each job has in its environment beside this process's.
+        jobs: The jobs in order.
+        flags: The parsed command line.
+        folder: The folder for their output.
+        environments: The variables added to this process's environment for each job.
     """
     return [_trial(job, number, flags, folder, environments.get(job, {}))
             for number in range(1, flags.repeat + 1) for job in jobs]
@@ -48,12 +48,12 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
 
 
 def _several(flags: argparse.Namespace) -> bool:
-    """Whether the backends run on several numbers of processes."""
+    """Whether the backends run on more than one number of processes."""
     return len({size for size in flags.np if size > 1}) > 1
 
 
 def records_of(row: Row, trials: Sequence[Trial]) -> list[Record | None]:
-    """What the ranks of a row's first good run recorded, in rank order; nothing where no run was good.
+    """The records of a row's first successful run, in rank order; empty if no run succeeded.
 
     Args:
         row: The row.
@@ -69,8 +69,8 @@ class Runs:
 
     Args:
         trials: All of them, in order.
-        problems: Why a job cannot run here, or "".
-        flags: The command line.
+        problems: Why each job cannot run here, or "".
+        flags: The parsed command line.
         screen: Where progress is shown.
     """
 
@@ -79,10 +79,10 @@ class Runs:
         self._trials, self._problems, self._flags, self._screen = trials, problems, flags, screen
         self._seconds: dict[Job, float] = {}
         self._failed: set[Job] = set()
-        self._references: dict[int, Path] = {}  # by the number of processes: the records of the first one that ran
+        self._references: dict[int, Path] = {}  # by number of processes: the records of the first backend that ran
 
     def results(self) -> list[Result]:
-        """Runs them all. A job that has failed is not run again."""
+        """Runs all trials and returns their results. A job that has failed is not run again."""
         found = []
         try:
             for number, trial in enumerate(self._trials):
@@ -119,7 +119,7 @@ class Runs:
         return None if first is None or trial.name == ONE_PROCESS else weight_difference(first, trial.records)
 
     def _forget_weights(self, trial: Trial) -> None:
-        """Removes weights that nothing is compared with: they are as large as the model."""
+        """Removes weights that nothing will be compared with, because they are as large as the model."""
         if trial.records not in self._references.values():
             (trial.records / WEIGHTS).unlink(missing_ok=True)
 
@@ -130,7 +130,7 @@ class Runs:
         return heading + (f", round {trial.round} of {self._flags.repeat}" if self._flags.repeat > 1 else "")
 
     def _expected(self, number: int) -> float | None:
-        """Seconds that this run and those after it will take if they are like the ones before; None at first."""
+        """The expected seconds for this run and those after it, judging by earlier runs; None before the first."""
         if not self._seconds:
             return None
         mean = sum(self._seconds.values()) / len(self._seconds)

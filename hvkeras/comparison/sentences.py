@@ -1,4 +1,4 @@
-"""What a comparison says in three sentences: which backend is fast, whether the results agree, what limits the job."""
+"""A comparison in three sentences: which backend is fastest, whether the results agree, and what limits the job."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hvkeras.comparison.table import milliseconds
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.report.findings import COMPARE, limit
 
-# Sums in another order differ in their last bits, and training lets that grow: of the largest weight, this is still
-# rounding and not another result.
+# Sums in a different order differ in their last bits, and training amplifies that. A difference up to this fraction of
+# the largest weight counts as rounding, not as a different result.
 TOLERANCE = 1e-3
 LOSS_TOLERANCE = 0.01  # of the loss
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """The three sentences that a report begins with.
+    """The three sentences at the beginning of a report.
 
     Args:
-        comparison: What came out.
+        comparison: The comparison.
     """
     return [speed(comparison), agreement(comparison), bottleneck(comparison)]
 
@@ -74,7 +74,7 @@ def _overlap(one: Row, other: Row) -> bool:
 
 
 def agreement(comparison: Comparison) -> str:
-    """Whether the backends led to the same weights and the same loss."""
+    """Whether the backends produced the same weights and the same loss."""
     ran = [row for row in comparison.contenders if not row.reason]
     reference = reference_of(ran)
     others = [row for row in ran if row.name != reference]
@@ -107,7 +107,7 @@ def agreement(comparison: Comparison) -> str:
 
 
 def _losses(rows: list[Row]) -> tuple[bool, str]:
-    """Whether the final losses are alike, or unknown; and what they are, as the end of a sentence."""
+    """Whether the final losses agree or are unknown; and their values, as the end of a sentence."""
     values = [row.loss.value for row in rows if row.loss is not None]
     if len(values) < 2:
         return True, ""
@@ -130,6 +130,6 @@ def bottleneck(comparison: Comparison) -> str:
     kept = "" if share is None else (f"With {fastest.name}, {comparison.processes} processes do {share:.0%} of "
                                      f"{comparison.processes} times what {ONE_PROCESS} does. ")
     first = fastest.good[0]
-    limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # those lie between the steps
+    limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # pauses lie between the steps
     words = limit(first.splits, limits).replace(COMPARE, "")
     return (kept + words).strip() or "What limits the job is not known, as the time of its steps could not be split."

@@ -1,4 +1,4 @@
-"""The table of `hvkeras compare`, and the lines under it."""
+"""The table of `hvkeras compare`, and the notes below it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ UNKNOWN, NOT_HERE = "?", "-"
 
 
 def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]]:
-    """Words the results.
+    """Formats the results.
 
     Args:
-        comparison: What came out.
+        comparison: The comparison.
 
     Returns:
-        The headers; the rows, where one that failed has two cells; and the notes under them.
+        The headers; the rows, where a failed one has only two cells; and the notes below them.
     """
     reference = reference_of(comparison.contenders)
     headers = ["backend", "step, ms\n(quartiles)", "samples\nper s"]
@@ -41,13 +41,13 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
 
 
 def table(comparison: Comparison) -> tuple[Table, list[str]]:
-    """Lays the results out for a terminal.
+    """Builds the table of the results for a terminal.
 
     Args:
-        comparison: What came out.
+        comparison: The comparison.
 
     Returns:
-        The table, and the notes under it.
+        The table, and the notes below it.
     """
     headers, rows, notes = cells(comparison)
     return _laid_out(headers, rows), notes
@@ -63,7 +63,7 @@ def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def scaling_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Words how the backends do on each number of processes: the headers, and the rows."""
+    """Formats the rates of the backends on each number of processes: the headers, and the rows."""
     headers = ["samples per s\n(share) on", *(str(size) for size in comparison.sizes)]
     rows = []
     for name in dict.fromkeys(row.name for row in comparison.rows if row.name != ONE_PROCESS):
@@ -78,12 +78,12 @@ def _scaling_cell(comparison: Comparison, row: Row) -> str:
 
 
 def scaling_table(comparison: Comparison) -> Table:
-    """Lays out how the backends do on each number of processes."""
+    """Builds the table of the backends' rates on each number of processes."""
     return _laid_out(*scaling_cells(comparison))
 
 
 def projection_cells(projected: Projected) -> tuple[list[str], list[list[str]]]:
-    """Words what more ranks would do: the headers, and the rows."""
+    """Formats the projection to more ranks: the headers, and the rows."""
     headers = ["projection,\nnot measured", "ranks", "hosts", "step, ms\n(range)", "samples\nper s",
                "share of\nranks x one\nprocess"]
     return headers, [
@@ -93,12 +93,12 @@ def projection_cells(projected: Projected) -> tuple[list[str], list[list[str]]]:
 
 
 def projection_table(projected: Projected) -> Table:
-    """Lays out what more ranks would do."""
+    """Builds the table of the projection to more ranks."""
     return _laid_out(*projection_cells(projected))
 
 
 def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> list[str]:
-    """All cells but the name."""
+    """All cells except the name."""
     step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
                                              f"-{milliseconds(row.step[2])})")
     spread = [NOT_HERE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
@@ -115,23 +115,23 @@ def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> 
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration in milliseconds, with three digits."""
+    """Formats a duration in milliseconds, with at least three significant digits."""
     value = 1000 * seconds
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rate(samples: float | None) -> str:
-    """Samples per second, with three digits or more."""
+    """Formats samples per second, with at least three significant digits."""
     if samples is None:
         return UNKNOWN
     return f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}"
 
 
 def explanations(comparison: Comparison) -> list[str]:
-    """Says what the columns are.
+    """Explains the columns.
 
     Args:
-        comparison: What came out.
+        comparison: The comparison.
     """
     shown, reference = comparison.shown, reference_of(comparison.contenders)
     over = f", over the steps of {comparison.repeat} runs" if comparison.repeat > 1 else ""

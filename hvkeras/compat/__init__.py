@@ -1,9 +1,9 @@
-"""Everything that reaches into Keras beyond its public API, and all differences between its versions.
+"""All access to Keras beyond its public API, and all handling of differences between its versions.
 
-Three families of optimizers exist: Keras 3's, tf_keras's, and tf_keras's legacy ones
-(`tf_keras.optimizers.legacy`). Each has one method through which every update goes (the seam):
-`apply` in Keras 3, `apply_gradients` in tf_keras. Under mixed precision a `LossScaleOptimizer`
-stands before it and decides there whether to skip the step, so that one is a seam as well.
+Three families of optimizers exist: those of Keras 3, those of tf_keras, and the legacy optimizers of tf_keras
+(`tf_keras.optimizers.legacy`). In each family, every update goes through one method (the seam): `apply` in Keras 3,
+`apply_gradients` in tf_keras. Under mixed precision, a `LossScaleOptimizer` wraps the optimizer and decides whether to
+skip the step, so it is a seam as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keras 3's training step on one of several workers that share a model: what each has by itself, and what they add up.
+"""Keras 3's training step for workers that share a model: which state is local, and how shared state is updated.
 
-Keras changes its variables by reading, adding and assigning, so that workers that do this at the same time lose each
-other's additions. Metrics are therefore kept out of the shared variables, and counters are added to in one operation.
+Keras updates a variable by reading it, adding to it, and assigning the result, so concurrent workers overwrite each
+other's updates. Metrics are therefore kept out of the shared variables, and counters are incremented in one operation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hvkeras.compat.optimizers import inner_optimizer, step_counter_variable
 from hvkeras.compat.variables import native
 
 
-class OwnState(keras.StatelessScope):  # type: ignore[misc]  # it ships no types
-    """In this scope some variables have values of their own; others are changed for all, counters in one operation.
+class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no types
+    """A scope in which some variables have local values; updates of others are shared, those of counters atomic.
 
     Args:
-        own: Variables of Keras, and the values with which they begin here.
-        counters: Variables that count up by one.
+        own: Keras variables with local values, and their initial values.
+        counters: Shared variables that count up by one.
     """
 
     def __init__(self, own: Sequence[tuple[Any, Any]], counters: Sequence[Any]) -> None:
@@ -32,12 +32,12 @@ class OwnState(keras.StatelessScope):  # type: ignore[misc]  # it ships no types
         self._counters = {id(variable) for variable in counters}
 
     def get_current_value(self, variable: Any) -> Any:
-        """The own value, or the shared variable."""
+        """Returns the local value, or the shared variable."""
         value = super().get_current_value(variable)
         return variable._value if value is None else value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keeps the new value of an own variable, and assigns that of a shared one."""
+        """Stores the new value of a local variable, or assigns it to a shared one."""
         variable, value = update
         if id(variable) in self._own:
             super().add_update(update)
@@ -47,31 +47,31 @@ class OwnState(keras.StatelessScope):  # type: ignore[misc]  # it ships no types
             native(variable).assign(tf.cast(value, native(variable).dtype))
 
     def values(self, variables: Sequence[Any]) -> list[Any]:
-        """The values that own variables have now."""
+        """Returns the current values of local variables."""
         return [self.get_current_value(variable) for variable in variables]
 
 
 def build_like(model: Any, spec: Any) -> None:
-    """Makes the variables of a compiled model, its loss, metrics and optimizer, for batches like `spec`."""
+    """Creates the variables of a compiled model, its loss, metrics and optimizer, for batches like `spec`."""
     model._symbolic_build(data_batch=spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
 def seed_states(model: Any) -> list[Any]:
-    """The states of the random seeds of a model's layers: [seed, number of draws] each."""
+    """Returns the random seed states of a model's layers, each of the form [seed, number of draws]."""
     states = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
     return list({id(state): state for state in states}.values())
 
 
 def step_counters(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer counts its steps."""
+    """Returns the variables in which an optimizer counts its steps."""
     return [step_counter_variable(inner_optimizer(optimizer) or optimizer)]
 
 
 @contextlib.contextmanager
 def names_begin_anew() -> Iterator[None]:
-    """In this scope Keras names layers and metrics as in a fresh process, so that a model can be built alike twice."""
+    """A scope in which Keras names layers and metrics as in a fresh process, so that models can be built alike."""
     from keras.src.backend.common import global_state
 
     before = global_state.get_global_attribute("object_name_uids")

@@ -1,4 +1,4 @@
-"""Batches loaded by Python: `PyDataset` of Keras 3, `Sequence` of tf_keras."""
+"""Batches loaded by Python code: `PyDataset` in Keras 3, `Sequence` in tf_keras."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvkeras.compat.hooks import hook
 
 
 def batches_base(data: Any) -> Any:
-    """The base class whose batches Keras loads: `PyDataset` or tf_keras's `Sequence`; None for other data."""
+    """Returns the base class of data whose batches Keras loads: `PyDataset` or `Sequence`; None for other data."""
     keras: Any = sys.modules.get("keras")
     tf_keras: Any = sys.modules.get("tf_keras")
     if hasattr(keras, "utils") and isinstance(data, keras.utils.PyDataset):
@@ -21,32 +21,32 @@ def batches_base(data: Any) -> Any:
 
 
 def count_batches(data: Any) -> int | None:
-    """How many batches a `PyDataset` or `Sequence` has; None if they never end."""
+    """Returns the number of batches of a `PyDataset` or `Sequence`; None if it is infinite."""
     found = data.num_batches if hasattr(data, "num_batches") else len(data)
     return None if found is None else int(found)
 
 
 def loading_options(data: Any) -> dict[str, Any]:
-    """How Keras 3 is to load a `PyDataset`, as its constructor takes it; tf_keras is told in `fit`."""
+    """Returns a `PyDataset`'s loading options as constructor arguments; tf_keras takes them in `fit` instead."""
     names = ("workers", "use_multiprocessing", "max_queue_size")
     return {name: getattr(data, name) for name in names if hasattr(data, name)} if hasattr(data, "num_batches") else {}
 
 
 def overrides(instance: Any, method: str) -> bool:
-    """Whether the class of a `PyDataset` or `Sequence` has a method of its own in the place of Keras's."""
+    """Whether the class of a `PyDataset` or `Sequence` overrides Keras's implementation of a method."""
     base = batches_base(instance)
     return getattr(type(instance), method, None) is not getattr(base, method, None)
 
 
 def hook_shuffle_of_batches(base: type, decide: Callable[[Any, bool], bool]) -> bool:
-    """Puts `decide(data, shuffle)` before Keras's choice whether it loads the batches of `data` in random order.
+    """Lets `decide(data, shuffle)` choose whether Keras loads the batches of `data` in random order.
 
     Args:
-        base: `PyDataset` or `Sequence`, whichever the data are.
-        decide: Takes the data and what the caller of `fit` said; returns what Keras is to do.
+        base: The base class of the data: `PyDataset` or `Sequence`.
+        decide: Takes the data and the `shuffle` argument of `fit`; returns whether Keras should shuffle.
 
     Returns:
-        Whether this Keras has the place for it.
+        Whether this version of Keras has the class to hook.
     """
     name = base.__module__.split(".")[0]
     module, adapter = {"keras": ("keras.src.trainers.data_adapters.py_dataset_adapter", "PyDatasetAdapter"),

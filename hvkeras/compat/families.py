@@ -1,4 +1,4 @@
-"""Which Keras this is: Keras 3 or tf_keras, and which of the three families of optimizers."""
+"""Detection of the Keras in use (Keras 3 or tf_keras) and of an optimizer's family (one of three)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KERAS, TF_KERAS, TF_KERAS_LEGACY = "keras", "tf_keras", "tf_keras.legacy"
 
 
 def default_keras() -> Any:
-    """The Keras that `tf.keras` is: Keras 3, or tf_keras when `TF_USE_LEGACY_KERAS` says so."""
+    """Returns the Keras behind `tf.keras`: Keras 3, or tf_keras if `TF_USE_LEGACY_KERAS` selects it."""
     if tf.keras.Model.__module__.startswith("tf_keras."):
         import tf_keras
 
@@ -27,7 +27,7 @@ def is_keras_3(keras: Any) -> bool:
 
 
 def loaded_families() -> list[str]:
-    """The Kerases that this process has: the one that `tf.keras` is, and any other that is imported."""
+    """Returns the Keras packages of this process: the one behind `tf.keras`, and any other that is imported."""
     default_keras()
     return [name for name in (KERAS, TF_KERAS) if hasattr(sys.modules.get(name), "Model")]
 
@@ -38,14 +38,14 @@ def is_of_keras(cls: type) -> bool:
 
 
 def foreign_backend() -> str | None:
-    """The backend of Keras 3 if it is not TensorFlow."""
+    """Returns the backend of Keras 3 if it is not TensorFlow, else None."""
     keras: Any = sys.modules.get("keras")
     name = str(keras.backend.backend()) if hasattr(keras, "backend") else "tensorflow"
     return None if name == "tensorflow" else name
 
 
 def family_of(optimizer: Any) -> str | None:
-    """Which family an optimizer is of; None for anything else. Imports no Keras that is not there yet."""
+    """Returns an optimizer's family; None for other objects. Imports no Keras that is not loaded yet."""
     keras: Any = sys.modules.get("keras")
     tf_keras: Any = sys.modules.get("tf_keras")
     if hasattr(keras, "optimizers") and isinstance(optimizer, keras.optimizers.Optimizer):

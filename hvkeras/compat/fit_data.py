@@ -1,4 +1,4 @@
-"""What Keras's `fit` and `evaluate` iterate over."""
+"""The data that Keras's `fit` and `evaluate` iterate over."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hvkeras.errors import UnsupportedError, explain
 
 
 class KerasData:
-    """What Keras 3's `fit` or `evaluate` iterates over.
+    """The data that Keras 3's `fit` or `evaluate` iterates over.
 
     Attributes:
         steps: `steps_per_epoch` as the user gave it, or None.
-        batches: The batches that one pass over the data has; None if unknown, -1 if they never end.
-        last_rows: The rows of the last batch; None if unknown.
-        element_spec: What a batch is made of, as of a dataset.
+        batches: The number of batches in one pass over the data; None if unknown, -1 if infinite.
+        last_rows: The number of rows in the last batch; None if unknown.
+        element_spec: The type specification of a batch, as in a `tf.data.Dataset`.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -35,8 +35,8 @@ class KerasData:
         """Replaces the data.
 
         Args:
-            dataset: Makes the new dataset from the old one.
-            batches: How many batches it has; None if unknown.
+            dataset: Maps the old dataset to the new one.
+            batches: The number of batches of the new dataset; None if unknown.
         """
         changed = dataset(self._whole())
         if self._is_dealt:
@@ -46,7 +46,7 @@ class KerasData:
         self._iterator._num_batches = batches
 
     def _whole(self) -> Any:
-        """The data before a strategy deals each batch to its replicas."""
+        """Returns the data before a strategy splits each batch between its replicas."""
         if not self._is_dealt:
             return self._iterator._distributed_dataset
         whole = self._iterator.data_adapter.get_tf_dataset()
@@ -57,7 +57,7 @@ class KerasData:
         return whole
 
     def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
-        """Changes what each pass over the data gives; parameters as for `change`."""
+        """Transforms the data of each pass; parameters as in `change`."""
         self.change(of_one_pass, batches)
 
     def take_steps(self, steps: int) -> None:
@@ -66,7 +66,7 @@ class KerasData:
 
 
 class TfKerasData:
-    """What tf_keras's `fit` or `evaluate` iterates over; attributes as of `KerasData`."""
+    """The data that tf_keras's `fit` or `evaluate` iterates over; attributes as in `KerasData`."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
@@ -77,7 +77,7 @@ class TfKerasData:
         self.last_rows = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
-        """Replaces the data; as of `KerasData`."""
+        """Replaces the data; as in `KerasData`."""
         handler = self._handler
         handler._dataset = dataset(handler._dataset)
         if self.steps is None:
@@ -85,7 +85,7 @@ class TfKerasData:
             handler._infer_steps = lambda *_: batches
 
     def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
-        """Changes what each pass gives; data of arrays are one dataset that holds all passes."""
+        """Transforms the data of each pass; for arrays, a single dataset holds all passes."""
         passes = self.batches
         if self._handler._adapter.should_recreate_iterator() or not passes:
             self.change(of_one_pass, batches)
@@ -94,12 +94,12 @@ class TfKerasData:
             lambda *parts: of_one_pass(_zipped(parts))), batches)
 
     def take_steps(self, steps: int) -> None:
-        """Sets `steps_per_epoch`; as of `KerasData`."""
+        """Sets `steps_per_epoch`; as in `KerasData`."""
         self._handler._steps_per_epoch = self._handler._inferred_steps = steps
 
 
 def _rows(ask: Callable[[], Any]) -> int | None:
-    """The rows of the last batch, which many a data adapter cannot tell."""
+    """Returns the number of rows in the last batch; None for the many data adapters that do not know it."""
     try:
         return ask() or None
     except (NotImplementedError, IndexError, TypeError, ValueError):
@@ -107,7 +107,7 @@ def _rows(ask: Callable[[], Any]) -> int | None:
 
 
 def _zipped(parts: Any) -> Any:
-    """The dataset of elements whose components a window gives as datasets."""
+    """Zips the component datasets of a window into one dataset of elements."""
     return tf.data.Dataset.zip(parts) if len(parts) > 1 or isinstance(parts[0], (tuple, dict)) else parts[0]
 
 
@@ -122,7 +122,7 @@ def _batches(counted: Any, dataset: Any) -> int | None:
 
 
 class _Counted:
-    """A data adapter of Keras 3 that has another number of batches."""
+    """A Keras 3 data adapter with a different number of batches."""
 
     def __init__(self, adapter: Any, num_batches: int | None) -> None:
         self._adapter = adapter

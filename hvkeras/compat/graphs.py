@@ -1,4 +1,4 @@
-"""What is asked of TensorFlow's graphs and strategies beyond their public API."""
+"""Access to TensorFlow's graphs and strategies beyond their public API."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def unconverted(function: Function) -> Function:
-    """Has AutoGraph leave a function of ours as it is, with all that it calls.
+    """Excludes one of our functions, and everything it calls, from conversion by AutoGraph.
 
-    It has no control flow that depends on tensors; converting it takes seconds of a user's first step.
+    The function has no control flow that depends on tensors; converting it would add seconds to a user's first step.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
 
@@ -41,25 +41,25 @@ def require_kernels(backend: Any) -> None:
 
 
 def compiled_by_xla() -> bool:
-    """Whether the graph under construction goes to XLA."""
+    """Whether XLA will compile the graph under construction."""
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
 def of_functions() -> bool:
-    """Whether the graph under construction is run by eager code, and not by a session of TensorFlow 1."""
+    """Whether eager code, rather than a TensorFlow 1 session, runs the graph under construction."""
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
 def eagerly() -> Any:
-    """A context in which this thread executes eagerly, even where `tf.compat.v1.disable_eager_execution` was called."""
+    """Returns a context in which this thread executes eagerly, even after `tf.compat.v1.disable_eager_execution`."""
     return eager_context.eager_mode()
 
 
 def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
-    """Makes a variable on the CPU that belongs to no graph, though one may be under construction.
+    """Creates a CPU variable that belongs to no graph, even while a graph is under construction.
 
-    A `tf.function` that is traced again may make no variables, not even by `tf.init_scope`. What forbids it belongs to
-    the thread, so another thread makes it.
+    A `tf.function` must not create variables when it is retraced, not even inside `tf.init_scope`. That restriction
+    applies per thread, so another thread creates the variable.
     """
     made: list[Any] = []
 
@@ -74,10 +74,10 @@ def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> An
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.custom_gradient`, of which nothing is left when the graph is gone.
+    """A `tf.custom_gradient` that leaves nothing behind when its graph is deleted.
 
-    TensorFlow registers the gradient of each call in a graph under a name of its own, and for ever; it holds the graph.
-    Here the graph's operation holds it instead.
+    TensorFlow registers the gradient of each call in a graph permanently, under a unique name, and the gradient keeps
+    the graph alive. Here the graph's operation holds the gradient instead.
 
     Args:
         function: Returns results and a function of their gradients, as for `tf.custom_gradient`.
@@ -103,19 +103,19 @@ def _hold_gradient(operation: Any) -> None:
 
 
 class OrderHandles:
-    """Resources without content, by key: TensorFlow puts into one order what touches the same resource in a function.
+    """Empty resources by key: within a function, TensorFlow runs all operations on the same resource in order.
 
-    Only the functions that capture one keep it.
+    Only the functions that capture a resource keep it alive.
     """
 
     def __init__(self) -> None:
         self._handles: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def of(self, key: str) -> Any:
-        """The handle of a key's resource, to be captured by the function under construction.
+        """Returns the handle of a key's resource, for the function under construction to capture.
 
         Args:
-            key: What is kept in order.
+            key: Identifies the operations to keep in order.
         """
         handle = self._handles.get(key)
         if handle is None:
@@ -125,9 +125,9 @@ class OrderHandles:
 
 
 class FunctionCounter:
-    """A count that functions raise as they run, and that tells when the last of these functions is gone.
+    """A counter that functions increment as they run, and that detects when the last of these functions is gone.
 
-    Functions capture an alias of the variable's handle, which nobody else keeps.
+    Functions capture an alias of the variable's handle; nothing else keeps that alias alive.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class FunctionCounter:
         self._alias: Callable[[], Any] = lambda: None
 
     def count_one(self) -> Any:
-        """An operation of the function under construction that adds one."""
+        """Returns an operation, in the function under construction, that increments the counter."""
         alias = self._alias()
         if alias is None:
             with tf.init_scope(), tf.device("/CPU:0"):
@@ -145,19 +145,19 @@ class FunctionCounter:
 
     @property
     def is_captured(self) -> bool:
-        """Whether any function is left that counts."""
+        """Whether any function that increments the counter still exists."""
         return self._alias() is not None
 
     def read(self) -> int:
-        """The count."""
+        """Returns the count."""
         return int(self._variable.numpy())
 
 
 def now() -> Any:
-    """The time in seconds since the epoch, once all is done that controls it.
+    """Returns the time in seconds since the epoch, once all its control dependencies have run.
 
-    TensorFlow puts whatever asks for the time in a function into one order, and collectives with it. This has no part
-    in that order.
+    TensorFlow puts all operations of a function that read the time into one fixed order, together with collectives.
+    This operation is excluded from that order.
     """
     with tf.device("CPU:0"):
         time = tf.timestamp()
@@ -167,10 +167,10 @@ def now() -> Any:
 
 
 def run_independently(operation: Any) -> None:
-    """Takes an operation out of the order in which a function runs what has side effects.
+    """Excludes an operation from the order in which a function runs operations with side effects.
 
     Args:
-        operation: A symbolic operation; None, as of operations without results in eager mode, for nothing.
+        operation: A symbolic operation; None is ignored (in eager mode, operations without results return it).
     """
     manager = getattr(ops.get_default_graph(), "experimental_acd_manager", None)
     if manager is not None and operation is not None:
@@ -178,7 +178,7 @@ def run_independently(operation: Any) -> None:
 
 
 def iterator_class() -> Any:
-    """The class of what `iter(dataset)` makes, without making one: that would start TensorFlow's devices."""
+    """Returns the class of `iter(dataset)` without creating one, which would initialize TensorFlow's devices."""
     return iterator_ops.OwnedIterator
 
 
@@ -188,7 +188,7 @@ def under_tape() -> bool:
 
 
 def function_graph() -> Any:
-    """The function under construction, which branches and bodies of conditions and loops belong to; None if eager."""
+    """Returns the function under construction, of which control-flow branches and bodies are a part; None if eager."""
     if tf.executing_eagerly():
         return None
     graph = ops.get_default_graph()
@@ -198,7 +198,7 @@ def function_graph() -> Any:
 
 
 def in_loop() -> bool:
-    """Whether the graph under construction is a loop's body, or a function that is called there."""
+    """Whether the graph under construction is a loop body, or a function called from one."""
     graph = None if tf.executing_eagerly() else ops.get_default_graph()
     while graph is not None and not isinstance(graph, control_flow_util_v2.WhileBodyFuncGraph):
         graph = getattr(graph, "outer_graph", None)
@@ -206,9 +206,10 @@ def in_loop() -> bool:
 
 
 def traced_stack() -> list[tuple[str, int, str]] | None:
-    """The stack of this thread while a graph is under construction, the innermost frame first: file, line, function.
+    """Returns this thread's stack while a graph is under construction, innermost frame first: file, line, function.
 
-    Lines are the user's where AutoGraph runs what it made of them. None in eager mode, where Python's frames say it.
+    Where AutoGraph runs converted code, lines are those of the user's source. Returns None in eager mode, where
+    Python's own frames show the stack.
     """
     if tf.executing_eagerly():
         return None
@@ -216,9 +217,9 @@ def traced_stack() -> list[tuple[str, int, str]] | None:
 
 
 def count_in_graph(content: str) -> int:
-    """How often `content` was already counted in the function under construction; 0 in eager mode.
+    """Returns how often `content` was already counted in the function under construction; 0 in eager mode.
 
-    The branches and bodies of conditions and loops count with the function that they are in.
+    Branches and bodies of conditions and loops count towards the enclosing function.
     """
     graph = function_graph()
     if graph is None:
@@ -238,10 +239,10 @@ _CONTROL_FLOW_GRAPHS = (
 
 
 def reducing_strategy(model: Any = None) -> Any:
-    """The user's `tf.distribute` strategy if it reduces gradients itself, else None.
+    """Returns the user's `tf.distribute` strategy if it reduces gradients itself, else None.
 
     Args:
-        model: Where given, the strategy that it was made under counts, whatever is in force.
+        model: If given, the strategy under which it was created is used, whichever strategy is in effect.
     """
     own = getattr(model, "distribute_strategy", None)
     strategy = tf.distribute.get_strategy() if own is None else own
@@ -249,5 +250,5 @@ def reducing_strategy(model: Any = None) -> Any:
 
 
 def spans_workers(strategy: Any) -> bool:
-    """Whether a strategy reduces over several processes; None does not."""
+    """Whether a strategy reduces over several processes; False for None."""
     return strategy is not None and bool(strategy.extended._in_multi_worker_mode())

@@ -1,4 +1,4 @@
-"""Hooks into Keras's own classes, each set once, and subclasses that pass for their base."""
+"""Hooks into Keras classes, each installed once, and subclasses that Keras treats like their base class."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hvkeras.compat.summing import summed
 
 
 def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
-    """Makes a subclass of `mixin` and `base` that is saved under the name of `base`."""
+    """Creates a subclass of `mixin` and `base` that is saved under the name of `base`."""
     namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     exported = {name: base.__dict__[name] for name in ("_keras_api_names", "_keras_api_names_v1")
-                if name in base.__dict__}  # tf_keras looks its public names up there
+                if name in base.__dict__}  # tf_keras looks up its public names here
     made: type = type(base)(base.__name__, (mixin, base), {**namespace, **exported, **attributes})
     for module, tables in _NAMES_BY_CLASS:
         if module in sys.modules:
@@ -28,8 +28,8 @@ def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
     return made
 
 
-# Where Keras looks up the public name of a class that it saves. Without these the file would name
-# Keras's private modules, which move between versions.
+# Tables in which Keras looks up the public name of a class that it saves. Without entries for subclasses, the file
+# would refer to Keras's private modules, which move between versions.
 _NAMES_BY_CLASS = (
     ("keras.src.api_export", ("REGISTERED_OBJS_TO_NAMES",)),
     ("keras.src.saving.object_registration", ("GLOBAL_CUSTOM_NAMES",)),
@@ -38,17 +38,17 @@ _NAMES_BY_CLASS = (
 
 
 def adopt_class(instance: Any, cls: type) -> None:
-    """Makes an existing object an instance of a subclass, past the `__setattr__` of optimizers."""
+    """Turns an existing object into an instance of a subclass, bypassing the `__setattr__` of optimizers."""
     object.__setattr__(instance, "__class__", cls)
 
 
 def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
-    """Puts `replacement(original, self, *args, **kwargs)` in the place of a method, once for each such function.
+    """Replaces a method with `replacement(original, self, *args, **kwargs)`, once for each such function.
 
     Args:
-        cls: The class; its subclasses are hooked with it unless they have a method of their own.
+        cls: The class; its subclasses inherit the hook unless they override the method.
         method: The method's name.
-        replacement: What runs instead; it calls `original(self, ...)` where it wants to.
+        replacement: The function to run instead; it may call `original(self, ...)`.
 
     Returns:
         Whether the class has that method.
@@ -56,7 +56,7 @@ def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
     original = getattr(cls, method, None)
     if original is None:
         return False
-    function = getattr(replacement, "func", replacement)  # of a partial one
+    function = getattr(replacement, "func", replacement)  # unwraps a functools.partial
     name = f"{function.__module__}.{function.__qualname__}"
     before: frozenset[str] = getattr(original, "_hvkeras_hook", frozenset())
     if name not in before:
@@ -71,12 +71,12 @@ def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
     return True
 
 
-# Class, method, and what stood in the class itself; the latest last.
+# Class, method name, and the class's own former attribute (None if it was inherited); the latest hook is last.
 _hooked: list[tuple[type, str, Any]] = []
 
 
 def unhook_all() -> None:
-    """Gives every hooked class back its own methods."""
+    """Restores the original methods of all hooked classes."""
     while _hooked:
         cls, method, own = _hooked.pop()
         if own is None:
@@ -86,12 +86,12 @@ def unhook_all() -> None:
 
 
 def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
-    """Puts `around(original, optimizer, gradients, variables)` before the finite check of `LossScaleOptimizer`.
+    """Runs `around(original, optimizer, gradients, variables)` before the finite check of `LossScaleOptimizer`.
 
     Args:
-        family: Whose `LossScaleOptimizer`.
-        around: Takes a function that finishes the step with the gradients it is given, the
-            `LossScaleOptimizer`, the gradients and their variables.
+        family: The family whose `LossScaleOptimizer` is hooked.
+        around: Takes a function that finishes the step with the gradients passed to it, the `LossScaleOptimizer`, the
+            gradients and their variables.
     """
     if family == KERAS:
         import keras
@@ -105,7 +105,7 @@ def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
 
 
 def hook_scaled_gradients() -> None:
-    """Has a legacy `LossScaleOptimizer` of tf_keras get plain gradients of the optimizer inside: they are scaled."""
+    """Makes tf_keras's legacy `LossScaleOptimizer` get unreduced gradients of its inner optimizer: they are scaled."""
     from tf_keras.src.mixed_precision import loss_scale_optimizer
 
     def compute(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ def _tf_keras_step(around: Callable[..., Any], original: Callable[..., Any], sel
 
 
 def hook_jit_compile(refuse: Callable[[], bool]) -> None:
-    """Makes Keras 3's `jit_compile="auto"` mean False while `refuse` says so."""
+    """Makes Keras 3 resolve `jit_compile="auto"` to False while `refuse()` returns True."""
     import keras
 
     def resolve(original: Callable[..., Any], self: Any) -> Any:
@@ -143,29 +143,29 @@ def hook_jit_compile(refuse: Callable[[], bool]) -> None:
 
 
 def hook_model_calls(around: Callable[..., Any]) -> None:
-    """Puts `around(original, model, *args, **kwargs)` around every call of a model."""
+    """Wraps every call of a model in `around(original, model, *args, **kwargs)`."""
     for family in loaded_families():
         hook(sys.modules[family].Model, "__call__", around)
 
 
 def hook_train_calls(told: Callable[[float, float, Any], None]) -> None:
-    """Has `told(began, ended, logs)` called after each call of a model's train function, with seconds since the epoch.
+    """Calls `told(began, ended, logs)` after each call of a model's train function; times are seconds since the epoch.
 
-    The logs are what the function returned: those of its last step, as a rule a mapping of tensors.
+    `logs` is the return value of the train function: the logs of its last step, usually a mapping of tensors.
     """
 
     def make(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
         if self.train_function is not None and not isinstance(self.train_function, _Told):
             self.train_function = _Told(self.train_function, told)
-        return made if made is None else self.train_function  # tf_keras takes what it is given
+        return made if made is None else self.train_function  # tf_keras uses the return value
 
     for family in loaded_families():
         hook(sys.modules[family].Model, "make_train_function", make)
 
 
 class _Told:
-    """A train function that tells of its calls; otherwise it is the function."""
+    """A train function that reports its calls; all other attributes are those of the wrapped function."""
 
     def __init__(self, function: Any, told: Callable[[float, float, Any], None]) -> None:
         self._hvkeras_function, self._hvkeras_told = function, told
@@ -177,13 +177,13 @@ class _Told:
         return logs
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "_hvkeras_")):  # of a copy that has nothing yet, and what others leave on it
+        if name.startswith(("__", "_hvkeras_")):  # not set yet in a copy, or a mark that others may set here
             raise AttributeError(name)
         return getattr(self._hvkeras_function, name)
 
 
 def hook_stop_training(family: str, agreed: Callable[[Any, bool], bool]) -> None:
-    """Makes `model.stop_training` read `agreed(model, own)`, where `own` is what this rank has set."""
+    """Makes `model.stop_training` return `agreed(model, own)`, where `own` is the value that this rank has set."""
 
     def read(model: Any) -> bool:
         return agreed(model, bool(model.__dict__.get("stop_training", False)))
@@ -193,7 +193,7 @@ def hook_stop_training(family: str, agreed: Callable[[Any, bool], bool]) -> None
 
     cls = sys.modules[family].Model
     if not hasattr(cls.__dict__.get("stop_training"), "_hvkeras_hook"):
-        # Assigning what an attribute reads already is dropped by TensorFlow, so instances may lack one of their own.
+        # TensorFlow skips assignments that do not change an attribute's value, so instances may lack their own.
         _hooked.append((cls, "stop_training", False))
         cls.stop_training = _HookedAttribute(read, write)
 

@@ -1,9 +1,9 @@
-"""Keras 2's ways on Keras 3, for scripts that are left as they are: what Keras 3 has dropped, and such scripts use.
+"""Keras 2 features on Keras 3, for unmodified scripts that use what Keras 3 has dropped.
 
-`variable.ref()`, `optimizer.variables()`, `optimizer.lr`, `lr=`, `compile(experimental_run_tf_function=...)`, and
-`tf.keras.backend.set_value` of a variable, which Keras 3 still has, but only takes variables of TensorFlow; the classes
-in `tf.keras.optimizers.legacy`, which are those of Keras 3 here. With tf_keras, `tf.keras.__version__`, which its
-`tf.keras` lacks.
+The features are `variable.ref()`, `optimizer.variables()`, `optimizer.lr`, `lr=`,
+`compile(experimental_run_tf_function=...)`; `tf.keras.backend.set_value`, which Keras 3 still has, but only for
+variables of TensorFlow; and the classes in `tf.keras.optimizers.legacy`, which are those of Keras 3 here. With
+tf_keras, `tf.keras.__version__` is added, which its `tf.keras` lacks.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hvkeras.compat.variables import native
 WAYS = ("variable.ref()", "optimizer.variables()", "optimizer.lr", "lr=", "compile(experimental_run_tf_function=...)",
         "optimizers.legacy", "backend.set_value")
 
-_before: dict[tuple[Any, str], Any] = {}  # what stood in a class or module of Keras; None where nothing did
+_before: dict[tuple[Any, str], Any] = {}  # former attributes of Keras's classes and modules; None if absent
 
 
 def take_over(module: Any, used: Callable[[], None]) -> None:
-    """Gives what a module of Keras 3 defines Keras 2's ways as well.
+    """Adds Keras 2's features to the definitions of a Keras 3 module.
 
     Args:
-        module: One of those in `MODULES`, whole or just imported.
-        used: Called whenever a script goes one of these ways.
+        module: One of the modules in `MODULES`, after its import.
+        used: Called whenever a script uses one of these features.
     """
     MODULES[module.__name__](module, used)
 
 
 def give_back() -> None:
-    """Makes Keras 3 again what it was."""
+    """Restores Keras 3's original attributes."""
     while _before:
         (owner, name), original = _before.popitem()
         if original is None:
@@ -52,7 +52,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 def _of_variables(module: Any, used: Callable[[], None]) -> None:
     def ref(self: Any) -> Any:
-        """What sets and dictionaries can hold of a variable; `deref()` is the variable again."""
+        """Returns a hashable reference to a variable, for sets and dictionaries; `deref()` returns the variable."""
         used()
         return type(native(self).ref())(self)
 
@@ -96,7 +96,7 @@ def _of_loss_scale(module: Any, used: Callable[[], None]) -> None:
 
 def _callable_variables(cls: Any, used: Callable[[], None]) -> None:
     class Variables(list[Any]):
-        """An optimizer's variables; called, they are themselves."""
+        """An optimizer's variables, as a list that can also be called and then returns the variables."""
 
         def __call__(self) -> list[Any]:
             used()
@@ -116,7 +116,7 @@ def _of_models(module: Any, used: Callable[[], None]) -> None:
 
     @functools.wraps(original)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if "experimental_run_tf_function" in kwargs:  # it chose a way of TensorFlow 2.0 that is gone
+        if "experimental_run_tf_function" in kwargs:  # selected a TensorFlow 2.0 mode that no longer exists
             used()
             del kwargs["experimental_run_tf_function"]
         return original(self, *args, **kwargs)
@@ -128,8 +128,8 @@ def _of_legacy_optimizers(module: Any, used: Callable[[], None]) -> None:
     def class_of(name: str) -> Any:
         found: Any = getattr(importlib.import_module(f"keras.src.optimizers.{name.lower()}"), name)
 
-        class Legacy(found):  # type: ignore[misc]  # a class that is only known here
-            """An optimizer of Keras 3 under the name of Keras 2's older one."""
+        class Legacy(found):  # type: ignore[misc]  # the base class is only known at run time
+            """A Keras 3 optimizer under the name of a legacy optimizer of Keras 2."""
 
             def __new__(cls, *args: Any, **kwargs: Any) -> Any:
                 used()
@@ -142,7 +142,7 @@ def _of_legacy_optimizers(module: Any, used: Callable[[], None]) -> None:
         _put(module, name, class_of(name))
 
 
-def _of_tf_keras(module: Any, used: Callable[[], None]) -> None:  # noqa: ARG001 - it is what Keras 2 had
+def _of_tf_keras(module: Any, used: Callable[[], None]) -> None:  # noqa: ARG001 - Keras 2 itself had this attribute
     if not hasattr(module, "__version__") and "tf_keras" in sys.modules:
         _put(module, "__version__", sys.modules["tf_keras"].__version__)
 
@@ -163,7 +163,7 @@ def _of_backend(module: Any, used: Callable[[], None]) -> None:
     _put(module, "batch_set_value", batch_set_value)
 
 
-# Where Keras 3 defines what gets the ways.
+# The modules whose definitions are extended, and the functions that extend them.
 MODULES: dict[str, Callable[[Any, Callable[[], None]], None]] = {
     "keras.src.backend.tensorflow.core": _of_variables,
     "keras.src.optimizers.base_optimizer": _of_optimizers,
@@ -172,5 +172,5 @@ MODULES: dict[str, Callable[[Any, Callable[[], None]], None]] = {
     "keras.src.legacy.backend": _of_backend,
     "keras.optimizers.legacy": _of_legacy_optimizers,
     "tf_keras.api._v2.keras": _of_tf_keras,
-    "tensorflow.keras": _of_tf_keras,  # the same once more, where a script imports it by this name
+    "tensorflow.keras": _of_tf_keras,  # the same module, where a script imports it by this name
 }

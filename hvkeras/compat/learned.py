@@ -1,7 +1,7 @@
-"""Layers that learn from data before training: what they have learned, as arrays, and back again.
+"""State of layers that learn from data before training (`adapt`): converted to arrays, and loaded from them.
 
-Variables hold a part of it at most: the vocabulary of a lookup is in a table, the boundaries of a discretization are a
-list, and what a normalization computes with are constants, made from its variables by `finalize_state`.
+Variables hold only a part of this state, if any: the vocabulary of a lookup layer is in a table, the boundaries of a
+discretization are a list, and a normalization computes with constants that `finalize_state` derives from its variables.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hvkeras.compat.variables import native
 LOOKUP, TEXT, MOMENTS, QUANTILES, SPACE, OTHER = "lookup", "text", "moments", "quantiles", "feature space", "other"
 _CLASSES = {"StringLookup": LOOKUP, "IntegerLookup": LOOKUP, "TextVectorization": TEXT, "Normalization": MOMENTS,
             "Discretization": QUANTILES}
-# What belongs to a layer without making its outputs others.
+# State that does not affect a layer's outputs.
 _BESIDE = ("shape", "count", "summary", "own_mean", "own_variance")
 
-# Tables do not change once they have tokens.
+# The exported content of tables, which do not change once they have tokens.
 _exported: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def kind_of_learning(layer: Any) -> str | None:
-    """What a layer learns from data: one of the constants above; None if it does not.
+    """Returns what a layer learns from data, as one of the constants above; None if it does not learn.
 
-    OTHER is a layer of the user's own that keeps to Keras's protocol (`adapt`, `finalize_state`).
+    OTHER stands for a user-defined layer that implements Keras's protocol (`adapt`, `finalize_state`).
     """
     for family in loaded_families():
         keras: Any = sys.modules[family]
@@ -44,19 +44,19 @@ def kind_of_learning(layer: Any) -> str | None:
 
 
 def is_of_tf_keras(layer: Any) -> bool:
-    """Whether a layer is one of tf_keras."""
+    """Whether a layer is a tf_keras layer."""
     return TF_KERAS in loaded_families() and isinstance(layer, sys.modules[TF_KERAS].layers.Layer)
 
 
 def lookup_of(layer: Any) -> Any:
-    """The lookup inside of a text vectorization; any other layer itself."""
+    """Returns the lookup layer inside a text vectorization, or any other layer unchanged."""
     return getattr(layer, "_lookup_layer", layer)
 
 
 def learned_layers(model: Any) -> list[Any]:
-    """The layers of a model, nested ones too, that learn from data, in the order that all ranks have.
+    """Returns the layers of a model, including nested ones, that learn from data, in the same order on all ranks.
 
-    None in the graph of a TensorFlow 1 session, where layers cannot learn.
+    The list is empty in the graph of a TensorFlow 1 session, where layers cannot learn.
     """
     if not tf.executing_eagerly() or not hasattr(model, "_flatten_layers"):
         return []
@@ -68,7 +68,7 @@ def learned_layers(model: Any) -> list[Any]:
 
 
 def learned_state(layer: Any) -> dict[str, Any]:
-    """What a layer has learned, as arrays of numbers by name; nothing of what it has not learned yet."""
+    """Returns what a layer has learned, as arrays of numbers by name, without what it has not learned yet."""
     kind = kind_of_learning(layer)
     if kind in (LOOKUP, TEXT):
         return _vocabulary(lookup_of(layer))
@@ -80,16 +80,16 @@ def learned_state(layer: Any) -> dict[str, Any]:
 
 
 def learned_function(state: dict[str, Any]) -> dict[str, Any]:
-    """The part of a state that the outputs of the layer depend on."""
+    """Returns the part of a state on which the layer's outputs depend."""
     return {name: array for name, array in state.items() if name not in _BESIDE}
 
 
 def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
-    """Gives a layer what another has learned, and finalizes it.
+    """Loads the learned state of another layer into a layer, and finalizes it.
 
     Args:
-        layer: A layer made alike.
-        state: What `learned_state` says of the other.
+        layer: A layer with the same configuration.
+        state: The result of `learned_state` for the other layer.
     """
     kind = kind_of_learning(layer)
     if kind in (LOOKUP, TEXT):
@@ -105,18 +105,18 @@ def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
 
 
 def is_loose(weight: Any) -> bool:
-    """Whether a weight of a tf_keras layer is no variable, but the layer's vocabulary, or a variable of any shape."""
+    """Whether a tf_keras layer's weight is a vocabulary instead of a variable, or a variable without a fixed shape."""
     weight = native(weight)
     return _is_vocabulary(weight) or (isinstance(weight, tf.Variable) and not weight.shape.is_fully_defined())
 
 
 def loose_value(weight: Any) -> Any:
-    """The value of what `is_loose` says yes to."""
+    """Returns the value of a weight for which `is_loose` is True."""
     return _vocabulary(weight._layer) if _is_vocabulary(weight) else native(weight).numpy()
 
 
 def set_loose(weight: Any, value: Any) -> None:
-    """Sets what `is_loose` says yes to."""
+    """Sets a weight for which `is_loose` is True."""
     if _is_vocabulary(weight):
         _take_vocabulary(weight._layer, value)
     else:
@@ -128,7 +128,7 @@ def _is_vocabulary(weight: Any) -> bool:
 
 
 def fixed_width(layer: Any) -> int | None:
-    """How wide Keras holds a layer's outputs to be, once its vocabulary was set; None if that is free."""
+    """Returns the output width that Keras fixes once a layer's vocabulary was set; None if it may change."""
     lookup = lookup_of(layer)
     if kind_of_learning(layer) not in (LOOKUP, TEXT) or lookup.output_mode == "int" or lookup.pad_to_max_tokens:
         return None
@@ -136,12 +136,12 @@ def fixed_width(layer: Any) -> int | None:
 
 
 def token_count(layer: Any, state: dict[str, Any]) -> int:
-    """How wide outputs are by a vocabulary, special tokens included."""
+    """Returns the output width that a vocabulary results in, including special tokens."""
     return len(state.get("lengths", state["tokens"])) + int(lookup_of(layer)._token_start_index())
 
 
 def pack_tokens(tokens: Any) -> dict[str, Any]:
-    """Tokens as arrays of numbers: int64, or the bytes of all and the length of each."""
+    """Packs tokens into arrays of numbers: int64, or the bytes of all tokens and the length of each."""
     if tokens.dtype != object:
         return {"tokens": tokens.astype(np.int64)}
     return {"tokens": np.frombuffer(b"".join(tokens), np.uint8),
@@ -149,7 +149,7 @@ def pack_tokens(tokens: Any) -> dict[str, Any]:
 
 
 def unpack_tokens(packed: dict[str, Any], dtype: Any) -> Any:
-    """Tokens from `pack_tokens` as a tensor."""
+    """Returns tokens from `pack_tokens` as a tensor."""
     if "lengths" not in packed:
         return tf.constant(packed["tokens"], dtype)
     ends, data = np.cumsum(packed["lengths"]), packed["tokens"].tobytes()
@@ -158,7 +158,7 @@ def unpack_tokens(packed: dict[str, Any], dtype: Any) -> Any:
 
 
 def build_for_learning(layer: Any, shape: Any) -> None:
-    """Builds a layer for inputs of a shape as `adapt` does, if it is not built yet."""
+    """Builds a layer for inputs of a given shape as `adapt` does, if it is not built yet."""
     if layer.built:
         return
     if is_of_tf_keras(layer):
@@ -168,12 +168,12 @@ def build_for_learning(layer: Any, shape: Any) -> None:
 
 
 def kept_shape(layer: Any) -> list[int | None]:
-    """The shape of a normalization's inputs, None for each axis that it averages over."""
+    """Returns the shape of a normalization's inputs, with None for each axis that it averages over."""
     return [size if axis in layer._keep_axis else None for axis, size in enumerate(layer._broadcast_shape)]
 
 
 def retrace(model: Any) -> None:
-    """Makes Keras trace a model's functions anew, as they hold the former constants and tables; also during `fit`."""
+    """Makes Keras retrace a model's functions, which hold the former constants and tables; also works during `fit`."""
     if getattr(model, "train_function", None) is not None:
         model.make_train_function(force=True)
     for name in ("test_function", "predict_function"):
@@ -184,7 +184,7 @@ def retrace(model: Any) -> None:
 def _vocabulary(lookup: Any) -> dict[str, Any]:
     table = lookup.lookup_table
     state = _exported.get(table)
-    if state is None and int(table.size()) == 0:  # which cannot be exported
+    if state is None and int(table.size()) == 0:  # an empty table cannot be exported
         state = pack_tokens(np.zeros(0, object if lookup.vocabulary_dtype == "string" else np.int64))
     elif state is None:
         keys, values = (part.numpy() for part in table.export())
@@ -207,7 +207,7 @@ def _take_vocabulary(lookup: Any, state: dict[str, Any]) -> None:
         else:
             lookup.idf_weights = tf.Variable(state["idf"], trainable=False)
         lookup.idf_weights_const = lookup.idf_weights.value()
-    if lookup.input_vocabulary is not None:  # what a saved model is made with again
+    if lookup.input_vocabulary is not None:  # a saved model is recreated from these
         lookup.input_vocabulary = lookup.get_vocabulary(include_special_tokens=False)
         if "idf" in state:
             start = lookup._token_start_index()
@@ -241,13 +241,13 @@ def _take_moments(layer: Any, state: dict[str, Any]) -> None:
 
 
 def set_moments(layer: Any, mean: Any, variance: Any, count: Any) -> None:
-    """Gives a built normalization its mean and variance.
+    """Sets the mean and variance of a built normalization.
 
     Args:
-        layer: The layer, which learns them.
-        mean: One number for each that the layer keeps apart.
-        variance: As many.
-        count: Of how many samples; Keras 3 leaves it 0.
+        layer: The layer, which learns them from data.
+        mean: One number for each position on the axes that the layer does not average over.
+        variance: As many numbers as `mean` has.
+        count: The number of samples behind them; Keras 3 leaves it at 0.
     """
     for variable, value in ((layer.adapt_mean, mean), (layer.adapt_variance, variance), (layer.count, count)):
         target = native(variable)
@@ -274,11 +274,11 @@ def _take_boundaries(layer: Any, state: dict[str, Any]) -> None:
 
 
 def set_summary(layer: Any, summary: Any) -> None:
-    """Gives a discretization its values and their weights.
+    """Sets the values of a discretization and their weights.
 
     Args:
         layer: The layer, which learns its boundaries.
-        summary: Array of shape `[2, values]`: the values in their order, and the weight of each.
+        summary: Array of shape `[2, values]`: the values in ascending order, and the weight of each.
     """
     if is_of_tf_keras(layer):
         build_for_learning(layer, (None,))

@@ -1,4 +1,4 @@
-"""How layers learn from data: Keras's own way, stopped before its last step, so that what ranks have can be joined."""
+"""Learning of layers from data: Keras's own algorithm up to its last step, so that the ranks' results can be merged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from hvkeras.compat.learned import is_of_tf_keras, lookup_of, pack_tokens, unpack_tokens
 
-_ROWS = 2**22  # numbers of an array that are looked at together
+_ROWS = 2**22  # array elements that are processed together
 
 
 def is_without_data(data: Any) -> bool:
-    """Whether there is nothing to learn from, as far as that can be told without reading it."""
+    """Whether there is nothing to learn from, as far as this can be determined without reading the data."""
     if isinstance(data, tf.data.Dataset):
         return int(data.cardinality()) == 0
     if isinstance(data, tf.RaggedTensor):
@@ -28,15 +28,15 @@ def is_without_data(data: Any) -> bool:
 
 
 def count_tokens(layer: Any, data: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Counts the tokens of data as Keras does; leaves the layer without a new vocabulary.
+    """Counts the tokens of data as Keras does, without giving the layer a new vocabulary.
 
     Args:
         layer: A lookup or a text vectorization.
-        data: What its `adapt` takes, or nothing.
+        data: The data for the layer's `adapt`, or nothing.
         options: Other arguments of its `adapt`.
 
     Returns:
-        For each table of counts its tokens and counts, as arrays; the last has the number of documents, for TF-IDF.
+        The tokens and counts of each table of counts, as arrays; for TF-IDF, the last also has the number of documents.
     """
     if is_without_data(data):
         layer.reset_state()
@@ -53,11 +53,11 @@ def count_tokens(layer: Any, data: Any, options: Mapping[str, Any]) -> list[dict
 
 
 def learn_tokens(layer: Any, counted: list[list[dict[str, Any]]]) -> None:
-    """Makes a layer's vocabulary from the counts of all ranks, in Keras's own way.
+    """Builds a layer's vocabulary from the counts of all ranks, with Keras's own algorithm.
 
     Args:
         layer: A lookup or a text vectorization.
-        counted: What `count_tokens` returned on each rank.
+        counted: The results of `count_tokens` on each rank.
     """
     layer.reset_state()
     lookup = lookup_of(layer)
@@ -71,13 +71,13 @@ def learn_tokens(layer: Any, counted: list[list[dict[str, Any]]]) -> None:
 
 
 def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int | None) -> Iterator[Any]:
-    """Arrays from what a layer's `adapt` takes.
+    """Yields arrays from the data that a layer's `adapt` takes.
 
     Args:
         layer: The layer.
         data: An array, a tensor, a dataset, or batches.
-        batch_size: Rows of a batch, for tf_keras.
-        steps: How many batches; all by default.
+        batch_size: Rows per batch, for tf_keras.
+        steps: The number of batches; all by default.
     """
     if is_without_data(data):
         return
@@ -101,13 +101,13 @@ def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int |
 
 
 def is_empty_dataset(data: Any) -> bool:
-    """Whether a dataset has no element, which may take reading the first."""
+    """Whether a dataset has no elements; it may be necessary to read the first element."""
     return is_without_data(data) or not any(True for _ in data.take(1))
 
 
 @contextlib.contextmanager
 def adapting_by(space: Any, adapt: Callable[[Any, Any], None]) -> Iterator[list[Any]]:
-    """Has the layers of a `FeatureSpace` learn by a function of ours in the body.
+    """A scope in which the layers of a `FeatureSpace` learn through one of our functions.
 
     Args:
         space: The `FeatureSpace`.
@@ -124,14 +124,14 @@ def adapting_by(space: Any, adapt: Callable[[Any, Any], None]) -> Iterator[list[
 
 
 def finish_space(space: Any) -> None:
-    """What the `adapt` of a `FeatureSpace` does when its layers have learned."""
+    """Completes the `adapt` of a `FeatureSpace` after its layers have learned."""
     space._is_adapted = True
     space.get_inputs()
     space.built = True
 
 
 def is_own_way(layer: Any) -> bool:
-    """Whether a layer of a subclass learns in another way than Keras's."""
+    """Whether a layer's class overrides any of Keras's learning methods."""
     def written_by_keras(name: str) -> bool:
         method = getattr(type(layer), name, None)
         return method is None or method.__module__.split(".")[0] in ("keras", "tf_keras")
@@ -140,7 +140,7 @@ def is_own_way(layer: Any) -> bool:
 
 
 def finish(layer: Any) -> None:
-    """Makes what a layer computes with from what it has learned."""
+    """Derives the values that a layer computes with from what it has learned."""
     layer.finalize_state()
     if hasattr(layer, "_is_adapted"):  # in tf_keras
         layer._is_adapted = True
@@ -163,14 +163,14 @@ def _of_tf_keras(data: Any, batch_size: int | None, steps: int | None) -> Iterat
 
 @contextlib.contextmanager
 def _unfinished(layer: Any) -> Iterator[None]:
-    """Has `adapt` leave out its last step."""
+    """A scope in which `adapt` omits its last step."""
     with _instead(layer, "finalize_state", lambda: None):
         yield
 
 
 @contextlib.contextmanager
 def _instead(layer: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Puts a function in the place of a layer's method."""
+    """A scope in which a function replaces a layer's method."""
     there = vars(layer)
     former = there.get(name)
     there[name] = function

@@ -1,4 +1,4 @@
-"""Where Keras reduces the losses of a batch: hooks that see the weights of masks, and how samples are combined."""
+"""Hooks where Keras reduces the losses of a batch, which see the weights of masks and how samples are combined."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def hook_losses(family: str, step: Callable[..., Any], around: Callable[..., Any
     """Hooks the losses of one Keras.
 
     Args:
-        family: Which Keras.
-        step: `step(original, model, *args, **kwargs)` goes around Keras's own `train_step`.
-        around: Goes likewise around `compute_loss`.
-        weigh: Given the weights that a mask leads to in a mean over what is not masked, and the mask, returns weights.
-        combine: Given a reduced loss, the name of its reduction, and the weights of samples (None where they do not
-            matter), returns the loss; not called for losses that are one number by themselves.
+        family: The Keras to hook.
+        step: `step(original, model, *args, **kwargs)` wraps Keras's own `train_step`.
+        around: Wraps `compute_loss` in the same way.
+        weigh: Takes the weights that a mask leads to in a mean over unmasked values, and the mask; returns the weights
+            to use.
+        combine: Takes a reduced loss, the name of its reduction, and the sample weights (None where they do not
+            matter); returns the loss to use. It is not called for losses that are scalars before the reduction.
     """
     hook(sys.modules[family].Model, "train_step", step)
     hook(sys.modules[family].Model, "compute_loss", around)

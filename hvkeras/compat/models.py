@@ -1,4 +1,4 @@
-"""Models: their weights, and their files."""
+"""Models: their weights and their files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvkeras.compat.variables import native, variable_key
 
 
 def model_weights(model: Any) -> list[Any]:
-    """The model's trainable and non-trainable weights: no metrics, no states of random seeds.
+    """Returns the model's trainable and non-trainable weights, without metrics and random seed states.
 
-    What layers of tf_keras have learned and keep in weights that are no variables, or of no fixed shape, is not among
-    them: see `learned_state`.
+    The result excludes learned state that tf_keras layers keep in weights that are not variables or have no fixed
+    shape: see `learned_state`.
     """
     return [weight for weight in model.weights if _has_fixed_shape(native(weight))]
 
@@ -25,9 +25,9 @@ def _has_fixed_shape(weight: Any) -> bool:
 
 
 def batch_norm_statistics(model: Any) -> list[Any]:
-    """The moving means and variances of the model's BatchNormalization layers, but for those that are frozen.
+    """Returns the moving means and variances of the model's BatchNormalization layers that are not frozen.
 
-    Layers with an attribute `over_ranks` are left out: all ranks' batches are in theirs already.
+    Layers with an attribute `over_ranks` are left out: their statistics already include the batches of all ranks.
     """
     found: dict[Any, Any] = {}
     for layer in model._flatten_layers():
@@ -40,7 +40,8 @@ def batch_norm_statistics(model: Any) -> list[Any]:
 def is_whole(model: Any) -> bool:
     """Whether the model has all of its weights before its first step.
 
-    A model around others whose `train_step` calls them, and which is never called itself, does not count as built.
+    A model that contains other models, calls them in its `train_step`, and is never called itself is never marked as
+    built.
     """
     maker = next(cls for cls in type(model).__mro__ if "build" in vars(cls))
     makes_none = is_of_keras(maker) and maker.__name__ in ("Model", "Layer") and bool(model.layers)
@@ -48,14 +49,15 @@ def is_whole(model: Any) -> bool:
 
 
 def build_for(model: Any, batch: Any) -> None:
-    """Gives a model the weights that its first step would give it, by tracing the model's call in training.
+    """Creates the weights that a model's first step would create, by tracing the model's call in training mode.
 
     Args:
         model: The model.
         batch: The `element_spec` of the data: inputs, or a tuple of inputs and more.
 
     Raises:
-        Exception: What the model's call raised: it may need values, or be none where a `train_step` calls other models.
+        Exception: Whatever the model's call raised. It may need concrete values, or not be implemented where a
+            `train_step` calls other models.
     """
     inputs = batch[0] if isinstance(batch, tuple) else batch
     is_keras_3 = KERAS in loaded_families() and isinstance(model, sys.modules[KERAS].Model)
@@ -66,19 +68,19 @@ def build_for(model: Any, batch: Any) -> None:
 
     built = model.built
     try:
-        # As Keras's own function of a step: AutoGraph converts what tf_keras calls.
+        # As in Keras's own step function, AutoGraph converts the model's call with tf_keras only.
         traced = tf.function(tf.autograph.experimental.do_not_convert(call) if is_keras_3 else call)
         traced.get_concrete_function(inputs)
     except Exception:
-        model.built = built  # it counts as built as soon as it is called
+        model.built = built  # the failed call has already marked the model as built
         raise
 
 
 def repair_optimizer(model: Any, filepath: Any) -> None:
-    """Gives a model from a Keras 3 HDF5 file the optimizer state of the file.
+    """Restores the optimizer state of a model that was loaded from a Keras 3 HDF5 file.
 
-    Keras builds that optimizer on an empty list of variables, so that `fit` fails for want of known
-    ones, with or without hvkeras.
+    Keras builds that optimizer with an empty list of variables, so that `fit` fails on variables that the optimizer
+    does not know, with or without hvkeras.
     """
     broken: Any = getattr(model, "optimizer", None)
     if family_of(broken) != KERAS or not broken.built or broken._trainable_variables or not model.trainable_variables:
@@ -95,7 +97,7 @@ def repair_optimizer(model: Any, filepath: Any) -> None:
 
 
 def endings_of_saved(weights_only: bool) -> tuple[str, ...]:
-    """How a path can end that Keras saves to: any way in tf_keras."""
+    """Returns the endings that Keras accepts for paths to save to; tf_keras accepts any."""
     if default_keras().__name__ == TF_KERAS:
         return ("",)
     return (".weights.h5",) if weights_only else (".keras", ".h5")

@@ -13,7 +13,7 @@ from hvkeras.compat.variables import native, value_of
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer inside a `LossScaleOptimizer`; None if it is not one."""
+    """Returns the optimizer inside a `LossScaleOptimizer`; None for other optimizers."""
     if not any(cls.__name__.startswith("LossScaleOptimizer") for cls in type(optimizer).__mro__):
         return None
     return getattr(optimizer, "inner_optimizer", None)
@@ -29,10 +29,10 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """All variables of an optimizer: iterations, learning rate, slots and the loss scale."""
+    """Returns all variables of an optimizer: iterations, learning rate, slots and the loss scale."""
     found = optimizer.variables
     variables = list(found() if family_of(optimizer) == TF_KERAS_LEGACY else found)
-    # What tf_keras keeps out of `variables`:
+    # tf_keras does not include these in `variables`:
     loss_scale: Any = getattr(optimizer, "_loss_scale", None)
     if hasattr(loss_scale, "current_loss_scale"):
         variables += [loss_scale.current_loss_scale, loss_scale.counter]
@@ -44,28 +44,28 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 
 def advance_iterations(optimizer: Any) -> None:
-    """Counts a step in which nothing is applied."""
+    """Counts a step in which no update is applied."""
     step_counter_variable(optimizer).assign_add(1)
 
 
 def step_counter(optimizer: Any) -> int:
-    """How many steps of training an optimizer has counted; passes that only accumulate count as well.
+    """Returns how many training steps an optimizer has counted, including passes that only accumulate.
 
-    Steps that a `LossScaleOptimizer` of Keras 3 skipped do not.
+    Steps that a Keras 3 `LossScaleOptimizer` skipped do not count.
     """
     return int(value_of(step_counter_variable(optimizer)))
 
 
 def step_counter_variable(optimizer: Any) -> Any:
-    """The variable that counts an optimizer's steps."""
+    """Returns the variable that counts an optimizer's steps."""
     optimizer = inner_optimizer(optimizer) or optimizer
-    # In newer Keras 3 `iterations` is not the variable: it leaves out the passes of gradient_accumulation_steps.
+    # In newer Keras 3, `iterations` is not the variable: it excludes the passes of gradient_accumulation_steps.
     return getattr(optimizer, "_iterations", optimizer.iterations) if family_of(optimizer) == KERAS else (
         optimizer.iterations)
 
 
 def learning_rate_source(optimizer: Any) -> Any:
-    """What an optimizer takes its learning rate from: a variable, number, schedule or function; None for several."""
+    """Returns the source of the learning rate: a variable, number, schedule or function; None if there are several."""
     optimizer = inner_optimizer(optimizer) or optimizer
     if hasattr(optimizer, "_inner_optimizers"):
         return None
@@ -75,7 +75,7 @@ def learning_rate_source(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """An optimizer's learning rate; None where it is not one number that can be set."""
+    """Returns an optimizer's learning rate; None if it is not a single number that can be set."""
     source = native(learning_rate_source(optimizer))
     if isinstance(source, tf.Variable):
         return float(value_of(source))
@@ -88,20 +88,20 @@ def set_learning_rate(optimizer: Any, value: float) -> None:
 
 
 def as_learning_rate(optimizer: Any, value: float) -> float:
-    """What becomes of a number in the optimizer's variable, which has fewer digits than Python's numbers."""
+    """Rounds a number to the precision of the optimizer's variable, which is lower than that of Python's floats."""
     source = native(learning_rate_source(optimizer))
     return float(source.dtype.as_numpy_dtype(value)) if isinstance(source, tf.Variable) else float(value)
 
 
 def is_schedule(thing: Any) -> bool:
-    """Whether this is a learning rate schedule of any Keras."""
+    """Whether an object is a learning rate schedule, of any Keras."""
     return any(cls.__name__ == "LearningRateSchedule" for cls in type(thing).__mro__)
 
 
 def velocities(optimizer: Any) -> list[tf.Variable]:
-    """The slots whose values are in proportion to the learning rate: the momenta of SGD and RMSprop.
+    """Returns the slots whose values are proportional to the learning rate: the momenta of SGD and RMSprop.
 
-    Other optimizers (Adam, Lion, Muon, ...) average gradients before the learning rate comes in.
+    Other optimizers (Adam, Lion, Muon, ...) average gradients before they apply the learning rate.
     """
     optimizer = inner_optimizer(optimizer) or optimizer
     family = family_of(optimizer)
@@ -116,10 +116,10 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
 
 
 def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
-    """A loss whose gradient is as if its own were `grad_loss`, which newer optimizers of tf_keras do not take.
+    """Returns a loss whose gradients include the factor `grad_loss`, which newer tf_keras optimizers do not accept.
 
     Args:
-        loss: A tensor, or a function that makes one.
+        loss: A tensor, or a function that returns one.
         grad_loss: The gradient of the loss itself; None for ones.
         tape: The tape that has recorded the tensor.
     """
@@ -132,14 +132,14 @@ def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
 
 
 def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
-    """Whether the caller of tf_keras's `apply_gradients` says that the gradients are reduced already."""
+    """Whether the caller of tf_keras's `apply_gradients` states that the gradients are already reduced."""
     return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",
                                                                                  True)
 
 
 @contextlib.contextmanager
 def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute for a while, past the `__setattr__` of optimizers."""
+    """Sets an attribute temporarily, bypassing the `__setattr__` of optimizers."""
     before = instance.__dict__.get(name)
     instance.__dict__[name] = value
     try:

@@ -1,4 +1,4 @@
-"""Repairs of Keras 3: functions of ours in the place of its own, which `restore()` takes away again."""
+"""Repairs of Keras 3: our functions replace Keras's own until `restore()` removes them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-_hooked: list[tuple[Any, str, Any]] = []  # what has a repair, its name, and what stood there
+_hooked: list[tuple[Any, str, Any]] = []  # owner, name and original of each repaired function
 
 
 def put(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
-    """Calls `repaired(original, ...)` in the place of a function, if there is one: old Kerases lack one.
+    """Replaces a function with `repaired(original, ...)`, if it exists: old versions of Keras lack some.
 
     Args:
         owner: The module or class.
         name: The function's name.
-        repaired: What is called instead.
+        repaired: The function to call instead.
     """
     original = getattr(owner, name, None)
     if original is not None:
@@ -30,16 +30,16 @@ def put(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
 
 
 def restore() -> None:
-    """Takes the repairs away."""
+    """Removes the repairs."""
     while _hooked:
         setattr(*_hooked.pop())
 
 
 def mentions(function: Any, word: str) -> bool:
-    """Whether the code of a function, or of one within it, uses a name that has a word in it.
+    """Whether the code of a function, or of a function nested in it, uses a name that contains a word.
 
     Args:
-        function: The function; None and what has no Python code mention nothing.
+        function: The function; the result is False for None and for objects without Python code.
         word: A part of a name.
     """
     code = getattr(function, "__code__", None)

@@ -1,4 +1,4 @@
-"""`fit` that goes on in the middle of an epoch: its data, and Keras 3's callbacks and random seeds."""
+"""Resuming `fit` in the middle of an epoch: its data, and Keras 3's callbacks and random seeds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hvkeras.compat.variables import native
 
 @dataclass(frozen=True)
 class PassFacts:
-    """What is known of the data when a pass over them begins.
+    """What is known about the data when a pass over them begins.
 
     Attributes:
-        steps: The steps of an epoch; None if unknown.
-        rows: The rows of a batch that this process is given; None if unknown.
-        runs_on: Whether an epoch's data go on where those of the epoch before ended (`steps_per_epoch`).
+        steps: Steps per epoch; None if unknown.
+        rows: Rows in a batch of this process; None if unknown.
+        runs_on: Whether an epoch's data continue where those of the previous epoch ended (`steps_per_epoch`).
     """
 
     steps: int | None
@@ -31,13 +31,13 @@ class PassFacts:
 
 @dataclass(frozen=True)
 class Done:
-    """What of the data was trained on before.
+    """The part of the data that training has already covered.
 
     Attributes:
-        epochs: Epochs that are over.
-        steps: Steps of the epoch that begins now.
-        before: Called when the data of the epochs before are behind.
-        after: Called when the steps before are behind.
+        epochs: Completed epochs.
+        steps: Completed steps of the epoch that begins now.
+        before: Called when the data of the completed epochs have been skipped.
+        after: Called when the completed steps have been skipped.
     """
 
     epochs: int
@@ -46,12 +46,12 @@ class Done:
     after: Callable[[], None]
 
 
-# What shall look at the next pass over data that begins; it says what to skip, or None for nothing.
+# The function, if any, that inspects the next pass over data when it begins; returns what to skip, or None for nothing.
 _next_pass: list[Callable[[PassFacts], Done | None]] = []
 
 
 def hook_resuming() -> None:
-    """Sets the hooks, once."""
+    """Installs the hooks, once."""
     import keras
     from keras.src.backend.tensorflow import trainer
 
@@ -62,7 +62,7 @@ def hook_resuming() -> None:
 
 
 def hook_skipping() -> None:
-    """Sets the hooks through which `at_next_pass` works, once, in the Keras that `tf.keras` is."""
+    """Installs the hooks that `at_next_pass` relies on, once, in the Keras behind `tf.keras`."""
     if is_keras_3(default_keras()):
         hook_resuming()
         return
@@ -73,7 +73,7 @@ def hook_skipping() -> None:
 
 
 def _with_iterator(original: Callable[..., Any], self: Any) -> Iterator[Any]:
-    """Keeps the iterator of an epoch where `_follow_tf_keras` finds it."""
+    """Stores the iterator of an epoch for `_follow_tf_keras`."""
     for epoch, iterator in original(self):
         self._hvkeras_iterator = iterator
         yield epoch, iterator
@@ -91,12 +91,12 @@ def _follow_tf_keras(original: Callable[..., Any], self: Any) -> Iterator[Any]:
 
 
 def at_next_pass(look: Callable[[PassFacts], Done | None]) -> None:
-    """Has `look` called when the next pass over data begins, which is that of `fit` right after `on_epoch_begin`."""
+    """Calls `look` when the next pass over data begins; right after `on_epoch_begin`, that is the pass of `fit`."""
     _next_pass[:] = [look]
 
 
 def _put_last(original: Callable[..., Any], self: Any, logs: Any = None) -> None:
-    """Gives callbacks with a method `comes_last` the last place in the list, once training has begun."""
+    """Moves callbacks with a method `comes_last` to the end of the list, once training has begun."""
     original(self, logs)
     for callback in [one for one in self.callbacks if hasattr(one, "comes_last")]:
         self.callbacks.remove(callback)
@@ -108,14 +108,14 @@ def _follow(original: Callable[..., Any], self: Any) -> Any:
     done = None
     if _next_pass:
         rows = None
-        with contextlib.suppress(Exception):  # many a data adapter cannot tell, each in a way of its own
+        with contextlib.suppress(Exception):  # many data adapters do not know it, and raise different errors
             rows = int(self.data_adapter.batch_size)
         done = _next_pass.pop()(PassFacts(self.num_batches, rows, bool(self.steps_per_epoch)))
     return original(self) if done is None else _go_on(original, self, done)
 
 
 def _go_on(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]:
-    """The steps of an epoch that are not done yet."""
+    """Yields the remaining steps of an epoch."""
     for _ in range(done.epochs):
         _pass_over(original, self)
     done.before()
@@ -125,7 +125,7 @@ def _go_on(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]
     for number, (step, *rest) in enumerate(original(self)):
         if number < executions and _take(rest[-1], each):
             continue
-        if not begun:  # where the data have come to their end, the train function finds that out
+        if not begun:  # if the data have ended, the train function detects it
             _take(rest[-1], more)
             done.after()
             begun = True
@@ -133,19 +133,19 @@ def _go_on(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]
 
 
 def _pass_over(original: Callable[..., Any], self: Any) -> None:
-    """Goes through an epoch as Keras does; data are read only where one iterator gives those of all epochs."""
+    """Skips an epoch in the way Keras runs it; data are read only where one iterator serves all epochs."""
     steps = original(self)
     for made in steps:
         if self.steps_per_epoch and not _take(made[-1], int(self.steps_per_execution)):
             break
-        if self.num_batches is None:  # Keras would go on until the data end
+        if self.num_batches is None:  # Keras would continue until the data end
             steps.close()
             self.data_adapter.on_epoch_end()
             return
 
 
 def _take(iterator: Any, count: int) -> bool:
-    """Reads so many batches; says whether there were as many."""
+    """Reads `count` batches; returns whether there were that many."""
     try:
         for _ in range(count):
             next(iterator)
@@ -155,19 +155,19 @@ def _take(iterator: Any, count: int) -> bool:
 
 
 def begin_with_epoch(model: Any, epoch: int | None) -> None:
-    """Has `fit` begin with an epoch, from `on_train_begin` on; None for what `fit` was told."""
+    """Sets the epoch with which `fit` begins, from `on_train_begin` on; None restores the argument of `fit`."""
     model._initial_epoch = epoch
 
 
 def seed_variables(model: Any) -> list[Any]:
-    """The states of the layers' random seeds, in the model's order."""
+    """Returns the states of the layers' random seeds, in the model's order."""
     others = {id(variable) for variable in [*model.weights, *model.metrics_variables]}
     return [native(variable) for variable in model.variables
             if id(variable) not in others and "seed" in variable.path and tuple(variable.shape) == (2,)]
 
 
 def global_seed(make: bool = False) -> Any:
-    """The state of Keras's own random seed, for random functions without one; None if nothing has drawn from it."""
+    """Returns the state of Keras's global random seed, the default of random functions; None if it was never used."""
     from keras.src.backend.common import global_state
     from keras.src.random import seed_generator
 

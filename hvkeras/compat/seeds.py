@@ -1,6 +1,6 @@
-"""Keras 3's random seeds under strategies: each replica draws numbers of its own.
+"""Keras 3's random seeds under strategies: each replica draws different numbers.
 
-In Keras 3.15 all replicas draw the same, so that dropout has the same mask for the rows of each.
+In Keras 3.15, all replicas draw the same numbers, so that dropout applies the same mask to the rows of each replica.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs, repairs
 
-_APART = 2_654_435_761  # between the seeds of two replicas: a prime, so that users' seeds do not meet it
+_APART = 2_654_435_761  # distance between the seeds of two replicas: a prime, so that users' seeds do not match it
 
 
 def mend(module: Any) -> None:
-    """Puts the repair before Keras's own method.
+    """Installs the repair of Keras's own method.
 
     Args:
         module: Keras's module `keras.src.random.seed_generator`.

@@ -1,9 +1,9 @@
-"""Keras 3's trainer under strategies, mended where it is broken (keras-team/keras#20585).
+"""Repairs of Keras 3's trainer under strategies (keras-team/keras#20585).
 
-`import hvkeras` is all that it takes. Three things fail in Keras 3.15: the model is built on a batch of which each
-replica has only a part, which is lost besides; numbers are averaged over workers as if they were rows; and several
-steps cannot run in one execution. Each is looked for in the Keras at hand when a strategy first needs it, and left
-alone where it works. What its optimizers do wrong is in `hvkeras.compat.summing`.
+`import hvkeras` applies them. Three things fail in Keras 3.15: the model is built on a batch of which each replica has
+only a part, and that batch is lost; numbers are averaged over workers as if they were rows; and several steps cannot
+run in one execution. Each repair checks the installed Keras when a strategy first needs it, and changes nothing where
+Keras works. The repairs of optimizers are in `hvkeras.compat.summing`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvkeras.errors import UnsupportedError, explain
 
 
 def mend(trainer: Any) -> None:
-    """Puts the repairs before Keras's own functions.
+    """Installs the repairs of Keras's own functions.
 
     Args:
         trainer: Keras's module `keras.src.backend.tensorflow.trainer`.
@@ -59,10 +59,10 @@ _stands_around: list[Callable[[str], Any]] = []
 
 
 def stand_around_steps(around: Callable[[str], Any]) -> None:
-    """Has a context manager stand around each call of a training or test function that runs on several workers.
+    """Wraps each call of a training or test function that runs on several workers in a context manager.
 
     Args:
-        around: Makes it, given the name of Keras's method: `train_step` or `test_step`.
+        around: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
     """
     _stands_around[:] = [around]
 
@@ -76,21 +76,21 @@ def _surrounded(made: Callable[[Any], Any], step: str) -> Callable[[Any], Any]:
 
 
 def _spans_workers(strategy: Any) -> bool:
-    """Whether this is a `MultiWorkerMirroredStrategy` of several workers."""
+    """Whether a strategy is a `MultiWorkerMirroredStrategy` with several workers."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and graphs.spans_workers(strategy)
 
 
 def _has_replicas(strategy: Any) -> bool:
-    """Whether a strategy has several replicas that run on CPUs or GPUs, in this process or in several."""
+    """Whether a strategy has several replicas that run on CPUs or GPUs, in one process or in several."""
     return (strategy is not None and (strategy.num_replicas_in_sync > 1 or _spans_workers(strategy))
             and not isinstance(strategy, tf.distribute.TPUStrategy))
 
 
 def require_scaled_loss(trainer: Any = None) -> None:
-    """Raises UnsupportedError for a Keras with which `fit` would run now, and add the replicas' gradients up.
+    """Raises UnsupportedError for a Keras whose `fit` would run with the repairs, but add up the replicas' gradients.
 
     Args:
-        trainer: As for `mend`; that of the Keras at hand by default.
+        trainer: As for `mend`; by default the module of the installed Keras.
     """
     trainer = sys.modules.get("keras.src.backend.tensorflow.trainer") if trainer is None else trainer
     if not hasattr(getattr(trainer, "loss_module", None), "scale_loss_for_distribution"):
@@ -100,7 +100,7 @@ def require_scaled_loss(trainer: Any = None) -> None:
 
 
 def _gathered(original: Callable[..., Any], value: Any, strategy: Any) -> Any:
-    """The predictions of all workers; bfloat16, for which TensorFlow's collective has no kernel, goes as float32."""
+    """Gathers the predictions of all workers, bfloat16 as float32: TensorFlow's collective has no kernel for it."""
     parts = strategy.experimental_local_results(value)
     if not all(getattr(part, "dtype", None) == tf.bfloat16 for part in parts):
         return original(value, strategy, "concat")
@@ -109,7 +109,7 @@ def _gathered(original: Callable[..., Any], value: Any, strategy: Any) -> Any:
 
 
 def _like_a_batch(iterator: Any, strategy: Any) -> Any:
-    """What one replica gets of a batch, as far as it matters for building: the shapes and types."""
+    """Returns one replica's part of a batch as far as it matters for building: the shapes and types."""
     specs = tf.nest.map_structure(lambda spec: getattr(spec, "_value_specs", [spec])[0],
                                   iterator._distributed_dataset.element_spec)
     if all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in tf.nest.flatten(specs)):
@@ -119,7 +119,7 @@ def _like_a_batch(iterator: Any, strategy: Any) -> Any:
 
 
 def _step_by_step(made: Callable[[Any], Any], trainer: Any, steps: int) -> Callable[[Any], Any]:
-    """Runs an execution of several steps as so many calls: TensorFlow 2.21 fails to run collectives in Keras's loop."""
+    """Runs an execution of several steps as separate calls: TensorFlow 2.21 cannot run collectives in Keras's loop."""
 
     def function(iterator: Any) -> Any:
         outputs = None
@@ -138,7 +138,7 @@ def _step_by_step(made: Callable[[Any], Any], trainer: Any, steps: int) -> Calla
 
 
 class _Probe(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  # TensorFlow ships no types
-    """A strategy of two workers that only notes how Keras reduces over them."""
+    """A strategy with two workers that only records how Keras reduces over them."""
 
     def __init__(self) -> None:
         self.axes: list[Any] = []
@@ -156,7 +156,7 @@ class _Probe(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  
 
 @functools.cache
 def _averages_rows(reduce_per_replica: Callable[..., Any]) -> bool:
-    """Whether Keras's own function takes a number of each worker for rows."""
+    """Whether Keras's own function mistakes a number from each worker for rows."""
     probe = _Probe()
     reduce_per_replica(0.0, probe, "mean")
     return probe.axes == [0]
@@ -167,6 +167,6 @@ def _reduces_batches(build: Callable[..., Any]) -> bool:
     """Whether Keras's own method reduces a batch over the workers."""
     probe, batch = _Probe(), tf.distribute.DistributedValues.__new__(tf.distribute.DistributedValues)
     trainer = SimpleNamespace(_distribute_strategy=probe, distribute_strategy=probe)
-    with contextlib.suppress(Exception):  # it goes on with what is no strategy
+    with contextlib.suppress(Exception):  # it continues with objects that are not real ones
         build(trainer, [(0, 1, iter([batch]))])
     return bool(probe.axes)

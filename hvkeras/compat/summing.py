@@ -1,8 +1,8 @@
-"""Keras 3's optimizers under strategies: gradients are summed over the replicas before anything looks at them.
+"""Keras 3's optimizers under strategies: gradients are summed over the replicas before anything inspects them.
 
-Keras 3.15 sums them last. It clips the gradients of each replica by themselves, and asks one replica alone whether
-they are finite: an infinity on another ends in weights that are no numbers, or, between workers, in some that skip
-the step while the others wait for them.
+Keras 3.15 sums them last. It clips the gradients of each replica separately, and checks only one replica for finite
+gradients: an infinity on another replica results in NaN weights or, between workers, in some workers that skip the
+step while the others wait for them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs, repairs
 
-_SUMMED = "_hvkeras_summed"  # the replicas that are applying sums, in an optimizer's attributes
+_SUMMED = "_hvkeras_summed"  # the optimizer attribute that holds the replicas that are applying sums
 
 
 def mend(module: Any) -> None:
-    """Puts the repairs before Keras's own methods.
+    """Installs the repairs of Keras's own methods.
 
     Args:
         module: Keras's module `keras.src.backend.tensorflow.optimizer`.
@@ -42,7 +42,7 @@ def mend(module: Any) -> None:
 
 
 def mend_loss_scale(module: Any) -> None:
-    """Puts the repair before the method of `LossScaleOptimizer`.
+    """Installs the repair of the method of `LossScaleOptimizer`.
 
     Args:
         module: Keras's module `keras.src.optimizers.loss_scale_optimizer`.
@@ -60,13 +60,13 @@ def mend_loss_scale(module: Any) -> None:
 
 
 def sums_once(optimizer: Any) -> bool:
-    """Whether an optimizer can be kept from summing over the replicas what is summed already."""
+    """Whether an optimizer can be kept from summing already summed gradients over the replicas again."""
     return hasattr(getattr(type(optimizer), "_all_reduce_sum_gradients", None), "__wrapped__")
 
 
 @contextlib.contextmanager
 def summed(optimizer: Any) -> Iterator[None]:
-    """The time in which this replica applies gradients that are sums; the other replicas have times of their own."""
+    """A scope in which this replica applies gradients that are already summed; other replicas have their own scopes."""
     replicas, replica = optimizer.__dict__.setdefault(_SUMMED, set()), number_of_replica()
     added = replica not in replicas
     replicas.add(replica)
@@ -78,19 +78,19 @@ def summed(optimizer: Any) -> Iterator[None]:
 
 
 def is_summed(optimizer: Any) -> bool:
-    """Whether this replica applies gradients that are sums already."""
+    """Whether this replica is applying gradients that are already summed."""
     return number_of_replica() in optimizer.__dict__.get(_SUMMED, ())
 
 
 def number_of_replica() -> int:
-    """Which replica runs this code; 0 without a strategy."""
+    """Returns the number of the replica that runs this code; 0 without a strategy."""
     replica = tf.distribute.get_replica_context()
     number = getattr(replica, "_replica_id_in_sync_group", 0)
     return number if isinstance(number, int) else 0
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """Sums gradients over the replicas, in each of them; None stays None."""
+    """Sums gradients over the replicas, with the result on each replica; None stays None."""
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]
     result = list(gradients)
     replica = tf.distribute.get_replica_context()
@@ -102,7 +102,7 @@ def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _has_replicas() -> bool:
-    """Whether one of several replicas runs this code, in a Keras whose losses know of them (3.3 has none)."""
+    """Whether one of several replicas runs this code, in a Keras whose losses account for them (not in 3.3)."""
     return (hasattr(sys.modules.get("keras.src.losses.loss"), "scale_loss_for_distribution")
             and tf.distribute.get_replica_context() is not None and graphs.reducing_strategy() is not None)
 
@@ -112,5 +112,5 @@ def _clips(optimizer: Any) -> bool:
 
 
 def _sums(function: Any) -> bool:
-    """Whether a function of Keras sums over the replicas itself."""
+    """Whether a function of Keras itself sums over the replicas."""
     return repairs.mentions(function, "all_reduce")

@@ -1,4 +1,4 @@
-"""Errors that are TensorFlow's as well, since Horovod raises them from its operations."""
+"""Errors that are also TensorFlow errors, since Horovod's operations raise TensorFlow's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvkeras.errors import HvkerasError, UsageError
 
 
 class _InWords:
-    """TensorFlow's exceptions take the operation that failed, too; here there is only a text."""
+    """Base of exceptions with only a text; TensorFlow's exceptions also take the operation that failed."""
 
     message: str
 
@@ -22,18 +22,18 @@ class _InWords:
 
 
 class MismatchError(_InWords, tf.errors.FailedPreconditionError, HvkerasError):  # type: ignore[misc]  # it has no types
-    """Ranks make collectives that differ in shape, type, operation, root or name; raised on each of them.
+    """Ranks call collectives that differ in shape, type, operation, root or name; raised on each of these ranks.
 
-    The job goes on if the exception is caught on all ranks. It is TensorFlow's `FailedPreconditionError` as well, which
-    Horovod raises, and which graphs raise.
+    The job continues if all ranks catch the exception. It is also TensorFlow's `FailedPreconditionError`, which Horovod
+    and graphs raise.
 
     Args:
-        text: What differs, between which ranks.
+        text: What differs, and between which ranks.
     """
 
 
 class DuplicateNameError(_InWords, tf.errors.InvalidArgumentError, HvkerasError):  # type: ignore[misc]  # as above
-    """Two threads make the same collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
+    """Two threads call the same collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
 
     Args:
         text: Which collective.
@@ -41,7 +41,7 @@ class DuplicateNameError(_InWords, tf.errors.InvalidArgumentError, HvkerasError)
 
 
 class ArgumentError(_InWords, tf.errors.InvalidArgumentError, UsageError):  # type: ignore[misc]  # as above
-    """A collective cannot be made with these arguments; also TensorFlow's `InvalidArgumentError`, as in Horovod.
+    """A collective does not support these arguments; also TensorFlow's `InvalidArgumentError`, as in Horovod.
 
     Args:
         text: Which argument.

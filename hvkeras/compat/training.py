@@ -1,4 +1,4 @@
-"""Training: `fit`, `evaluate`, their arguments and logs."""
+"""Training: hooks for `fit` and `evaluate`, their arguments and their logs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hvkeras.compat.hooks import hook, hook_stop_training
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """What stands around the training methods of a Keras model; each calls the original that it is given first.
+    """Wrappers of a Keras model's training methods; each gets the original method as its first argument and calls it.
 
     Attributes:
-        fit: Around `fit`.
-        evaluate: Around `evaluate`.
-        predict: Around `predict`.
-        reset_metrics: Around `reset_metrics`.
-        logs: Around the method that makes the logs of an epoch or an evaluation from the metrics, outside of graphs.
-        data: Called with a `KerasData` or `TfKerasData` whenever data is made ready to be iterated over.
-        stop_training: Called with a model and what this rank set; says what `model.stop_training` is.
-        callbacks: Makes what stands around a hook of all callbacks, such as `on_epoch_end`, given its name.
-        step: Called with a model and its function of a batch, which is traced later; returns what serves instead. Where
-            Keras is too old for it, nothing is missing but words.
+        fit: Wraps `fit`.
+        evaluate: Wraps `evaluate`.
+        predict: Wraps `predict`.
+        reset_metrics: Wraps `reset_metrics`.
+        logs: Wraps the method that computes the logs of an epoch or an evaluation from the metrics, outside of graphs.
+        data: Called with a `KerasData` or `TfKerasData` whenever data are prepared for iteration.
+        stop_training: Called with a model and the value that this rank set; returns the value of `model.stop_training`.
+        callbacks: Takes the name of a hook of all callbacks, such as `on_epoch_end`; returns the wrapper of the hook.
+        step: Called with a model and its function of a batch, which is traced later; returns the function to use
+            instead. In a Keras that is too old for this hook, only explanations in messages are missing.
     """
 
     fit: Callable[..., Any]
@@ -40,7 +40,7 @@ class TrainingHooks:
     step: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
 
 
-# The parameters of `fit` in their order, which all versions of Keras 3 and tf_keras share, with their defaults.
+# The parameters of `fit` with their defaults, in the order that all versions of Keras 3 and tf_keras share.
 _FIT: dict[str, Any] = {
     "x": None, "y": None, "batch_size": None, "epochs": 1, "verbose": "auto", "callbacks": None,
     "validation_split": 0.0, "validation_data": None, "shuffle": True, "class_weight": None,
@@ -53,10 +53,10 @@ _CALLBACKS = ("on_epoch_begin", "on_epoch_end", *(f"on_{kind}_{when}" for kind i
 
 
 def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
-    """Sets the hooks for the models of one Keras.
+    """Installs the hooks for the models of one Keras.
 
     Returns:
-        What this version of Keras lacks, in words; empty as a rule.
+        Descriptions of what this version of Keras lacks; usually empty.
     """
     model = sys.modules[family].Model
     if family == KERAS:
@@ -88,17 +88,17 @@ def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
 
 
 def fit_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `fit` by name, with Keras's defaults.
+    """Returns the arguments of a call of `fit` by name, with Keras's defaults.
 
-    They are not bound to the signature of `fit`: what stands there may be the function of a library that wraps it, with
-    parameters of its own and Keras's among `**kwargs`.
+    They are not bound to the signature of `fit`, because `fit` may be the wrapper of a library, which has its own
+    parameters and takes Keras's in `**kwargs`.
     """
     return {**_FIT, **dict(zip(_FIT, args, strict=False)), **kwargs}
 
 
 def with_callbacks(args: tuple[Any, ...], kwargs: dict[str, Any],
                    callbacks: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call of `fit` with other callbacks, each still given by its place or by its name as before."""
+    """Returns the arguments of a call of `fit` with other callbacks, each passed by position or by name as before."""
     place = list(_FIT).index("callbacks")
     if len(args) > place:
         return (*args[:place], callbacks, *args[place + 1:]), kwargs
@@ -106,37 +106,37 @@ def with_callbacks(args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def callback_class(model: Any) -> Any:
-    """The base class of callbacks for a model."""
+    """Returns the base class of callbacks for a model."""
     owner = next(module for module in loaded_families() if isinstance(model, sys.modules[module].Model))
     return sys.modules[owner].callbacks.Callback
 
 
 def steps_per_execution(model: Any) -> int:
-    """How many steps of the model run in one call of its train function."""
+    """Returns how many steps of the model run in one call of its train function."""
     steps: Any = getattr(model, "steps_per_execution", None)
     steps = getattr(model, "_steps_per_execution", 1) if steps is None else steps
     return int(steps.numpy() if hasattr(steps, "numpy") else steps)
 
 
 def steps_by_itself(model: Any) -> bool:
-    """Whether the model trains in Keras's own `train_step`, through `model.optimizer`."""
+    """Whether the model trains with Keras's own `train_step`, through `model.optimizer`."""
     return type(model).train_step.__module__.split(".")[0] in ("keras", "tf_keras")
 
 
 def forget_train_function(model: Any) -> None:
-    """Makes Keras trace the training step anew."""
+    """Makes Keras retrace the training step."""
     model.train_function = None
 
 
 def metric_groups(model: Any) -> list[list[Any]]:
-    """The model's metrics in order; one list for each entry of `model.metrics`, empty where it is not built yet."""
+    """Returns the model's metrics in order, in one list per entry of `model.metrics`; empty if not built yet."""
     return [list(metric.metrics) if type(metric).__name__ == "CompileMetrics" else [metric] for metric in model.metrics]
 
 
 def settle_direction(callback: Any) -> None:
-    """Has a callback find out whether it looks for the least or the greatest value.
+    """Makes a callback determine whether it monitors the smallest or the largest value.
 
-    Newer Keras 3 does so at the end of an epoch, and fails before that if it is to save after so many batches.
+    Newer Keras 3 does so only at the end of an epoch, and fails before that if the callback saves every few batches.
     """
     if getattr(callback, "monitor_op", True) is None and hasattr(callback, "_set_monitor_op"):
         callback._set_monitor_op()

@@ -1,4 +1,4 @@
-"""Variables of Keras 3 and of TensorFlow, alike; also in the session of tf_keras without eager execution."""
+"""Uniform access to variables of Keras 3 and TensorFlow, including tf_keras's session without eager execution."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hvkeras.compat.families import default_keras
 
 
 def native(variable: Any) -> Any:
-    """The `tf.Variable` of a Keras 3 variable; any other as it is."""
+    """Returns the `tf.Variable` of a Keras 3 variable, or any other variable unchanged."""
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) else value
 
 
 def local_parts(variable: Any) -> tuple[Any, ...]:
-    """This process's own variables behind one of a strategy's; any other by itself."""
+    """Returns this process's own variables behind a strategy's variable; for any other variable, itself alone."""
     variable = native(variable)
     return tuple(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
 
 
 @contextlib.contextmanager
 def assigning_locally() -> Iterator[None]:
-    """Meanwhile Keras 3 assigns to this process's variables, where a strategy would ask the other workers."""
+    """A scope in which Keras 3 assigns to this process's variables, where a strategy would involve other workers."""
     import keras
 
     def assign(self: Any, value: Any) -> None:
@@ -41,24 +41,24 @@ def assigning_locally() -> Iterator[None]:
 
 
 def variable_key(variable: Any) -> Any:
-    """What tells variables apart, the same for a Keras 3 variable and its `tf.Variable`."""
+    """Returns a unique key of a variable, which is the same for a Keras 3 variable and its `tf.Variable`."""
     return native(variable)._unique_id
 
 
 def variable_name(variable: Any) -> str:
-    """A variable's name for messages."""
+    """Returns a variable's name for messages."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed variable")
 
 
 def aggregation_of(variable: Any) -> str:
-    """How a metric's variable says that replicas are merged: "sum" (the default), "mean", ..."""
+    """Returns how a metric's variable is merged between replicas: "sum" (the default), "mean", ..."""
     aggregation = getattr(variable, "aggregation", None)
     name = getattr(aggregation, "name", aggregation)  # an enum in TensorFlow, a string in Keras 3
     return str(name or "sum").lower()
 
 
 def value_of(variable: Any) -> Any:
-    """The value of a variable, as NumPy's; asked of tf_keras's session where eager execution was disabled."""
+    """Returns a variable's value as a NumPy value; uses tf_keras's session where eager execution was disabled."""
     variable = native(variable)
     if tf.executing_eagerly() or not isinstance(variable, tf.Variable):
         return variable.numpy() if isinstance(variable, tf.Variable) else variable
@@ -66,7 +66,7 @@ def value_of(variable: Any) -> Any:
 
 
 def multiply(variables: Sequence[tf.Variable], factor: float) -> None:
-    """Multiplies variables in one call; by tf_keras's session where eager execution was disabled."""
+    """Multiplies variables in one call; uses tf_keras's session where eager execution was disabled."""
     if tf.executing_eagerly():
         _multiply(list(variables), tf.constant(factor, tf.float64))
         return
@@ -82,10 +82,10 @@ def _multiply(variables: list[tf.Variable], factor: Any) -> None:
 
 
 def run_in_session(make: Callable[[], Any]) -> None:
-    """Runs what has no value: at once, or by tf_keras's session where eager execution was disabled.
+    """Runs an action without a result: at once, or in tf_keras's session where eager execution was disabled.
 
     Args:
-        make: Acts in eager mode, and makes an operation elsewhere.
+        make: Acts immediately in eager mode; otherwise returns an operation.
     """
     operation = make()
     if operation is not None:

@@ -1,6 +1,6 @@
-"""A small authenticated channel between ranks: addresses, liveness, agreement and failures.
+"""A small authenticated channel between ranks for addresses, liveness checks, agreement and failure reports.
 
-One server (in rank 0, or in `hvkeras run`) and one client a rank. Every peer proves that it knows
-the job's secret before anything it says is read; messages are JSON, sealed with a session key, and
-carry no tensors. Once all ranks are there the server stops listening: nobody else can join.
+There is one server (in rank 0 or in `hvkeras run`) and one client per rank. Every peer must prove that it knows the
+job's secret before its messages are read. Messages are JSON, authenticated with a session key, and carry no tensors.
+Once all ranks are connected, the server stops listening, so nobody else can join.
 """

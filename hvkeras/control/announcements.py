@@ -1,4 +1,4 @@
-"""How rank 0 tells the others where the control channel is: notes in folders and stores, and its addresses."""
+"""How rank 0 announces the control channel: notes in folders and stores, and the choice of its address."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from hvkeras.settings import Settings
 
 
 def forget_note(launch: Launch, settings: Settings) -> None:
-    """Removes the note that rank 0 left in the folder, once all ranks are connected."""
+    """Removes rank 0's note from the folder; called once all ranks are connected."""
     if launch.rank == 0 and launch.rendezvous.job:
         with contextlib.suppress(OSError):
             note_of(launch, settings).unlink()
 
 
 def is_one_host(launch: Launch) -> bool:
-    """Whether all ranks of a launch share a host, as far as the launch says."""
+    """Whether all ranks of a launch run on one host, according to the launch environment."""
     if launch.cluster:
         return all(is_local(split_address(entry)[0]) for entry in launch.cluster)
     return launch.local_size == launch.size
 
 
 def note_of(launch: Launch, settings: Settings) -> Path:
-    """Where rank 0 leaves address and secret: a folder of this host, or one that hosts commonly share."""
+    """Path of rank 0's note with address and secret: in a folder of this host, or in one that hosts usually share."""
     own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if is_one_host(launch) else Path.home() / ".hvkeras"
     folder = Path(settings.rendezvous_dir or own)
     try:
@@ -61,10 +61,10 @@ def note_of(launch: Launch, settings: Settings) -> Path:
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, at once.
+    """Atomically writes a file that only its owner can read.
 
     Raises:
-        MachineError: The folder cannot be written.
+        MachineError: The folder is not writable.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -78,7 +78,7 @@ def write_privately(path: Path, text: str) -> None:
 
 
 def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
-    """Chooses where rank 0 listens: the loopback for one host, else on a network that all hosts share."""
+    """Chooses rank 0's listening address: the loopback on a single host, else one on a network that all hosts share."""
     own = socket.gethostname()
     others = [host for host in hosts if host != own]
     if hosts and not others:
@@ -92,12 +92,12 @@ def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
 
 
 def towards(settings: Settings, host: str) -> str:
-    """This host's address for another one: of the chosen interfaces, or of the way there."""
+    """This host's address for connections from another host: on the chosen interfaces, or on the route to that host."""
     return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
 
 
 def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
-    """Asks horovodrun's store; a key that is not there yet reads as empty. Proxies are left out."""
+    """Sends a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, data=body, method=method)
     while True:

@@ -1,4 +1,4 @@
-"""Why a job ends: one failed rank, or a disagreement between ranks."""
+"""The cause of a job's failure: one failed rank, or a disagreement between ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """The first failure of a job, as every rank and the launcher tell it.
+    """The first failure of a job, as all ranks and the launcher report it.
 
     Attributes:
         kind: `exception`, `exit`, `signal`, `lost`, `silent`, `mismatch`, `stalled`, `timeout` (an engine gave up
@@ -16,9 +16,9 @@ class Cause:
         rank: The failed rank; None when no single rank is at fault.
         host: Its host, or "".
         pid: Its process id, or None.
-        error: One line: the exception, or what was seen.
+        error: One line: the exception, or what was observed.
         traceback: The failed rank's Python traceback, or "".
-        exit_code: The exit code of the failed rank where it is known, else 1.
+        exit_code: The exit code of the failed rank if it is known, else 1.
     """
 
     kind: str

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ControlServer
 
-WORD = 2.0  # seconds in which a rank hears from the server in its own process
+WORD = 2.0  # seconds to wait for a message from the server in the same process
 
 
 @dataclass(frozen=True)
 class ControlChannel:
-    """The control channel of one process: its client, the server where this process has it, and a claimed port."""
+    """The control channel of one process: its client, its server if this process runs it, and a reserved port."""
 
     client: ControlClient
     server: ControlServer | None
     claim: socket.socket | None = None
 
     def release_port(self) -> None:
-        """Gives the port that TF_CONFIG announces over to the engine; all ranks are connected."""
+        """Releases the port from TF_CONFIG for the engine; called once all ranks are connected."""
         if self.claim is not None:
             self.claim.close()
 
     def wait_for_ends(self) -> None:
-        """Waits, where this process serves, until ranks whose scripts have ended have ended, or the job has."""
+        """If this process runs the server, waits until ranks with finished scripts have exited or the job has ended."""
         if self.server is not None and not self.client.detached:
             self.client.excuse_ending()
             self.server.wait_for_ends(self.client.introduction.rank)
@@ -33,14 +33,14 @@ class ControlChannel:
                 self.client.wait_for_cause(WORD)
 
     def let_go(self) -> None:
-        """Closes the server, and leaves this rank's connection to the end of its process."""
+        """Stops the server, but keeps this rank's connection open until its process exits."""
         self.release_port()
         if self.server is not None:
             self.server.stop()
         self.client.let_go()
 
     def close(self) -> None:
-        """Closes both ends."""
+        """Closes the server and the client."""
         self.release_port()
         if self.server is not None:
             self.server.stop()

@@ -1,4 +1,4 @@
-"""A rank's end of the control channel: says that it lives, agrees on values, tells and learns of failures."""
+"""A rank's end of the control channel: sends heartbeats, agrees on values, and reports and receives failures."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hvkeras.progress import location
 if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
 
-BEAT = 0.5  # seconds between two signs of life
-BEAT_WHILE_JOINED = 0.01  # the same while some rank has joined, and waits to hear what the others do
-FROZEN = 2.0  # a beat later than this means that this very process was stopped
+BEAT = 0.5  # seconds between two heartbeats
+BEAT_WHILE_JOINED = 0.01  # the same while some rank has joined and waits to learn what the others do
+FROZEN = 2.0  # a heartbeat later than this means that this process itself was stopped
 
 
 class ControlClient(Exchange):
@@ -36,13 +36,13 @@ class ControlClient(Exchange):
     Args:
         connection: A connected socket.
         secret: The job's secret.
-        introduction: Who we are.
-        liveness_timeout: Seconds without a word from the server after which it counts as lost.
+        introduction: What this rank reports about itself.
+        liveness_timeout: Seconds without a message from the server after which it counts as lost.
         on_end: Called once, from the client's thread, with the cause when the job ends early.
 
     Raises:
         ProofError: The server does not know the secret.
-        UsageError: The server refuses this rank, with the reason.
+        UsageError: The server refuses this rank; the message gives the reason.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ControlClient(Exchange):
         self.entries: EntryCounts | None = None
         self.watch: Watch | None = None  # see `watch_over`
         self.clock = Clock(host_identity())
-        self.detached = False  # the server has ended in good order, with its rank
-        self.server_is_rank = True  # False under `hvkeras run`, whose launcher serves
+        self.detached = False  # the server has shut down in good order, together with its rank
+        self.server_is_rank = True  # False under `hvkeras run`, where the launcher runs the server
         self.server_host = ""
         self._starter: int | None = None
         self._ending: Ending | None = None
@@ -82,16 +82,16 @@ class ControlClient(Exchange):
             thread.start()
 
     def watch_over(self, *limits: float) -> None:
-        """Has heartbeats say when this rank has not moved for any of so many seconds; 0 of them is none."""
+        """Makes heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
         self.watch = Watch(*limits)
         self.watch.on_move = self._tell_move
 
     def watch_ending(self, ending: Ending) -> None:
-        """Has this rank tell when its process outlives its script, and end the job of it."""
+        """Makes this rank report when its process outlives its script, and end the job if that takes too long."""
         self._ending = ending
 
     def script_over(self) -> None:
-        """Says that this rank's script has ended, so that nothing but its process keeps the job."""
+        """Reports that this rank's script has ended, so that only its process keeps the job alive."""
         if self._ending is not None:
             self._ending.begin()
             if self.detached:
@@ -102,17 +102,17 @@ class ControlClient(Exchange):
         """Ends the job when the process that started this rank is gone.
 
         Args:
-            descriptor: Becomes readable then.
+            descriptor: A file descriptor that becomes readable when that happens.
         """
         self._starter = descriptor
 
     def join(self, entries: EntryCounts) -> None:
-        """Takes part (again): from now on heartbeats carry the counts of entered plans."""
+        """Registers with the job (again): from now on, heartbeats carry the counts of entered plans."""
         self.entries = entries
         self._send({"type": "join"})
 
     def measure_clock(self) -> None:
-        """Begins to compare this host's clock with the server's, without waiting for it; see `clock`."""
+        """Starts comparing this host's clock with the server's, without waiting for the result; see `clock`."""
         if self.clock.begin():
             self._ask_time()
 
@@ -120,28 +120,28 @@ class ControlClient(Exchange):
         self._send({"type": "clock", "asked": self.clock.now()})
 
     def stop_of(self, fit: str) -> Stop:
-        """When a `fit` stops before its end; `ask_to_stop` asks for it.
+        """The agreement on when a `fit` stops early; `ask_to_stop` requests a stop.
 
         Args:
-            fit: Which call of `fit`; the same on all ranks.
+            fit: Identifies the call of `fit`; the same on all ranks.
         """
         return self._stops.setdefault(fit, Stop())
 
     def ask_to_stop(self, fit: str, ranks: Sequence[int]) -> None:
-        """Says that this rank wants to stop a `fit`.
+        """Reports that this rank wants to stop a `fit`.
 
         Args:
-            fit: Which call.
-            ranks: All ranks that take part in it.
+            fit: Identifies the call of `fit`.
+            ranks: All ranks that participate in it.
         """
         self._send({"type": "stop", "fit": fit, "ranks": list(ranks)})
 
     def forget_stop(self, fit: str) -> None:
-        """Forgets a `fit` that is over."""
+        """Forgets a finished `fit`."""
         self._stops.pop(fit, None)
 
     def start_join(self) -> None:
-        """Says that this rank has no more data, and asks to be told what the others do."""
+        """Reports that this rank has no more data, and asks to be informed of what the others do."""
         self._send_beat()
         self._send({"type": "joined"})
 
@@ -150,23 +150,23 @@ class ControlClient(Exchange):
 
         Args:
             cause: What happened.
-            secondary: Whether it looks like the echo of another rank's failure, for which the server
-                then waits a moment.
+            secondary: Whether it looks like a consequence of another rank's failure; the server then waits briefly
+                for the report of that failure.
         """
         self._send({"type": "failed", "cause": cause.to_message(), "secondary": secondary})
 
     def ended(self, timeout: float) -> None:
-        """Says that this rank has printed its last line, and waits until all have."""
+        """Reports that this rank has printed its exit report, and waits until all ranks have."""
         self._send({"type": "ended"})
         self._go.wait(timeout)
 
     def leave(self) -> None:
-        """Says goodbye in good order: the job goes on without this rank, of which no newer counts will come."""
+        """Leaves in good order: the job continues without this rank, which sends no newer counts."""
         self._send_beat()
         self._send({"type": "leave"})
 
     def excuse_ending(self) -> None:
-        """Has this rank's process end late, as it waits for others."""
+        """Allows this rank's process to exit late, because it waits for others."""
         if self._ending is not None:
             self._ending.excuse()
 
@@ -201,7 +201,7 @@ class ControlClient(Exchange):
         self._note(message)
 
     def _note(self, message: wire.Message) -> None:
-        """Keeps what other threads of this rank wait for."""
+        """Stores what other threads of this rank wait for."""
         with self._changed:
             self._take_values(message)
             if message["type"] == "go":
@@ -213,7 +213,7 @@ class ControlClient(Exchange):
             self._changed.notify_all()
 
     def _tell_where(self, stall: str | None) -> None:
-        """Prints where this rank is, and tells the server."""
+        """Prints this rank's location and stack, and reports the location to the server."""
         still = 0.0
         if self.watch is not None:
             still = self.watch.still(time.monotonic())
@@ -226,7 +226,7 @@ class ControlClient(Exchange):
         say(f"rank {self.introduction.rank} on {self.introduction.host} moves again, after {still:.0f} s")
 
     def _refuse(self, key: str, text: str, owed: list[str]) -> None:
-        """Has this rank raise in a plan that it waits in, and says whether it can: compiled functions cannot."""
+        """Makes this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
         can_raise = False
         if self.entries is not None and self.on_refusal is not None:
             self.entries.set_owed(owed)
@@ -270,7 +270,7 @@ class ControlClient(Exchange):
                 return
 
     def _look_at_end(self, now: float) -> None:
-        """Ends the job when this process outlives its script for too long."""
+        """Ends the job if this process runs for too long after its script has ended."""
         moved = 0.0 if self.watch is None else now - self.watch.still(now)
         if self._ending is not None and (error := self._ending.look(now, moved)):
             me = self.introduction
@@ -280,8 +280,8 @@ class ControlClient(Exchange):
                 self._end(cause)
 
     def _forget(self, counts: dict[str, int]) -> None:
-        """Forgets plans that no rank has entered lately, as far as this rank has not entered them again meanwhile."""
-        with self._beating:  # what beats tell before the answer counts on, and after it from zero
+        """Forgets plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
+        with self._beating:  # heartbeats before the answer continue the old counts; those after it start from zero
             keys = [] if self.entries is None else self.entries.forget(counts)
             for key in keys:
                 self._told.pop(key, None)
@@ -290,7 +290,7 @@ class ControlClient(Exchange):
             self._send({"type": "forgotten", "asked": counts, "keys": keys})
 
     def _send_beat(self) -> None:
-        with self._beating:  # counts go out in the order in which they were read
+        with self._beating:  # so that counts are sent in the order in which they were read
             self._send(self._beat())
 
     def _beat(self) -> wire.Message:

@@ -1,8 +1,8 @@
-"""How far this host's clock is from that of the control channel's server, which all ranks count by.
+"""The offset of this host's clock from the control server's clock, which is the reference for all ranks.
 
-A question and its answer bring the server's time, which this host compares with the middle of its wait: the classic way
-of network time protocols (RFC 5905, section 8). Whatever the delays of the two directions, the error is at most half of
-the round trip, so of several round trips the shortest counts.
+Each request returns the server's time, which this host compares with the midpoint of its wait. This is the classic
+method of network time protocols (RFC 5905, section 8). Whatever the delays in the two directions, the error is at most
+half the round-trip time, so the shortest of several round trips is used.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-QUESTIONS = 8  # of one measurement, each after the answer to the one before
-DRIFT = 15e-6  # seconds a second by which two clocks may drift apart, as RFC 5905 has it
-KEPT = 32  # answers that are kept, the latest
+QUESTIONS = 8  # requests per measurement; each is sent after the answer to the previous one
+DRIFT = 15e-6  # seconds per second by which two clocks may drift apart, as in RFC 5905
+KEPT = 32  # how many of the latest answers are kept
 
 
 @dataclass(frozen=True)
 class Offset:
-    """The way from this host's clock to the server's.
+    """The offset from this host's clock to the server's.
 
     Attributes:
         seconds: What to add to this host's times.
-        uncertainty: By how many seconds that may be wrong.
+        uncertainty: The largest possible error of `seconds`, in seconds.
     """
 
     seconds: float
@@ -34,14 +34,14 @@ class Offset:
 class _Answer:
     at: float
     seconds: float
-    half: float  # of the round trip
+    half: float  # half the round-trip time, in seconds
 
 
 class Clock:
     """Compares this host's clock with the server's.
 
     Args:
-        host: What tells this host from others (`hvkeras.host.network.host_identity`): on one host there is one clock.
+        host: This host's identity (`hvkeras.host.network.host_identity`); processes on one host share one clock.
         now: This host's clock, in seconds since the epoch.
     """
 
@@ -54,18 +54,18 @@ class Clock:
         self._left = 0
 
     def begin(self) -> bool:
-        """Begins a measurement; returns whether a question is to be sent."""
+        """Starts a measurement; returns whether a request must be sent."""
         with self._changed:
             running, self._left = self._left > 0, QUESTIONS
             return not (running or self._same)
 
     def hear(self, asked: float, told: float, host: str) -> bool:
-        """Learns of an answer; returns whether another question is to be sent.
+        """Processes an answer; returns whether another request must be sent.
 
         Args:
-            asked: This host's time when the question left.
+            asked: This host's time when the request was sent.
             told: The server's time.
-            host: The server's host.
+            host: The identity of the server's host.
         """
         with self._changed:
             now = self.now()
@@ -82,7 +82,7 @@ class Clock:
 
     @property
     def offset(self) -> Offset | None:
-        """The best that is known now: exactly zero on the server's host, None before the first answer."""
+        """The best current estimate: exactly zero on the server's host, None before the first answer."""
         with self._changed:
             if self._same:
                 return Offset(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""A rank's connection to the control server: the proof of the job's secret, and sealed messages both ways."""
+"""A rank's connection to the control server: the proof of the job's secret, and authenticated messages both ways."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvkeras.errors import UsageError, explain
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank says of itself when it connects."""
+    """What a rank reports about itself when it connects."""
 
     rank: int
     size: int
@@ -22,16 +22,16 @@ class Introduction:
 
 
 class Connection:
-    """A connection that has proved the secret, and introduced this rank.
+    """A connection that has proved the secret and registered this rank.
 
     Args:
         connected: A connected socket.
         secret: The job's secret.
-        introduction: Who we are.
+        introduction: What this rank reports about itself.
 
     Raises:
         ProofError: The server does not know the secret.
-        UsageError: The server refuses this rank, with the reason.
+        UsageError: The server refuses this rank; the message gives the reason.
     """
 
     def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
@@ -50,11 +50,11 @@ class Connection:
 
     @property
     def local_address(self) -> str:
-        """The address of this host that reaches the server, and so the other hosts."""
+        """This host's address on the route to the server, and therefore to the other hosts."""
         return str(self._socket.getsockname()[0])
 
     def in_child(self) -> None:
-        """Closes a forked process's copy of the connection, which tells of this process's end."""
+        """Closes a forked process's copy of the connection, which must close when the rank's own process exits."""
         self._socket.close()
 
     def _prove(self, secret: bytes) -> wire.Seal:
@@ -87,15 +87,15 @@ class Connection:
             self._socket.sendall(self._seal.close_frame(message))
 
     def let_go(self) -> None:
-        """Leaves the connection to the end of this process, which closes it: so the server sees when that comes."""
+        """Keeps the connection open until this process exits, so that the server sees when that happens."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            os.dup(self._socket.fileno())  # Python closes its own before it runs finalizers
+            os.dup(self._socket.fileno())  # Python closes its own descriptor before it runs finalizers
             self._socket.shutdown(socket.SHUT_RD)
         self._join_threads()
 
     def close(self) -> None:
-        """Closes the connection and ends the threads."""
+        """Closes the connection and stops the threads."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

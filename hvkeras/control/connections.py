@@ -1,4 +1,4 @@
-"""The server's side of the control channel's connections: who proves the job's secret, and becomes a member."""
+"""The server side of control-channel connections: peers that prove the job's secret become members."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Member:
     seen: float
     left: bool = False
     ended: bool = False
-    over: bool = False  # its script has ended, and its process shall
+    over: bool = False  # its script has ended, and its process is expected to exit
     failed: bool = False
-    outside: str | None = None  # where it said to be, outside of TensorFlow; "" if within, None if it was not asked
-    doing: str = ""  # what it said to be doing when it was asked last
+    outside: str | None = None  # its reported location outside TensorFlow; "" if inside, None without an answer
+    doing: str = ""  # what it was doing, as last reported
     values: dict[str, Any] = field(default_factory=dict)
 
     def send(self, message: wire.Message) -> None:
-        """Queues a message; a broken connection shows up on the reading side."""
+        """Queues a message; the reading side detects a broken connection."""
         if not self.writer.is_closing():
             self.writer.write(self.seal.close_frame(message))
 
 
 class Connections(abc.ABC):
-    """Listens, lets in who proves the secret, and passes on what members say, in a thread of its own.
+    """Listens, admits peers that prove the secret, and passes on members' messages, in a thread of its own.
 
     Args:
         size: The number of ranks to expect.
@@ -52,7 +52,7 @@ class Connections(abc.ABC):
         port: The port, or 0 for a free one.
 
     Raises:
-        MachineError: The address cannot be listened on.
+        MachineError: The server cannot listen on the address.
     """
 
     def __init__(self, size: int, secret: bytes, host: str, port: int) -> None:
@@ -71,19 +71,19 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
-        """Makes a member of who has proved the secret, or refuses it."""
+        """Makes a member of a peer that has proved the secret, or refuses it."""
 
     @abc.abstractmethod
     def _hear(self, member: Member, message: wire.Message) -> None:
-        """Takes a member's message."""
+        """Handles a message from a member."""
 
     @abc.abstractmethod
     def _lose(self, member: Member) -> None:
-        """Takes note that a member's connection has ended."""
+        """Handles the end of a member's connection."""
 
     @abc.abstractmethod
     async def _watch(self) -> None:
-        """Looks at the members now and then, until it is cancelled."""
+        """Checks the members periodically until it is cancelled."""
 
     def start(self) -> tuple[str, int]:
         """Starts serving.
@@ -95,7 +95,7 @@ class Connections(abc.ABC):
         return self.address
 
     def stop(self) -> None:
-        """Stops serving and frees the socket and the thread."""
+        """Stops serving, closes the socket and ends the thread."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._request_stop)
@@ -127,7 +127,7 @@ class Connections(abc.ABC):
             self._loop.close()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Counts connections that could not be accepted, of each of which asyncio would print a traceback."""
+        """Counts connections that could not be accepted; asyncio would print a traceback for each."""
         if not self._unproven.finds_no_room(context.get("exception")):
             loop.default_exception_handler(context)
 
@@ -164,7 +164,7 @@ class Connections(abc.ABC):
             while member is not None:
                 self._hear(member, await _read(reader, seal))
         except asyncio.CancelledError:
-            pass  # the server stops; asyncio would print the cancellation of a connection's task
+            pass  # the server is stopping; asyncio would print the cancellation of a connection's task
         except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
             pass
         finally:

@@ -1,4 +1,4 @@
-"""A rank's part in exchanges of plain data: one value from every rank, over the control channel."""
+"""The rank side of exchanges of plain data: an all-gather of one value per rank over the control channel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Exchange(Connection):
     Args:
         connected: A connected socket.
         secret: The job's secret.
-        introduction: Who we are.
+        introduction: What this rank reports about itself.
 
     Raises:
         ProofError: The server does not know the secret.
-        UsageError: The server refuses this rank, with the reason.
+        UsageError: The server refuses this rank; the message gives the reason.
     """
 
     def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
@@ -43,18 +43,18 @@ class Exchange(Connection):
         """Collects one value from every rank.
 
         Args:
-            key: Names the exchange; all ranks give the same, each key at most once at a time.
-            value: Anything that JSON can carry.
+            key: Identifies the exchange; all ranks pass the same key, and only one exchange per key may run at a time.
+            value: Any JSON-serializable value.
             timeout: Seconds to wait for the others.
             on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
-            describe: Words the missing ranks for the error; `ranks 1, 3` by default.
-            given_up: Asked while waiting; once it says yes, nobody needs the answer any more.
+            describe: Formats the missing ranks for the error message; `ranks 1, 3` by default.
+            given_up: Called while waiting; returns True once the result is no longer needed.
 
         Returns:
-            The values in rank order; none if it was given up.
+            The values in rank order; an empty list if the exchange was given up.
 
         Raises:
-            PeerError: The job ended, or ranks were missing at the deadline; they are named.
+            PeerError: The job ended, or ranks were missing at the deadline; the message names them.
         """
         with self._changed:
             self._asking.add(key)
@@ -90,7 +90,7 @@ class Exchange(Connection):
             return self._gathered.pop(key)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Waits until the server has said why the job ends."""
+        """Waits until the server reports why the job ends; returns None if it does not in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.cause is not None, timeout)
             return self.cause
@@ -101,7 +101,7 @@ class Exchange(Connection):
             raise PeerError(f"The job ended: {self.cause.sentence()}")
 
     def _take_values(self, message: wire.Message) -> None:
-        """Keeps gathered values, and who is missing; called under the lock of `_changed`."""
+        """Stores gathered values and missing ranks; called with the lock of `_changed` held."""
         if message["type"] == "all":
             self._gathered[message["key"]] = message["values"]
         elif message["type"] == "missing":

@@ -1,8 +1,8 @@
-"""The server's side of `hvkeras.collectives.join`: who is to take part in what the others do.
+"""The server side of `hvkeras.collectives.join`: which ranks must participate in the collectives of others.
 
-A mismatch is resolved in three steps, of which none may overtake the one before: all ranks say what their plans
-consist of; the ranks that wait in one of the plans are told that it is refused, and confirm it; all other ranks take
-part in it, so that it ends, whereupon those that waited raise.
+A mismatch is resolved in three steps, strictly one after the other. First, all ranks report what their plans consist
+of. Second, the ranks that wait in one of the plans are told that it is refused, and confirm this. Third, all other
+ranks participate in the plan so that it completes, and the ranks that waited in it raise.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 from hvkeras.control.waits import Finding, Waits
 
-REFUSED_WITHIN = 20.0  # seconds
+REFUSED_WITHIN = 20.0  # seconds for a refusal to complete
 Request = tuple[int, dict[str, Any]]
 
 
 @dataclass
 class Refusal:
-    """Plans that do not fit together.
+    """Plans that do not match.
 
     Attributes:
         keys: Their keys.
         text: What differs.
-        since: When it was found, in seconds.
-        unconfirmed: The ranks that wait in one of them, with its key, and have not confirmed to know that it is
-            refused; None before they were told.
-        counts: How often each plan was entered when they were told: no later entry is refused.
+        since: When the mismatch was found, in seconds.
+        unconfirmed: Pairs of a rank that waits in one of the plans and the plan's key, where the rank has not yet
+            confirmed the refusal; None before the ranks are notified.
+        counts: How often each plan had been entered when the ranks were notified; later entries are not refused.
     """
 
     keys: frozenset[str]
@@ -37,7 +37,7 @@ class Refusal:
     counts: dict[str, int] = field(default_factory=dict)
 
     def owed(self, waits: Waits, rank: int) -> list[str]:
-        """The plans that a rank will be asked to take part in, for others.
+        """The plans in which a rank will be asked to participate on behalf of others.
 
         Args:
             waits: The counts of entered plans.
@@ -47,7 +47,7 @@ class Refusal:
 
 
 class Participation:
-    """The ranks that have joined, and the plans that are refused."""
+    """The joined ranks and the refused plans."""
 
     def __init__(self) -> None:
         self.joined: list[int] = []
@@ -57,19 +57,19 @@ class Participation:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks shall say at once what they enter, and what it consists of."""
+        """Whether ranks must report immediately which plans they enter and what those consist of."""
         return bool(self.joined or self._refusals)
 
     def learn(self, calls: dict[str, list[dict[str, Any]]]) -> None:
-        """Learns what calls plans consist of.
+        """Records which calls plans consist of.
 
         Args:
-            calls: The calls by the plan's key.
+            calls: The calls, by plan key.
         """
         self._calls.update(calls)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Forgets plans that no rank remembers.
+        """Forgets plans that no rank remembers any more.
 
         Args:
             keys: Their keys.
@@ -79,14 +79,15 @@ class Participation:
         self._asked = {asked: count for asked, count in self._asked.items() if asked[1] not in keys}
 
     def refuse(self, finding: Finding, now: float) -> bool:
-        """Begins to refuse plans that do not fit together, unless this was begun before.
+        """Starts to refuse plans that do not match, unless their refusal has already started.
 
         Args:
             finding: The mismatch.
             now: The time, in seconds.
 
         Returns:
-            Whether it may still come to its end; some rank may be unable to take part.
+            Whether the refusal may still complete: False once it takes too long, as some rank may be unable to
+            participate.
         """
         keys = frozenset(finding.keys)
         begun = next((refusal for refusal in self._refusals if refusal.keys & keys), None)
@@ -95,7 +96,7 @@ class Participation:
         return begun is None or now - begun.since < REFUSED_WITHIN
 
     def confirm(self, rank: int, key: str) -> str:
-        """Learns that a rank knows that a plan is refused.
+        """Records that a rank knows of a plan's refusal.
 
         Args:
             rank: The rank.
@@ -110,13 +111,13 @@ class Participation:
         return refusal.text
 
     def requests(self, waits: Waits) -> Iterator[Request]:
-        """Finds what ranks are to be told now.
+        """Finds the messages that ranks must receive now.
 
         Args:
             waits: The counts of entered plans.
 
         Yields:
-            The rank, and what to tell it.
+            The rank and the message for it.
         """
         for rank in self.joined:
             for key in waits.plans_of(rank):

@@ -1,6 +1,6 @@
-"""A rank whose script has ended but whose process does not: a thread that is no daemon, a function at exit, an engine.
+"""Ranks whose process outlives their script, because of a non-daemon thread, an exit function or an engine.
 
-Such a rank keeps its job for ever, once the scripts of all others have ended as well; before that, it keeps nobody.
+Once the scripts of all others have ended as well, such a rank keeps its job alive forever; before, it delays nobody.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import time
 from hvkeras.host.console import say
 from hvkeras.progress import location, stalls
 
-LAST_RESORT = 5.0  # seconds after the server should have ended a process, until the kernel does
-RARER = 2.0  # how many times as long the next telling waits
+LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
+RARER = 2.0  # the next report is due after this multiple of the time waited so far
 
 
 class Ending:
-    """How long this rank's process outlives its script.
+    """Monitors how long this rank's process outlives its script.
 
     Args:
-        who: The rank, its host and its process, in words.
-        warn_after: Seconds until its threads' stacks are printed; then after twice as long, and so on. 0 for never.
+        who: The rank, its host and its process, for messages.
+        warn_after: Seconds until its threads' stacks are printed; again after twice as long, and so on. 0 for never.
         end_after: Seconds until the job ends; 0 for never.
-        liveness: Seconds more that it has when Python's threads run no more.
+        liveness: Additional seconds for the process once Python's threads no longer run.
     """
 
     def __init__(self, who: str, warn_after: float, end_after: float, liveness: float) -> None:
@@ -36,26 +36,26 @@ class Ending:
         self._others_over: float | None = None
 
     def begin(self) -> None:
-        """This rank's script has ended."""
+        """Records that this rank's script has ended."""
         self._script_over = time.monotonic()
 
     def let_others_end(self) -> None:
-        """The scripts of all ranks have ended, or nobody is left to ask whether they have."""
+        """Records that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
         self._others_over = self._others_over or time.monotonic()
 
     def excuse(self) -> None:
-        """This rank waits for others to end, and is not the one that keeps the job."""
+        """Records that this rank waits for others to exit, and so is not the one that keeps the job alive."""
         self._script_over = None
 
     def look(self, now: float, moved: float) -> str:
-        """Tells of a process that does not end.
+        """Reports a process that does not exit.
 
         Args:
             now: The time, in seconds.
-            moved: When the rank has last entered a collective, or got on in a loop of Keras's.
+            moved: When the rank last entered a collective or made progress in a Keras loop.
 
         Returns:
-            What the job ends of; "" if it goes on.
+            Why the job must end; "" if it continues.
         """
         if self._script_over is None or self._others_over is None:
             return ""
@@ -72,7 +72,7 @@ class Ending:
         return ""
 
     def leave_to_the_kernel(self) -> None:
-        """Bounds what comes when Python's threads run no more: finalizers, and libraries at their end."""
+        """Limits the time for what runs after Python's threads: finalizers, and the cleanup of libraries."""
         if self._warn_after:
             # If standard error is closed, nobody would see the stacks.
             with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
@@ -82,9 +82,9 @@ class Ending:
 
 
 def _end_after(seconds: float) -> None:
-    """Has the kernel end this process, but no program that it may turn into; C libraries may lack the calls."""
+    """Makes the kernel end this process, but not a program that it executes instead; C libraries may lack the calls."""
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     interval_and_value = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
     with contextlib.suppress(AttributeError):
-        if libc.timer_create(time.CLOCK_MONOTONIC, None, ctypes.byref(timer)) == 0:  # it sends SIGALRM
+        if libc.timer_create(time.CLOCK_MONOTONIC, None, ctypes.byref(timer)) == 0:  # the timer sends SIGALRM
             libc.timer_settime(timer, 0, interval_and_value, None)

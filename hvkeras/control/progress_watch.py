@@ -1,4 +1,4 @@
-"""A rank's own watch: for how long it has not moved, which the control server judges (`hvkeras.control.stalls`)."""
+"""Measures how long this rank has made no progress; the control server evaluates that (`hvkeras.control.stalls`)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hvkeras.progress import activity, location
 if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
 
-OFTEN = 0.4  # seconds between two looks, at least
+OFTEN = 0.4  # minimum seconds between two checks
 
 
 class Watch:
-    """Looks whether this rank gets on: whether it enters collectives, and whether Keras's loops do.
+    """Checks whether this rank makes progress: whether it enters collectives or advances in Keras's loops.
 
     Args:
-        *limits: The seconds without a movement that matter to the server; 0 does not.
+        *limits: Times without progress after which the server acts, in seconds; 0 is no limit.
 
     Attributes:
-        is_told: Whether it was said that the rank does not move.
-        on_move: Called with the seconds that it stood still, when it moves after that.
+        is_told: Whether the rank's lack of progress has been reported.
+        on_move: Called when the rank makes progress after that, with the seconds for which it had made none.
     """
 
     def __init__(self, *limits: float) -> None:
@@ -30,23 +30,23 @@ class Watch:
         self._batches: int | None = None
         self._standing: Any = None
         self._looked = self._moved = self._stood = 0.0
-        self._outside = False  # it moved last in a loop of the user's own
-        self._settling = False  # it has just left a loop of Keras's, whose last collectives are still to be heard of
+        self._outside = False  # its last progress was in a custom loop
+        self._settling = False  # it has just left a Keras loop whose last collectives may be reported later
         self._report: dict[str, Any] | None = None
-        self.is_told = False  # that it does not move
+        self.is_told = False
         self.on_move: Callable[[float], None] | None = None
 
     def look(self, now: float, entered: bool, entries: EntryCounts | None) -> dict[str, Any] | None:
-        """Looks at this rank.
+        """Checks this rank.
 
         Args:
             now: The time, in seconds.
-            entered: Whether it has entered a collective since the last look.
+            entered: Whether it has entered a collective since the last check.
             entries: The counts of entered collectives.
 
         Returns:
-            What the server shall know of a rank that does not move: for how many seconds, where, and whether that may
-            end the job; None of one that moves.
+            What the server must know about a rank without progress: for how many seconds, where, and whether that may
+            end the job; None for a rank that makes progress.
         """
         if not self._notice or (now - self._looked < OFTEN and not entered):
             return self._report
@@ -69,7 +69,7 @@ class Watch:
         return self._report
 
     def still(self, now: float) -> float:
-        """For how many seconds this rank has not moved.
+        """Seconds since this rank last made progress.
 
         Args:
             now: The time, in seconds.
@@ -77,7 +77,7 @@ class Watch:
         return now - self._moved
 
     def forgive(self, now: float) -> None:
-        """Begins anew, since the whole process was stopped.
+        """Restarts the measurement, since the whole process was stopped.
 
         Args:
             now: The time, in seconds.
@@ -92,13 +92,13 @@ class Watch:
         if entered:
             self._outside, self._settling, self._batches = not self._settling, False, None
             return True
-        batches = activity.batches()  # reading it takes longer, so only when nothing else has moved
+        batches = activity.batches()  # slow to read, so only if nothing else has changed
         before, self._batches = self._batches, batches
         return before not in (None, batches)
 
 
 def steps_of(entries: EntryCounts | None) -> str:
-    """What a loop of one's own has done, in words; "" if it has not yet exchanged gradients.
+    """Describes what a custom training loop has done; "" if it has not exchanged gradients yet.
 
     Args:
         entries: The counts of entered collectives.

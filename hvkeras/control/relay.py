@@ -1,4 +1,4 @@
-"""What the ranks agree on through the control server: gathered values, counted plans, joins, stops."""
+"""What ranks agree on through the control server: gathered values, counts of entered plans, joins and early stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvkeras.settings import Settings
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long the server waits for what, in seconds (see `hvkeras.settings`)."""
+    """The server's time limits, in seconds (see `hvkeras.settings`)."""
 
     liveness: float = 15.0
     stall_warning: float = 60.0
@@ -30,23 +30,23 @@ class Deadlines:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Deadlines:
-        """The deadlines that the settings ask for."""
+        """The deadlines from the settings."""
         return cls(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown, settings.exit_grace,
                    settings.mismatch_after)
 
 
 class Relay(Connections):
-    """Relays what the ranks agree on, and counts which plans they enter.
+    """Relays what ranks agree on, and counts the plans that they enter.
 
     Args:
         size: The number of ranks to expect.
         secret: The job's secret, which every rank must prove.
         host: The address to listen on.
         port: The port, or 0 for a free one.
-        deadlines: How long to wait for what.
+        deadlines: The time limits.
 
     Raises:
-        MachineError: The address cannot be listened on.
+        MachineError: The server cannot listen on the address.
     """
 
     def __init__(self, size: int, secret: bytes, host: str, port: int, deadlines: Deadlines) -> None:

@@ -1,7 +1,7 @@
-"""How the ranks of one launch find the control channel: one way per kind of launch.
+"""Rendezvous: how the ranks of a launch find the control channel, with one method per kind of launch.
 
-Rank 0 serves the channel (the launcher does, under `hvkeras run`). The others learn its address and
-the job's secret from what they share: the environment, MPI, horovodrun's store, or a private folder.
+Rank 0 serves the channel (under `hvkeras run`, the launcher does). The other ranks learn its address and the job's
+secret from something they share: the environment, MPI, horovodrun's store, or a private folder.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from hvkeras.launch_environments import Launch
 from hvkeras.progress import stalls
 from hvkeras.settings import Settings
 
-CARD_BYTES = 1024  # what each rank tells of itself over MPI: host name and addresses, as JSON
+CARD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 
 
 class Serve(Protocol):
-    """Makes and starts the server of a control channel."""
+    """Creates and starts the server of a control channel."""
 
     def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
-        """Listens at an address, or at a free port of it."""
+        """Listens on an address, at the given port or at a free one."""
 
 
 def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
@@ -55,24 +55,24 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 
 
 def _warn(text: str) -> None:
-    """Says whom a rank waits for, and leaves it in the record."""
+    """Prints a warning about a long wait, and adds it to the record."""
     say(text)
     stalls.note(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> ControlServer:
-    """Serves the control channel of a cluster with parameter servers, in its chief, for as long as that lives.
+    """Serves the control channel of a cluster with parameter servers from its chief, for the chief's lifetime.
 
     Args:
         launch: The chief's place in the cluster.
         settings: The settings in force.
-        serve: Makes the server.
+        serve: Creates the server.
 
     Returns:
-        The server. Nobody need be there yet.
+        The server. No other task needs to be connected yet.
 
     Raises:
-        HvkerasError: The address cannot be listened on, or the hosts share no secret.
+        HvkerasError: The server cannot listen on the address, or the hosts share no secret.
     """
     server = _by_tf_config(launch, settings, Waiting(settings.start_timeout), serve)[0]
     assert server is not None
@@ -101,15 +101,15 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
 
 
 def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlChannel:
-    """Connects this rank to its job's control channel, which rank 0 starts to serve.
+    """Connects this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
 
     Args:
-        launch: How this process was launched; more than one rank.
+        launch: How this process was launched; it has more than one rank.
         settings: The settings in force.
         on_end: Called with the cause when the job ends early.
 
     Returns:
-        The connected channel. The other ranks need not all be there yet.
+        The connected channel. The other ranks need not be connected yet.
 
     Raises:
         HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
@@ -170,7 +170,7 @@ def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Fo
 
 
 def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    """On one host a folder will do where the launcher names the job: MPI_Init would wait for late ranks for ever."""
+    """On one host, uses a folder if the launcher names the job: MPI_Init would wait forever for late ranks."""
     if launch.rendezvous.job and (launch.local_size == launch.size or settings.rendezvous_dir):
         return _by_folder(launch, settings, waiting)
     return _by_mpi(launch, settings, waiting)
@@ -241,7 +241,7 @@ def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting, serve: S
 
 
 def meets_at_port(launch: Launch, settings: Settings) -> bool:
-    """Whether the ranks of a TF_CONFIG job meet at rank 0's announced port rather than by a private folder."""
+    """Whether the ranks of a TF_CONFIG job connect at rank 0's announced port, not through a private folder."""
     return bool(launch.cluster) and (bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
 
 
@@ -268,9 +268,9 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
 
 
 def claim_port(launch: Launch) -> socket.socket:
-    """Listens on this task's own TF_CONFIG port, and takes nothing from it, until TensorFlow does.
+    """Reserves this task's own TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
 
-    So a second process of the same task, or any other program, is found before anything connects.
+    This detects a second process of the same task, or any other program on the port, before anything connects.
     """
     host, port = split_address(launch.cluster[launch.rank])
     claim = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""The server of the control channel: sees every rank, relays what they agree on, and judges failures."""
+"""The control channel's server: monitors all ranks, relays what they agree on, and determines causes of failure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvkeras.control.connections import Member
 from hvkeras.control.relay import Deadlines, Relay
 from hvkeras.host.network import host_identity
 
-TICK = 0.25  # seconds between two looks at the ranks
-FROZEN = 2.0  # a tick later than this means that this very process was stopped, so nobody else is late
+TICK = 0.25  # seconds between two checks of the ranks
+FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no rank is late
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
-TOGETHER = 2.0  # seconds within which scripts that do the same end
-ANSWER_GRACE = 2.0  # seconds that ranks have to say where they are
+TOGETHER = 2.0  # seconds within which scripts that do the same work end
+ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
 
 
 class ControlServer(Relay):
@@ -29,16 +29,16 @@ class ControlServer(Relay):
         secret: The job's secret, which every rank must prove.
         host: The address to listen on: the loopback or one chosen interface.
         port: The port, or 0 for a free one.
-        deadlines: How long to wait for what.
+        deadlines: The time limits.
         on_end: Called once, from the server's thread, with the cause when the job ends early.
-        on_warning: Called, from the server's thread, with one line about a wait that takes long.
-        on_note: Called, from the server's thread, with one line on connections that are none of the job's.
+        on_warning: Called, from the server's thread, with one line about a long wait.
+        on_note: Called, from the server's thread, with one line about unauthenticated connections.
 
     Raises:
-        MachineError: The address cannot be listened on.
+        MachineError: The server cannot listen on the address.
     """
 
-    closes_when_complete = True  # nobody else may join once all ranks are there
+    closes_when_complete = True  # nobody else may connect once all ranks have
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class ControlServer(Relay):
         self._on_end = on_end
         self._on_warning = on_warning
         self._on_note = on_note
-        self._own_rank: int | None = None  # the one whose process this is, once it waits for the others to end
+        self._own_rank: int | None = None  # the rank of this process, once it waits for the others to exit
         self._all_over: float | None = None
         self._told_over: dict[int, float] = {}
 
     def fail(self, cause: Cause) -> None:
-        """Ends the job from outside: a launcher saw a process die, say."""
+        """Ends the job from outside, for example when a launcher sees a process die."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
 
     def wait_for_ends(self, rank: int) -> None:
-        """Waits until every rank whose script has ended has ended as well, or the job ends because one does not.
+        """Waits until every rank whose script has ended has exited, or the job ends because one does not.
 
-        Ranks whose scripts go on by themselves are not waited for, once it is clear that they do.
+        It stops waiting for ranks whose scripts continue on their own, once it is clear that they do.
 
         Args:
-            rank: The rank whose process this is.
+            rank: The rank of this process.
         """
         self._own_rank = rank
         together = time.monotonic() + TOGETHER
@@ -83,11 +83,11 @@ class ControlServer(Relay):
             time.sleep(0.02)
 
     def ask_where(self) -> None:
-        """Has every rank print where it is."""
+        """Makes every rank print its location and stack."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._broadcast, {"type": "where"})
 
-    # What follows runs in the server's thread.
+    # The methods below run in the server's thread.
 
     def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
         rank, size, host, pid = int(hello["rank"]), int(hello["size"]), str(hello["host"]), int(hello["pid"])
@@ -106,7 +106,7 @@ class ControlServer(Relay):
             return None
         self._members[rank] = member
         if self.closes_when_complete and len(self._members) == self.size and self._listening is not None:
-            self._listening.close()  # at once: the port may be the one that TF_CONFIG gives to the engine
+            self._listening.close()  # immediately: the port may be the one that TF_CONFIG gives to the engine
         member.send({"type": "welcome"})
         return member
 
@@ -147,7 +147,7 @@ class ControlServer(Relay):
             self._tell(self._stops.hear(member.rank, message["fit"], message["executions"]))
 
     def _count_ends(self) -> None:
-        """Tells all when the last script has ended: from then on, who does not end keeps the job."""
+        """Notifies all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
         if self._all_over is None and all(
                 self._members[rank].over if rank in self._members else rank in self._lost for rank in range(self.size)):
             self._all_over = time.monotonic()
@@ -187,7 +187,7 @@ class ControlServer(Relay):
         self._end(cause)
 
     async def _late(self, cause: Cause) -> Cause:
-        """Finds who has not come to a collective of which nobody keeps count, once a rank has given up waiting."""
+        """Finds the ranks missing from a collective that nobody counts, after a rank has given up waiting in it."""
         others = [member for member in self._members.values() if not member.failed]
         for member in others:
             member.outside = None
@@ -214,9 +214,9 @@ class ControlServer(Relay):
         self._later(self._let_go())
 
     async def _let_go(self) -> None:
-        """Lets all ranks exit at once, when each has printed its last line or the grace is over.
+        """Lets all ranks exit together, once each has printed its exit report or the grace period is over.
 
-        Launchers end the other ranks as soon as one exits, so none may go before all have spoken.
+        Launchers end the other ranks as soon as one exits, so no rank may exit before all have printed theirs.
         """
         deadline = time.monotonic() + self._deadlines.exit_grace + 1.0
         while time.monotonic() < deadline and not all(
@@ -271,13 +271,13 @@ class ControlServer(Relay):
                 return
 
     def _look_at_ends(self, now: float) -> None:
-        """Names a rank that has left for good and lives on, since it can no longer tell of itself."""
+        """Reports a rank that has left the job but still runs, since it can no longer report that itself."""
         waited = 0.0 if self._all_over is None else now - self._all_over
         for member in [member for member in self._members.values() if member.left and member.rank != self._own_rank]:
             limits = self._deadlines
             error = f"has left the job, but its process has not ended, {waited:.0f} s after its script did"
             cause = Cause("stalled", member.rank, member.host, member.pid, error)
-            # It has no thread left that could end it earlier.
+            # The process has no thread left that could end it earlier.
             if limits.stall_shutdown and waited >= limits.stall_shutdown + limits.liveness:
                 error += " (HVKERAS_STALL_SHUTDOWN sets how long it may take)"
                 self._end(dataclasses.replace(cause, error=error))
@@ -288,6 +288,6 @@ class ControlServer(Relay):
                     self._on_warning(cause.sentence())
 
     def _occupied(self) -> set[int]:
-        """The ranks whose standing still says nothing: they wait for others, are waited for, or have left."""
+        """The ranks whose lack of progress is not a stall: they wait for others, are waited for, or have left."""
         left = {rank for rank, member in self._members.items() if member.left}
         return self._waits.concerned() | left | set(self._participation.joined)

@@ -1,7 +1,7 @@
-"""Ranks that do not move, though they wait for no other rank: a dead source of data, a callback that hangs.
+"""Ranks that make no progress though they wait for no other rank, due to a dead data source or a hung callback.
 
-Each rank tells how long it has stood still, and where (`hvkeras.control.progress_watch`). Ranks that wait for others,
-or that others wait for, are a matter of `hvkeras.control.waits`.
+Each rank reports how long it has made no progress, and where (`hvkeras.control.progress_watch`).
+`hvkeras.control.waits` handles ranks that wait for others or that others wait for.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 from hvkeras.control.waits import Finding
 
-AT_ONCE = 8  # ranks that are asked where they are at the same time
-RARER = 2.0  # how many times as long the next telling of the same stall waits
+AT_ONCE = 8  # how many ranks are asked for their location at the same time
+RARER = 2.0  # the next report of the same stall is due after this multiple of its duration so far
 
 
 class Stalls:
-    """Keeps what ranks say, and finds those that have stood still for too long.
+    """Stores what ranks report, and finds those that have made no progress for too long.
 
     Args:
-        warn_after: Seconds without a movement until a rank says where it is; then after twice as long, and so on.
+        warn_after: Seconds without progress until a rank reports its location; again after twice as long, and so on.
         stall_after: Seconds until the job ends; 0 for never.
     """
 
@@ -29,7 +29,7 @@ class Stalls:
         self._next: dict[int, float] = {}
 
     def update(self, rank: int, still: dict[str, Any] | None) -> None:
-        """Learns what a rank says of itself; None of one that moves."""
+        """Records what a rank reports about itself; None if it makes progress."""
         if still is not None:
             self._still[rank] = still
         else:
@@ -37,13 +37,13 @@ class Stalls:
             self._next.pop(rank, None)
 
     def check(self, waiting: Collection[int]) -> list[Finding]:
-        """Finds what is wrong now.
+        """Finds the stalls that must be reported now.
 
         Args:
             waiting: The ranks that wait for others, or that others wait for, and those that have left.
 
         Returns:
-            `stalled` with the rank that ends the job; else `warning` with each rank that shall say where it is.
+            `stalled` with the rank that ends the job; else `warning` with each rank that must report its location.
         """
         still = {rank: said for rank, said in sorted(self._still.items()) if rank not in waiting}
         over = [rank for rank, said in still.items() if self._stall_after and said["may_end"]
@@ -52,12 +52,12 @@ class Stalls:
             return [self._end(over, still)]
         due = [rank for rank, said in still.items() if self._warn_after
                and said["for"] >= self._next.get(rank, self._warn_after)]
-        for rank in due:  # of a loop of the user's own nobody knows how long it may take: it is told once
+        for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
             self._next[rank] = RARER * still[rank]["for"] if still[rank]["within"] else float("inf")
         return [Finding("warning", rank, self._more(due)) for rank in due[:AT_ONCE]]
 
     def _end(self, over: list[int], still: dict[int, dict[str, Any]]) -> Finding:
-        # Where a step's function stands still, it may wait for a rank that is elsewhere in a collective nobody counts.
+        # A step function without progress may be in a collective that nobody counts, waiting for a rank elsewhere.
         rank = min(over, key=lambda rank: (still[rank]["phase"] in ("train", "validation"), rank))
         others = [str(other) for other in still if other != rank]
         also = f"; nor {'have ranks' if len(others) > 1 else 'has rank'} {', '.join(others)}" if others else ""

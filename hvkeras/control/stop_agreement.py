@@ -1,9 +1,9 @@
-"""How one rank's wish to stop training takes effect after the same execution on all ranks.
+"""How one rank's request to stop training takes effect after the same execution on all ranks.
 
 An execution is one call of Keras's train function. A rank that wants to stop tells the server, which asks all ranks
-that train together to which execution they have come; their channels' threads answer. The most of them is what all
-stop after: nobody has gone on to a later one, and ranks that come to the end of an execution meanwhile wait for the
-word. Steps in which nobody wants to stop exchange nothing.
+that train together which execution they have reached; their channel threads answer. All ranks stop after the latest
+of these executions: no rank has started a later one, and ranks that finish an execution in the meantime wait for the
+decision. Steps in which no rank wants to stop exchange nothing.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from typing import Any
 from hvkeras.errors import PeerError, explain
 
 Request = tuple[int, dict[str, Any]]
-LOOK = 0.1  # seconds between two looks at whether the job has ended
+LOOK = 0.1  # seconds between two checks whether the job has ended
 
 
 class Stop:
-    """When one `fit` stops before its end, on this rank.
+    """The agreement on when one `fit` stops early, on this rank.
 
     Attributes:
-        wishes: The ranks that wanted it, once all ranks know.
+        wishes: The ranks that wanted to stop, once all ranks know.
     """
 
     def __init__(self) -> None:
         self.wishes: list[int] = []
         self._changed = threading.Condition()
         self._begun = 0  # executions
-        self._committed = 0  # executions that this rank will come to in any case
+        self._committed = 0  # executions that this rank will reach in any case
         self._wanted = self._asked = False
         self._after: int | None = None
 
     def begin(self) -> None:
-        """Before each execution."""
+        """Must be called before each execution."""
         with self._changed:
             self._begun += 1
             self._committed = max(self._committed, self._begun)
 
     def answer(self) -> int:
-        """Says to which execution this rank has come, when the server asks; it goes to none after that by itself."""
+        """Answers the server with the execution that this rank has reached; it then starts no later one on its own."""
         with self._changed:
             self._asked = True
             return self._committed
 
     def decide(self, after: int, wishes: Sequence[int]) -> None:
-        """Learns after which execution all ranks stop."""
+        """Records after which execution all ranks stop."""
         with self._changed:
             self._after, self.wishes = after, list(wishes)
             self._changed.notify_all()
 
     def now(self, wish: bool, ask: Callable[[], None], check: Callable[[], None], patience: float) -> bool:
-        """Whether this rank stops after the execution that has ended.
+        """Whether this rank stops after the execution that has just ended.
 
         Args:
-            wish: Whether it wants to.
-            ask: Tells the server so.
+            wish: Whether it wants to stop.
+            ask: Tells the server that it wants to.
             check: Raises if the job has ended.
-            patience: Seconds to wait for the word of the server.
+            patience: Seconds to wait for the server's decision.
 
         Raises:
             PeerError: The job has ended, or the ranks have not answered in time.
@@ -83,7 +83,7 @@ class Stop:
 
 
 class Stops:
-    """The server's side: asks ranks, and tells them the most that they answered."""
+    """The server side: asks the ranks, and sends them the highest answer."""
 
     def __init__(self) -> None:
         self._waited_for: dict[str, set[int]] = {}
@@ -92,15 +92,15 @@ class Stops:
         self._most: dict[str, int] = {}
 
     def ask(self, rank: int, fit: str, ranks: Sequence[int]) -> Iterator[Request]:
-        """A rank wants to stop; asks all who train with it, unless they were asked before.
+        """Handles a rank's request to stop: asks all ranks that train with it, unless they were asked before.
 
         Args:
             rank: The rank.
-            fit: Which call of `fit`.
+            fit: Identifies the call of `fit`.
             ranks: All ranks in it.
 
         Yields:
-            A rank, and what to tell it.
+            A rank and the message for it.
         """
         self._wishes.setdefault(fit, []).append(rank)
         if len(self._wishes[fit]) > 1:
@@ -110,15 +110,15 @@ class Stops:
             yield one, {"type": "stopping", "fit": fit}
 
     def hear(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
-        """A rank has answered; with the last answer all are told.
+        """Handles a rank's answer; after the last answer, all ranks receive the decision.
 
         Args:
             rank: The rank.
-            fit: Which call of `fit`.
-            executions: To which it has come.
+            fit: Identifies the call of `fit`.
+            executions: The execution that it has reached.
 
         Yields:
-            A rank, and what to tell it.
+            A rank and the message for it.
         """
         self._most[fit] = max(self._most[fit], executions)
         self._waited_for[fit].discard(rank)

@@ -1,16 +1,16 @@
-"""Connections to the control channel that have not proved the job's secret: how many there may be, and what is said."""
+"""Unauthenticated connections to the control channel: limits their number, and reports them."""
 
 from __future__ import annotations
 
 import errno
 
-MOST_AT_ONCE = 64  # besides one for each rank; each may stay for the deadline of the proof
-TOLD_EVERY = 60.0  # seconds between two lines
+MOST_AT_ONCE = 64  # in addition to one per rank; each may stay until the deadline of the proof
+TOLD_EVERY = 60.0  # seconds between two reports
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class UnprovenConnections:
-    """Counts them.
+    """Counts connections that have not proved the job's secret.
 
     Args:
         size: The number of ranks to expect.
@@ -23,38 +23,38 @@ class UnprovenConnections:
         self._last = ""
 
     def arrives(self) -> bool:
-        """Counts a connection that has proved nothing yet; says whether there is room for it."""
+        """Counts a new connection that has proved nothing yet; returns whether it is within the limit."""
         self._now += 1
         return self._now <= self._most
 
     def proves(self) -> None:
-        """One of them has proved the secret."""
+        """Records that one of them has proved the secret."""
         self._now -= 1
 
     def fails(self, address: object) -> None:
-        """One of them is gone, or is to go, without a proof.
+        """Records that one of them has closed, or is about to be closed, without a proof.
 
         Args:
-            address: Where it came from, as the socket tells.
+            address: Its peer address, as the socket reports it.
         """
         self._now -= 1
         self._count += 1
         self._last = str(address[0]) if isinstance(address, tuple) and address else ""
 
     def finds_no_room(self, error: object) -> bool:
-        """Counts a connection that could not be accepted; says whether that is what an error means."""
+        """Counts a connection that could not be accepted for lack of resources; returns whether `error` means that."""
         is_it = isinstance(error, OSError) and error.errno in _NO_ROOM
         self._count += is_it
         return is_it
 
     def line(self, now: float) -> str:
-        """What there is to say, once in a while.
+        """The report that is due now, if any.
 
         Args:
-            now: Seconds of a clock that never goes back.
+            now: Seconds of a monotonic clock.
 
         Returns:
-            One line; "" if there is nothing new, or the last one was a moment ago.
+            One line; "" if there is nothing new or the last report is too recent.
         """
         if self._count == self._told or now - self._at < TOLD_EVERY:
             return ""

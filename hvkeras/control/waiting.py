@@ -1,4 +1,4 @@
-"""Waiting for ranks that have not come, with a deadline and a word now and then."""
+"""Waiting for missing ranks, with a deadline and periodic reports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hvkeras.errors import PeerError, explain
 from hvkeras.host.console import say
 from hvkeras.launch_environments import Launch
 
-REPORT_EVERY = 3.0  # seconds between two lines about a missing rank
+REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
 
 
 class Waiting:
-    """A deadline that says, every few seconds, who is being waited for.
+    """A deadline that reports, every few seconds, who is being waited for.
 
     Args:
         timeout: Seconds until `check` raises.
@@ -29,7 +29,7 @@ class Waiting:
         return max(0.0, self._timeout - (time.monotonic() - self._start))
 
     def check(self, whom: str, why: str) -> None:
-        """Reports the wait when it is time to.
+        """Reports the wait if a report is due.
 
         Raises:
             PeerError: The deadline has passed.
@@ -44,7 +44,7 @@ class Waiting:
 
 
 def task_name(launch: Launch, rank: int) -> str:
-    """How a launch's users call a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, else `rank 1`."""
+    """The name by which users know a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, else `rank 1`."""
     if rank < len(launch.tasks):
         return f"{launch.tasks[rank]} ({launch.cluster[rank]})"
     return f"rank {rank}"

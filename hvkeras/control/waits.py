@@ -1,10 +1,10 @@
-"""Who waits for whom: deadlocks and stalls, seen from the ranks' counts of entered plans.
+"""Detects deadlocks and stalls from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.plans.plan`), and leaves it only when
-all others entered it as often. So a rank whose count of a plan is higher than another's waits for
-that other one. Two ranks that wait for each other in different plans will wait for ever: that is a
-mismatch. One that waits for a rank that has left is stuck as well. One that waits for a rank that is
-merely late is a stall, which gets a warning and then an end.
+A rank enters a plan just before the collective runs (`hvkeras.plans.plan`), and leaves it only when all other ranks
+have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
+rank. Two ranks that wait for each other in different plans would wait forever: that is a mismatch. A rank that waits
+for one that has left is stuck as well. A rank that waits for one that is merely late is a stall, which first leads to
+a warning and then to the end of the job.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 Describe = dict[str, Any]
-KEPT = 256  # plans that are remembered though nobody enters them
-IDLE = 2.0  # seconds after which a plan that all ranks have entered as often may be forgotten
-PATIENCE = 3  # times as long, a mismatch waits for ranks that are not there yet
+KEPT = 256  # how many plans are remembered even if no rank enters them
+IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
+PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
 
-# What one rank may call alone by mistake, by how the name of its first collective begins, and what to write instead.
+# What to write instead of calls that one rank may make alone by mistake, by how their first collective's name begins.
 _ALONE = "what one rank does by itself goes into `with hvd.alone():`"
 _FOR_ALL = {
     "the metrics of evaluate": f"all ranks must call evaluate; {_ALONE}",
@@ -29,7 +29,7 @@ _FOR_ALL = {
 
 @dataclass(frozen=True)
 class Wait:
-    """One rank's wait for another in one plan, with the waiter's count, so that progress makes it another wait."""
+    """One rank's wait for another in one plan; with the waiter's count, so that progress makes it a different wait."""
 
     waiter: int
     missing: int
@@ -39,9 +39,9 @@ class Wait:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: `mismatch`, `left`, `stalled` or `warning`, in words; `rank` is the one at fault, if one is.
+    """A problem: its kind (`mismatch`, `left`, `stalled` or `warning`), the `rank` at fault, if any, and a description.
 
-    `keys` are the plans of a mismatch that all their ranks wait in, so that all can raise.
+    `keys` are the plans of a mismatch in which all of their ranks wait, so that all can raise.
     """
 
     kind: str
@@ -51,10 +51,10 @@ class Finding:
 
 
 class Waits:
-    """Keeps the counts, and finds what has gone on for too long.
+    """Stores the counts, and finds waits that have lasted too long.
 
     Args:
-        mismatch_after: Seconds for which two ranks must wait for each other.
+        mismatch_after: Seconds for which two ranks must wait for each other to count as a mismatch.
         warn_after: Seconds of waiting until a warning; repeated at that interval.
         stall_after: Seconds of waiting until the job ends; 0 for never.
     """
@@ -67,23 +67,23 @@ class Waits:
         self._since: dict[Wait, float] = {}
         self._warned: dict[Wait, float] = {}
         self._left: set[int] = set()
-        self._settled: dict[str, tuple[int, float]] = {}  # plans that nobody waits in: their count, and since when
+        self._settled: dict[str, tuple[int, float]] = {}  # plans in which no rank waits: their count, and since when
         self._forgetting: set[str] = set()
-        self._answers: dict[str, int] = {}  # of ranks that were asked to forget a plan
-        self._before: dict[int, dict[str, int]] = {}  # a rank's counts of plans that it has forgotten since
+        self._answers: dict[str, int] = {}  # number of answers from ranks that were asked to forget a plan
+        self._before: dict[int, dict[str, int]] = {}  # a rank's counts of plans from before it forgot them
 
     def describe(self, key: str, plan: Describe) -> None:
-        """Learns what a plan consists of."""
+        """Records what a plan consists of."""
         self._plans[key] = plan
 
     def update(self, rank: int, counts: dict[str, int], sites: dict[str, str] | None = None) -> None:
-        """Learns a rank's counts, and where its user's code enters plans; plans not named keep theirs."""
+        """Records a rank's counts, and where its user code enters plans; plans that are not given keep theirs."""
         before = self._before.get(rank, {})
         self._counts.setdefault(rank, {}).update({key: count + before.get(key, 0) for key, count in counts.items()})
         self._sites.setdefault(rank, {}).update(sites or {})
 
     def set_left(self, rank: int, left: bool) -> None:
-        """Learns that a rank has left the job in good order, or taken part again."""
+        """Records that a rank has left the job in good order, or has come back to it."""
         (self._left.add if left else self._left.discard)(rank)
 
     def plan(self, key: str) -> Describe:
@@ -95,17 +95,17 @@ class Waits:
         return {rank: self._counts.get(rank, {}).get(key, 0) for rank in self._plans[key]["ranks"]}
 
     def plans_of(self, rank: int) -> list[str]:
-        """The keys of the plans that a rank is in."""
+        """The keys of the plans in which a rank participates."""
         return [key for key, plan in self._plans.items() if rank in plan["ranks"]]
 
     def to_forget(self, now: float) -> dict[int, dict[str, int]]:
-        """What ranks may forget: plans that nobody waits in nor has entered lately, if many are known.
+        """The plans that ranks may forget: if many are known, those that no rank waits in or has entered lately.
 
         Args:
             now: The time, in seconds.
 
         Returns:
-            By rank, how often it has told to have entered which of them since it last forgot them.
+            For each rank, the number of entries to each of these plans that it has reported since it last forgot them.
         """
         told: dict[int, dict[str, int]] = {}
         if len(self._plans) <= KEPT:
@@ -122,15 +122,15 @@ class Waits:
         return told
 
     def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
-        """Learns that a rank has forgotten plans, and counts from zero when it enters one of them again.
+        """Records that a rank has forgotten plans, and counts from zero when it enters one of them again.
 
         Args:
             rank: The rank.
-            asked: What `to_forget` said for it.
-            keys: Those that it has forgotten; it is still busy with the others.
+            asked: What `to_forget` returned for it.
+            keys: The plans that it has forgotten; it still uses the others.
 
         Returns:
-            The plans that all ranks have forgotten, and this with them.
+            The plans that all ranks have forgotten, and that are now forgotten here as well.
         """
         before = self._before.setdefault(rank, {})
         for key in keys:
@@ -155,18 +155,18 @@ class Waits:
         return True
 
     def concerned(self) -> set[int]:
-        """The ranks that wait for others in a plan, and those that are waited for."""
+        """The ranks that wait for others in a plan, and the ranks that they wait for."""
         return {rank for wait in self._current() for rank in (wait.waiter, wait.missing)}
 
     def check(self, now: float, places: Mapping[int, str] | None = None) -> list[Finding]:
-        """Finds what is wrong at the time `now`, the worst first; `places` says what late ranks were doing."""
+        """Finds problems at the time `now`, the worst first; `places` says what late ranks were doing."""
         waits = self._current()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
         self._warned = {wait: at for wait, at in self._warned.items() if wait in self._since}
         return [*self._mismatches(now), *self._lefts(now), *self._stalls(now, places or {})]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
-        """Names what one rank waits in for another; "" if it is not known."""
+        """Names the plan in which one rank waits for another; "" if it is not known."""
         found = [wait for wait in self._current() if (wait.waiter, wait.missing) == (waiter, missing)]
         return self._named(found[0]) if found else ""
 
@@ -176,7 +176,7 @@ class Waits:
         return f"{label} ({site})" if site else str(label)
 
     def _hint(self, wait: Wait) -> str:
-        """What to write instead, where a rank waits in a call that it may have made alone by mistake."""
+        """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
         label = str(self._plans[wait.key]["label"])
         return next((f" ({hint})" for begin, hint in _FOR_ALL.items() if f'"{begin}' in label), "")
 
@@ -202,13 +202,13 @@ class Waits:
                     waiting = {wait.waiter for wait in self._since if wait.key in keys}
                     if all(rank in waiting for key in keys for rank in self._plans[key]["ranks"]):
                         return [Finding("mismatch", None, self._difference(one, other), tuple(sorted(keys)))]
-                    # Some rank is late: it would come to a collective that the others have given up.
+                    # Some rank is late: it would arrive at a collective that the others have given up.
                     if now - max(self._since[one], self._since[other]) >= PATIENCE * self._limits[0]:
                         return [Finding("mismatch", None, self._difference(one, other))]
         return []
 
     def _entangled(self, keys: set[str]) -> set[str]:
-        """Adds the plans in which ranks wait for each other and for those that wait in some plans."""
+        """Adds to some plans all plans whose waiting ranks are deadlocked with theirs, directly or indirectly."""
         more = {one.key for one in self._since for other in self._since
                 if other.key in keys and one.key not in keys and _deadlocked(one, other)}
         return self._entangled(keys | more) if more else keys
@@ -244,13 +244,13 @@ class Waits:
         return findings
 
     def _difference(self, one: Wait, other: Wait) -> str:
-        """Words the first difference of two plans, and where the ranks entered them."""
+        """Describes the first difference between two plans, and where the ranks entered them."""
         sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in (one, other) if self._site(wait)]
         text = self._first_difference(one, other) + ("; " + ", ".join(sites) if sites else "")
         return text + (self._hint(one) or self._hint(other))
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
-        """Words the first difference of two plans: of kind, then of tensors, then of options, then of names."""
+        """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
         mine, theirs = self._plans[one.key], self._plans[other.key]
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         whole = (f"rank {one.waiter} is in {mine['label']} ({mine['operation']}, ranks {mine['ranks']}), rank"

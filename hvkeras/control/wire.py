@@ -1,9 +1,9 @@
-"""Frames on the control channel: proof of the secret, then sealed JSON.
+"""Frames on the control channel: proof of the secret, then authenticated JSON.
 
-The handshake is a mutual challenge and response over HMAC-SHA256 (the construction of RFC 2104):
-each side sends a random nonce and proves that it knows the secret by a code over both nonces. The
-session key is derived from the same values, and seals every later frame together with its
-direction and number, so that frames cannot be forged, replayed or reordered.
+The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104): each side sends a random
+nonce and proves that it knows the secret with a code over both nonces. The session key is derived from the same
+values. It authenticates every later frame together with its direction and sequence number, so that frames cannot be
+forged, replayed or reordered.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class ProofError(PeerError):
 
 
 def nonce() -> bytes:
-    """Makes a fresh challenge."""
+    """Generates a fresh challenge."""
     return os.urandom(NONCE_BYTES)
 
 
 def proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Computes what `role` (b"client", b"server" or b"session") shows or derives from the secret."""
+    """Computes the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
     return hmac.new(secret, role + server_nonce + client_nonce, hashlib.sha256).digest()
 
 
@@ -52,12 +52,12 @@ def check_proof(shown: bytes, wanted: bytes) -> None:
 
 
 class Seal:
-    """Turns messages into sealed frames of one direction, and checks those of the other.
+    """Seals messages into authenticated frames in one direction, and verifies frames in the other.
 
     Args:
         key: The session key.
-        outgoing: Who we are, b"client" or b"server".
-        incoming: Who the peer is.
+        outgoing: This side's role, b"client" or b"server".
+        incoming: The peer's role.
     """
 
     def __init__(self, key: bytes, outgoing: bytes, incoming: bytes) -> None:
@@ -79,7 +79,7 @@ class Seal:
         return frame
 
     def open_frame(self, code: bytes, payload: bytes) -> Message:
-        """Checks and reads the next frame of the peer.
+        """Verifies and decodes the peer's next frame.
 
         Raises:
             ProofError: The frame is not the peer's next one.
@@ -91,7 +91,7 @@ class Seal:
 
 
 def payload_length(header: bytes) -> int:
-    """Reads a frame's length, refusing absurd ones.
+    """Reads a frame's length, and rejects one that is too large.
 
     Raises:
         ProofError: The length is over the limit.

@@ -1,5 +1,5 @@
-"""`hvkeras doctor`: whether training on several workers will work on this machine, or on these hosts, and what to do.
+"""`hvkeras doctor`: checks whether multi-worker training will work on this machine or on several hosts.
 
-`software.py` looks at what is installed, `machine.py` at what the machine gives, `hosts.py` at several of them;
-`command.py` is the command line, `finding.py` what they all speak of.
+`software.py` checks what is installed, `machine.py` checks the resources of the machine, and `hosts.py` checks several
+hosts; `command.py` is the command line, and `finding.py` defines the result of a check.
 """

@@ -21,25 +21,25 @@ from hvkeras.launcher.run_arguments import Parser
 from hvkeras.settings import Settings
 
 ALL_HOSTS = "all hosts"
-WIDTH = 120  # where the table goes to a file
+WIDTH = 120  # columns of the table if the output is not a terminal
 _COLOURS = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 _EPILOG = """The exit code is 0 if training will work, and 1 if there is a problem. Notes hinder some jobs, or make them
 slower. Example: hvkeras doctor -H node1,node2"""
 
-Reports = dict[str, dict[str, Any]]  # for each host its findings and versions
+Reports = dict[str, dict[str, Any]]  # the findings and versions of each host
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Looks at this machine, or at several hosts, and prints what it found.
+    """Checks this machine, or several hosts, and prints the findings.
 
     Args:
-        arguments: What follows `hvkeras doctor`.
+        arguments: The arguments that follow `hvkeras doctor`.
 
     Returns:
-        The exit code: 1 if there is a problem.
+        The exit code: 1 if there is a problem, else 0.
 
     Raises:
-        UsageError: The command line cannot be read.
+        UsageError: The command line is wrong.
     """
     flags = _parser().parse_args(arguments)
     listed = place(None, flags.hosts, flags.hostfile) if (flags.hosts, flags.hostfile) != (None, None) else []
@@ -72,7 +72,7 @@ def _parser() -> Parser:
     made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
     made.add_argument("--start-timeout", type=float, metavar="SECONDS", help="Seconds in which hosts answer over ssh.")
     made.add_argument("--json", action="store_true", help="Prints JSON instead of a table.")
-    # What the first host tells the others.
+    # Flags that the first host passes to the others.
     made.add_argument("--call", metavar="ADDRESS", help=argparse.SUPPRESS)
     made.add_argument("--called", metavar="NAME", default="", help=argparse.SUPPRESS)
     made.add_argument("--others", metavar="HOST,...", default="", help=argparse.SUPPRESS)
@@ -90,7 +90,7 @@ def _own_report(flags: argparse.Namespace, others: Sequence[str]) -> dict[str, A
 
 
 def _as_json(reports: Reports, shared: Sequence[Finding]) -> dict[str, Any]:
-    """What `--json` prints: `hosts`, each with its name, findings and versions, and `all_hosts`, findings."""
+    """The output of `--json`: `hosts`, each with its name, findings and versions, and `all_hosts`, common findings."""
     return {
         "hosts": [{"name": socket.gethostname() if host == THIS_HOST else host, "versions": report["versions"],
                    "findings": [row.as_json() for row in report["findings"]]} for host, report in reports.items()],

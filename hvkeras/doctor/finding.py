@@ -1,11 +1,11 @@
-"""One thing that was looked at, and what was found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note hinders some jobs, or makes them slower; a problem stops all
+OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects or slows down some jobs; a problem prevents all of them
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Finding:
     """One row of the table.
 
     Attributes:
-        check: What was looked at.
+        check: What was checked.
         state: `ok`, `note` or `problem`.
         found: What was found, and why it matters.
-        fix: What to do about it; "" if nothing.
+        fix: What to do about it; "" if there is nothing to do.
     """
 
     check: str
@@ -25,10 +25,10 @@ class Finding:
     fix: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The row as JSON has it."""
+        """The row as data for JSON."""
         return asdict(self)
 
 
 def judged(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> Finding:
-    """Makes a finding that is `ok` without an objection, else `state`, with the objection behind what was found."""
+    """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
     return Finding(check, state, f"{found}: {objection}", fix) if objection else Finding(check, OK, found)

@@ -1,4 +1,4 @@
-"""The same questions to other hosts, over ssh, and what only several hosts can be asked: names, routes, clocks."""
+"""Runs the checks on other hosts over ssh, and checks what involves several hosts: names, routes, clocks."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from hvkeras.host.network import address_towards
 from hvkeras.launcher.host_agents import Ssh
 
 CALL_DEADLINE = 5.0  # seconds for a connection between hosts
-ANSWER_DEADLINE = 180.0  # seconds in which a host has looked at itself
+ANSWER_DEADLINE = 180.0  # seconds in which a host must finish its own checks
 CLOCKS_APART = 1.0  # seconds
 
 Report = dict[str, Any]  # a host's `findings` and `versions`
 
 
 class Reception:
-    """Takes the calls of other hosts, on an address that they were given, and notes what their clocks say.
+    """Accepts connections from other hosts, on an address passed to them, and records what their clocks say.
 
     Args:
-        host: One of the other hosts; the address is the one that it sees.
+        host: One of the other hosts; the address is the one that it can reach.
     """
 
     def __init__(self, host: str) -> None:
         self._server = socket.create_server((address_towards(host), 0))
         self.address = "{}:{}".format(*self._server.getsockname()[:2])
-        self.clocks: dict[str, float] = {}  # seconds that a host is ahead
+        self.clocks: dict[str, float] = {}  # seconds by which each host is ahead
         threading.Thread(target=self._serve, name="hvkeras-doctor", daemon=True).start()
 
     def close(self) -> None:
-        """Takes no more calls."""
+        """Stops accepting connections."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -58,11 +58,11 @@ class Reception:
 
 
 def call(address: str, name: str) -> Finding:
-    """Calls the host that asked, and tells it the time.
+    """Connects to the host that requested the check, and sends it the time.
 
     Args:
         address: Its `host:port`.
-        name: What it calls this host.
+        name: The name it uses for this host.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -77,7 +77,7 @@ def call(address: str, name: str) -> Finding:
 
 
 def names(others: Sequence[str]) -> Finding:
-    """Whether this host knows the others by name, and from which of its addresses it would reach them."""
+    """Checks whether this host can resolve the others' names, and from which of its addresses it would reach them."""
     routes, unknown = [], []
     for other in others:
         try:
@@ -91,14 +91,14 @@ def names(others: Sequence[str]) -> Finding:
 
 
 def asked(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
-    """Has every host look at itself.
+    """Runs the checks on every host.
 
     Args:
-        hosts: Other hosts than this one.
-        ssh: How they are reached.
+        hosts: Hosts other than this one.
+        ssh: How to reach them.
 
     Returns:
-        For each host its report.
+        The report of each host.
     """
     with _reception(hosts) as reception, concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
         reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, reception), hosts), strict=True))
@@ -113,7 +113,7 @@ def asked(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
 
 @contextlib.contextmanager
 def _reception(hosts: Sequence[str]) -> Iterator[Reception | None]:
-    """Takes calls while the hosts are asked; None where none of them has an address here, which `names` tells."""
+    """Accepts connections during the checks; None if no host has an address here, which `names` reports."""
     for host in hosts:
         with contextlib.suppress(UsageError):
             reception = Reception(host)
@@ -150,20 +150,20 @@ def _no_report(found: str, fix: str) -> Report:
 
 
 def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Compares what has to be the same on all hosts.
+    """Compares the versions that must be the same on all hosts.
 
     Args:
-        versions: For each host what is installed.
+        versions: The installed versions of each host.
 
     Yields:
-        A finding for each thing that differs, or one that nothing does.
+        A finding for each difference, or one that there is none.
     """
     known = {host: own for host, own in versions.items() if own}
     first = next(iter(known.values()), {})
     differing = [part for part in first if len({own.get(part, "") for own in known.values()}) > 1]
     for part in differing:
         each = ", ".join(f"{own.get(part) or 'none'} on {host}" for host, own in known.items())
-        state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # jobs on other engines do not need them
+        state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # jobs with other engines do not need these
         yield Finding(part, state, each, f"install the same {part} on every host")
     if not differing and len(known) > 1:
         yield Finding("versions", OK, f"the same on {len(known)} hosts")

@@ -1,4 +1,4 @@
-"""What the machine gives: cores, memory, shared memory, open files, ports, its name, proxies."""
+"""Checks of the machine: cores, memory, shared memory, open files, ports, host name, proxies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hvkeras.host.network import LOOPBACK
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED = 64 * MIB  # what the native engine takes for some ranks, with room
-LEAST_MEMORY = 2048 * MIB  # TensorFlow and a small model, twice
+LEAST_SHARED = 64 * MIB  # what the native engine needs for a few ranks, with a margin
+LEAST_MEMORY = 2048 * MIB  # two ranks with TensorFlow and a small model
 LEAST_FILES = 1024
 _CONNECT_DEADLINE = 2.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -26,13 +26,13 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Judges this machine.
+    """Checks this machine.
 
     Args:
-        environ: The environment, for the proxies set in it.
+        environ: The environment variables, for the proxies set in them.
 
     Yields:
-        A finding for each thing.
+        A finding for each check.
     """
     yield cores()
     yield memory()
@@ -44,7 +44,7 @@ def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def cores() -> Finding:
-    """How many cores this process may use."""
+    """Checks how many cores this process may use."""
     allowed = len(os.sched_getaffinity(0))
     quota = _quota()
     text = f"{allowed} of {psutil.cpu_count()}"
@@ -53,7 +53,7 @@ def cores() -> Finding:
 
 
 def _quota() -> float:
-    """The cores that a container may use at a time; 0 without a limit."""
+    """The number of cores that the container may use; 0 without a limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, period = _CGROUP_QUOTA.read_text().split()
         return int(limit) / int(period)
@@ -61,7 +61,7 @@ def _quota() -> float:
 
 
 def memory() -> Finding:
-    """The memory that is free."""
+    """Checks the available memory."""
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     return judged("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
                   "a rank takes about 1 GiB with a small model" if free < LEAST_MEMORY else "",
@@ -69,7 +69,7 @@ def memory() -> Finding:
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> Finding:
-    """The room for memory that ranks of a host share."""
+    """Checks the free space for shared memory between the ranks of a host."""
     try:
         free = psutil.disk_usage(str(folder)).free
     except OSError as error:
@@ -81,7 +81,7 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> Finding:
 
 
 def open_files() -> Finding:
-    """How many files and connections a process may have open."""
+    """Checks how many files and connections a process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
     return judged("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} a process",
@@ -90,7 +90,7 @@ def open_files() -> Finding:
 
 
 def ports() -> Finding:
-    """Whether a process can reach another one of this machine over TCP."""
+    """Checks whether processes on this machine can connect to each other over TCP."""
     fix = f"let TCP connections to {LOOPBACK} through the firewall"
     try:
         with socket.create_server((LOOPBACK, 0)) as server, \
@@ -102,7 +102,7 @@ def ports() -> Finding:
 
 
 def name() -> Finding:
-    """Whether this machine's own name leads to it."""
+    """Checks whether this machine's own name resolves."""
     own = socket.gethostname()
     try:
         address = socket.gethostbyname(own)
@@ -115,7 +115,7 @@ def name() -> Finding:
 
 
 def proxies(environ: Mapping[str, str]) -> Finding:
-    """Whether connections between workers of TensorFlow would go to a proxy; hvkeras's own backends see to theirs."""
+    """Checks whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     spared = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
     text = ", ".join(found) + (f"; not for {spared}" if spared else "") if found else "none"

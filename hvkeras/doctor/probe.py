@@ -1,6 +1,6 @@
-"""What only an import can tell, found out in a process of its own: `python -m hvkeras.doctor.probe` prints JSON.
+"""Imports libraries in a separate process and reports on them: `python -m hvkeras.doctor.probe` prints JSON.
 
-A library that crashes or hangs when it is loaded takes this process along, and not the doctor.
+A library that crashes or hangs when it is loaded takes down this process, but not the doctor.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main(parts: list[str]) -> None:
-    """Prints a line of JSON for each part: what it is, or the `error` that it ends in."""
+    """Prints a line of JSON for each part: its properties, or the `error` that its import raised."""
     for part in parts:
         try:
             found = PARTS[part]()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was to be found out
+        except Exception as error:  # noqa: BLE001 - any failure is a result of the probe
             found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(json.dumps({part: found}), flush=True)
 

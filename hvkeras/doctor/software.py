@@ -1,4 +1,4 @@
-"""What is installed here, whether it can be loaded, and whether it belongs together."""
+"""Checks of the installed software: what is installed, whether it can be loaded, and whether it is compatible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvkeras.launcher.check_build import version_of, version_output
 from hvkeras.requirements import TENSORFLOW
 from hvkeras.settings import Settings
 
-PROBE_DEADLINE = 60.0  # seconds in which everything has been imported once
+PROBE_DEADLINE = 60.0  # seconds in which all imports must finish
 _INSTALL_TENSORFLOW = TENSORFLOW
 _INSTALL_MPI = "pip install 'hvkeras[mpi]'"
 
@@ -29,16 +29,16 @@ Facts = dict[str, dict[str, Any]]
 
 
 def probed() -> Facts:
-    """Imports what is installed, in a process of its own.
+    """Imports what is installed, in a separate process.
 
     Returns:
-        For each part what it said of itself, or the `error`; nothing for a part that is not installed.
+        For each part its properties, or the `error`; no entry for a part that is not installed.
     """
     modules = {"tensorflow": "tensorflow", "keras": "tensorflow", "mpi": "mpi4py", "horovod": "horovod"}
     parts = [part for part, module in modules.items() if importlib.util.find_spec(module)]
     parts += ["native"] if loading.availability().ok else []
     facts: Facts = {}
-    while parts:  # goes on behind a part that takes the process along
+    while parts:  # continues after a part that takes down the process
         said, how = _probe(parts)
         facts |= said
         parts = [part for part in parts if part not in facts]
@@ -48,7 +48,7 @@ def probed() -> Facts:
 
 
 def _probe(parts: list[str]) -> tuple[Facts, str]:
-    """What the parts said, and how the process ended if it did not end well."""
+    """The output of the parts, and how the process failed if it did."""
     command = [sys.executable, "-m", "hvkeras.doctor.probe", *parts]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE, check=False)
@@ -64,11 +64,11 @@ def _probe(parts: list[str]) -> tuple[Facts, str]:
 
 
 def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Judges what is installed.
+    """Checks what is installed.
 
     Args:
-        facts: What `probed` has found.
-        environ: The environment, for what is set in it.
+        facts: The result of `probed`.
+        environ: The environment variables, for the settings in them.
 
     Yields:
         A finding for each part.
@@ -157,11 +157,11 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
 
 
 def _launcher_version(launcher: str) -> str:
-    """What an MPI's launcher is of, in the words of that MPI's library; "" if it does not start."""
+    """The MPI version of a launcher, in the format of that MPI's library; "" if the launcher does not start."""
     answer = version_output(launcher) or ""
     if match := re.search(r"\(Open MPI\) (\S+)", answer):
         return f"Open MPI v{match[1]}"
-    if match := re.search(r"Version:\s+(\S+)", answer):  # Hydra, MPICH's launcher and Intel's
+    if match := re.search(r"Version:\s+(\S+)", answer):  # Hydra, the launcher of MPICH and Intel MPI
         return f"MPICH Version: {match[1]}"
     return answer.partition("\n")[0]
 
@@ -170,7 +170,7 @@ def _belong_together(launcher: str, spoken: str, library: str) -> Finding:
     here, loaded = mpi_of(spoken), mpi_of(library)
     if not spoken:
         return Finding("MPI", PROBLEM, f"{launcher} does not start", _INSTALL_MPI)
-    # Hydra starts the ranks of Intel MPI, too.
+    # Hydra also starts the ranks of Intel MPI.
     hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
     together = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
     return judged("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
@@ -212,7 +212,7 @@ def _gpus(facts: Facts) -> Finding:
 
 
 def versions(facts: Facts) -> dict[str, str]:
-    """What has to be the same on all hosts."""
+    """The versions that must be the same on all hosts."""
     return {
         "hvkeras": __version__,
         "Python": ".".join(sys.version.split()[0].split(".")[:2]),

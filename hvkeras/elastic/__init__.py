@@ -1,7 +1,7 @@
-"""Training that goes on from its last commit after a rank was lost.
+"""Elastic training, which resumes from its last commit after a rank was lost.
 
-A state says what training goes on with; `run` gives every rank the state of the last commit and calls the function.
-`hvkeras run --reset-limit N` starts all ranks again when one is lost: docs/decisions/elastic-starts-all-ranks-again.md.
+A state holds what training resumes with; `run` gives every rank the state of the last commit and calls the function.
+`hvkeras run --reset-limit N` restarts all ranks when one is lost: docs/decisions/elastic-starts-all-ranks-again.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CommitStateCallback", "HorovodInternalError", "HostsUpdatedInterrupt
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # the callbacks belong to one Keras, which is loaded when they are first used
+    if name in __all__:  # the callbacks belong to one Keras, which is loaded on their first use
         from hvkeras.elastic import callbacks
 
         return getattr(callbacks, name)

@@ -1,4 +1,4 @@
-"""Commits that outlive the process: the last two of each state, written by rank 0."""
+"""Commits that outlive the process: rank 0 writes the last two of each state to files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hvkeras.host.private_files import create_private, read_private, why_not_pri
 
 @dataclass(frozen=True)
 class Commit:
-    """What was read.
+    """A commit that was read.
 
     Attributes:
         saved: What the state had saved.
-        over: Whether the training function had come to its end, and returned nothing.
-        note: What is wrong with the commit after this one, in words; "" if this is the last.
+        over: Whether the training function had finished and returned None.
+        note: Describes what is wrong with the commit after this one; "" if this is the last commit.
     """
 
     saved: Any
@@ -32,12 +32,12 @@ class Commit:
 class CommitFile:
     """The last two commits of a state.
 
-    A file is replaced as a whole, so that whoever is killed leaves the last commit or the one before it. That one stays
-    beside it, for the case that the disk spoils the last.
+    Writes are atomic, so that a process killed at any time leaves the last commit or the one before it. The one before
+    is kept in case the disk corrupts the last commit.
 
     Args:
-        folder: Where they are, which nobody else may write to; made when it is not there.
-        number: Which of a script's states they are of.
+        folder: The folder of the commits, which nobody else may write to; created if missing.
+        number: The index of the state among the states of the script.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -45,11 +45,11 @@ class CommitFile:
         self._former = self._path.with_suffix(".former")
 
     def write(self, saved: Any, over: bool = False) -> None:
-        """Replaces the commit; the one before becomes the former one.
+        """Replaces the last commit, and keeps the replaced one as the former commit.
 
         Args:
             saved: What the state has saved.
-            over: Whether the training function has come to its end, and returned nothing.
+            over: Whether the training function has finished and returned None.
 
         Raises:
             UsageError: It cannot be pickled, or others may write to the folder.
@@ -78,17 +78,17 @@ class CommitFile:
                                      "keep numbers, arrays and plain objects in the state")) from error
 
     def read(self) -> Commit | None:
-        """Returns the last commit that is whole; None if nothing was committed.
+        """Returns the last intact commit; None if nothing was committed.
 
         Raises:
-            CommitError: There are commits, and none is whole; or others may have written them.
+            CommitError: There are commits but none is intact, or others may have written them.
         """
         self._require_private_folder()
         damaged: list[str] = []
         for path in (self._path, self._former):
             try:
                 found = decode(read_private(path))
-                if damaged:  # or the next commit would put it in the place of this one
+                if damaged:  # otherwise the next commit would replace this one with it
                     self._path.unlink()
                 return Commit(found["saved"], found["over"], "; ".join(damaged))
             except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Values as bytes: JSON for their structure, the numbers of arrays as they are, and pickles for other objects.
+"""Encoding of values as bytes: JSON for their structure, raw bytes for array elements, pickles for other objects.
 
-Reading tensors, numbers, text and containers of them executes nothing. Only what none of these is is a pickle.
+Decoding tensors, numbers, text and containers of them executes no code. Only other objects are pickled.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 MAGIC = b"hvkeras values 1\n"
-_LENGTH, _SUM = 8, 4  # bytes of the header's length, which is little-endian, and of the CRC-32 at the end
+_LENGTH, _SUM = 8, 4  # sizes in bytes of the little-endian header length, and of the CRC-32 at the end
 _PLAIN = (type(None), bool, int, float, str)
 _GROUPS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 
 def encode(value: Any) -> Iterator[Any]:
-    """Encodes a value piece by piece, so that large arrays are not copied into one text.
+    """Encodes a value piece by piece, so that large arrays are not copied into one buffer.
 
     Args:
         value: Anything that can be pickled.
@@ -42,7 +42,7 @@ def encode(value: Any) -> Iterator[Any]:
 
 
 def decode(data: bytes) -> Any:
-    """Decodes what `encode` gave.
+    """Decodes the output of `encode`.
 
     Args:
         data: All pieces together.
@@ -51,7 +51,7 @@ def decode(data: bytes) -> Any:
         The value.
 
     Raises:
-        ValueError: It is damaged, or something else.
+        ValueError: The data are damaged, or not the output of `encode`.
         Exception: Whatever an object's own unpickling raises.
     """
     if not data.startswith(MAGIC):
@@ -70,7 +70,7 @@ def decode(data: bytes) -> Any:
 
 
 def _tree(value: Any, parts: list[Any]) -> Any:
-    """What of a value JSON can hold; the rest goes to `parts`."""
+    """Returns the part of a value that JSON can hold; appends the rest to `parts`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -102,11 +102,11 @@ def _kept(kind: str, raw: Any, parts: list[Any]) -> dict[str, Any]:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """A name by which NumPy finds a type of plain numbers or text again; "" if it has none."""
+    """Returns a name from which NumPy can recreate a type of plain numbers or text; "" if there is none."""
     if dtype.kind in "biufcSUMm":
         return str(dtype.str)
     try:
-        name = str(dtype.name)  # bfloat16 and its like
+        name = str(dtype.name)  # bfloat16 and similar types
         return name if not dtype.hasobject and np.dtype(name) == dtype else ""
     except TypeError:
         return ""

@@ -1,4 +1,4 @@
-"""`hvd.elastic.run`: calls a training function with the last commit's state, as often as it takes."""
+"""`hvd.elastic.run`: calls a training function with the last commit's state, as often as necessary."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.state import Job, current_job
 from hvkeras.startup import init, shutdown
 
-_numbers = itertools.count()  # of the calls, which are the same in every process that runs the script
+_numbers = itertools.count()  # indices of the calls, the same in every process that runs the script
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a training function, whose first parameter is a state, so that it goes on from the last commit.
+    """Decorates a training function, whose first parameter is a state, so that it resumes from the last commit.
 
-    Before each call, every rank gets rank 0's state: that of the last commit. A lost rank ends all processes;
-    `hvkeras run --reset-limit N` starts them again, up to N times, and the script gets to this function anew. A
-    `HorovodInternalError` that all ranks raise while none is lost has the function called again in the same processes.
+    Before each call, every rank gets rank 0's state, which is that of the last commit. When a rank is lost, all
+    processes end; `hvkeras run --reset-limit N` restarts them up to N times, and the script reaches this function
+    again. If all ranks raise a `HorovodInternalError` and none is lost, the function is called again in the same
+    processes.
 
-    The end of the function is a commit, too. If a rank is lost after it, the state is what the function had left, and a
-    function that returned None is not called again; one that returned something is, for the sake of that, so it should
-    find in the state that nothing is left to do.
+    The end of the function is a commit, too. If a rank is lost after it, the state is as the function left it. A
+    function that returned None is not called again. A function that returned another value is called again, to return
+    that value, so it should find in the state that nothing is left to do.
 
     Example:
         state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
@@ -48,20 +49,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         func: The function.
 
     Returns:
-        A function with the same parameters, which returns what the function does.
+        A function with the same parameters and the same return value.
     """
     return run_fn(func, _start_anew)
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
-    """Decorates a training function as `run` does, with an own way to build the job anew.
+    """Decorates a training function as `run` does, with a custom function that rebuilds the job.
 
     Args:
         func: The function.
-        reset: Builds the job anew in all its processes.
+        reset: Rebuilds the job in all its processes.
 
     Returns:
-        As `run`.
+        As for `run`.
     """
 
     @functools.wraps(func)
@@ -96,7 +97,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
 
 
 def _begin(state: State) -> tuple[CommitFile | None, bool]:
-    """Gives all ranks the state to go on with; returns where rank 0 commits, and whether training is over."""
+    """Gives all ranks the state to resume with; returns rank 0's commit file, and whether training is over."""
     number, job = next(_numbers), current_job()
     commits = _commits(number)
     state.keep_commits_in(commits)
@@ -110,7 +111,7 @@ def _begin(state: State) -> tuple[CommitFile | None, bool]:
 
 
 def _commits(number: int) -> CommitFile | None:
-    """Where rank 0 keeps its commits for the case that the job is started again."""
+    """Returns the file in which rank 0 keeps its commits for a restart of the job, if any."""
     job = current_job()
     if job.topology.rank:
         return None
@@ -123,13 +124,13 @@ def _commits(number: int) -> CommitFile | None:
 
 
 def _take(state: State, commits: CommitFile) -> bool:
-    """Gives a state what was committed; says whether the training function had come to its end then."""
+    """Restores a state from the last commit; returns whether the training function had finished by then."""
     commit = commits.read()
     if commit is None:
         return False
     if commit.note:
         _tell(f"goes on from the commit before the last one: {commit.note}")
-    if commit.saved is None:  # of a state that does not outlive its process
+    if commit.saved is None:  # the state does not outlive its process
         return False
     state.take(commit.saved)
     state.restore()
@@ -139,7 +140,7 @@ def _take(state: State, commits: CommitFile) -> bool:
 
 
 def _as_rank_0_says(own: list[bool], key: str) -> list[bool]:
-    """What rank 0 says, which alone has commits."""
+    """Returns rank 0's values, since only rank 0 has commits."""
     job = current_job()
     told: list[bool] = own if job.control is None else job.control.gather(key, own, job.settings.start_timeout)[0]
     return told
@@ -152,18 +153,18 @@ def _tell(text: str) -> None:
 
 
 def _is_over() -> bool:
-    """Whether a rank is lost: then this process ends as well."""
+    """Whether a rank was lost, in which case this process ends as well."""
     control = current_job().control
     return control is not None and control.cause is not None
 
 
 def _forget(job: Job, folder: Path) -> None:
-    """Removes the commits once all ranks have come to their end in good order; a job that failed may be started again.
+    """Removes the commits once all ranks have ended successfully; a failed job may be restarted from them.
 
-    Under `hvkeras run` the launcher does so, if it can.
+    Under `hvkeras run`, the launcher does so if it can.
     """
     if job.control is None:
-        if not hasattr(sys, "last_type"):  # which Python sets when it prints a traceback
+        if not hasattr(sys, "last_type"):  # Python sets it when it prints a traceback
             remove_commits(folder)
         return
     if job.control.cause is not None or job.control.detached or job.hooks is None or job.hooks.exits_with_failure:

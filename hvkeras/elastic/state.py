@@ -1,4 +1,4 @@
-"""What training goes on with after a rank was lost."""
+"""State with which training resumes after a rank was lost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvkeras.errors import UsageError, explain
 
 
 class State:
-    """Base of all states: what `hvd.elastic.run` saves, restores and shares.
+    """Base class of all states, which `hvd.elastic.run` saves, restores and synchronizes between ranks.
 
-    A subclass says how in `save`, `restore` and `sync`. To outlive its process, it also says in `saved` what it has
-    saved, and takes that back in `take`.
+    Subclasses implement `save`, `restore` and `sync`. If the state should outlive its process, they also implement
+    `saved`, which returns what was saved, and `take`, which takes it back.
 
     Example:
         class Position(hvd.elastic.State):
@@ -33,8 +33,8 @@ class State:
                 self.save()
 
     Args:
-        bcast_object: Gives every rank rank 0's object, like `hvd.broadcast_object`.
-        get_rank: Tells this process's rank, like `hvd.rank`.
+        bcast_object: Broadcasts rank 0's object to every rank, like `hvd.broadcast_object`.
+        get_rank: Returns this process's rank, like `hvd.rank`.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
@@ -43,7 +43,7 @@ class State:
         self._commits: CommitFile | None = None
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Has functions called after the job has been built anew, and before training goes on.
+        """Registers functions to call after the job has been rebuilt and before training resumes.
 
         Args:
             callbacks: Functions without parameters, such as one that adapts the learning rate to the number of ranks.
@@ -51,15 +51,15 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Runs the functions of `register_reset_callbacks`, after `reset`."""
+        """Calls `reset`, and then the functions of `register_reset_callbacks`."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Saves the state, as what training goes on with should a rank be lost from now on.
+        """Saves the state, with which training resumes if a rank is lost from now on.
 
-        Rank 0's is also written to a file where the job can be started again (HVKERAS_ELASTIC_DIR).
+        Rank 0's state is also written to a file if the job can be restarted (HVKERAS_ELASTIC_DIR).
         """
         self.save()
         if self._commits is not None:
@@ -67,57 +67,57 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: the hosts of a job are fixed. Horovod asks here whether some came or went."""
+        """Does nothing, since the hosts of a job are fixed. Horovod checks here for added and removed hosts."""
 
     def save(self) -> None:
         """Keeps a copy of the state in memory.
 
         Raises:
-            NotImplementedError: A subclass must say how.
+            NotImplementedError: A subclass must implement it.
         """
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what was saved last.
+        """Restores the state that was saved last.
 
         Raises:
-            NotImplementedError: A subclass must say how.
+            NotImplementedError: A subclass must implement it.
         """
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives every rank the state of rank 0.
+        """Broadcasts the state of rank 0 to every rank.
 
         Raises:
-            NotImplementedError: A subclass must say how.
+            NotImplementedError: A subclass must implement it.
         """
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapts the state to a job that was built anew; nothing by default."""
+        """Adapts the state to a rebuilt job; does nothing by default."""
 
     def saved(self) -> Any:
-        """Returns what was saved last, for a file: anything that can be pickled."""
+        """Returns what was saved last, to be written to a file: anything that can be pickled."""
         return None
 
     def take(self, saved: Any) -> None:
         """Takes over what another process had saved, without restoring it.
 
         Args:
-            saved: What `saved` returned there.
+            saved: What `saved` returned in that process.
         """
 
     def keep_commits_in(self, commits: CommitFile | None) -> None:
-        """Has commits written to a file as well, from now on.
+        """Makes `commit` also write to a file from now on.
 
         Args:
-            commits: The file, or None for none.
+            commits: The file, or None to write no file.
         """
         self._commits = commits
 
 
 class ObjectState(State):
-    """Python objects, as attributes.
+    """A state of Python objects, which are its attributes.
 
     Example:
         state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, best=None)
@@ -127,7 +127,7 @@ class ObjectState(State):
     Args:
         bcast_object: As for `State`.
         get_rank: As for `State`.
-        **kwargs: The attributes with their first values, which must be picklable.
+        **kwargs: The attributes and their initial values, which must be picklable.
 
     Raises:
         UsageError: An attribute cannot be copied, or has the name of a method.
@@ -149,27 +149,27 @@ class ObjectState(State):
         self._saved_state = {name: _copied(name, getattr(self, name)) for name in self._names}
 
     def restore(self) -> None:
-        """Sets the attributes to what was saved last."""
+        """Restores the attributes that were saved last."""
         self.__dict__.update(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Sets the attributes to what rank 0 saved last."""
+        """Sets the attributes to those that rank 0 saved last."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             ObjectState.restore(self)
 
     def saved(self) -> Any:
-        """Returns the attributes as they were saved last."""
+        """Returns the attributes that were saved last."""
         return self._saved_state
 
     def take(self, saved: Any) -> None:
         """Takes over what another process had saved.
 
         Args:
-            saved: What `saved` returned there.
+            saved: What `saved` returned in that process.
 
         Raises:
-            UsageError: It has other attributes.
+            UsageError: The saved state has other attributes.
         """
         if set(saved) != set(self._names):
             raise UsageError(explain("A commit must have the state's attributes", "remove HVKERAS_ELASTIC_DIR, or give"

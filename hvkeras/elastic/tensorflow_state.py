@@ -1,4 +1,4 @@
-"""States of TensorFlow variables and of Keras models."""
+"""States of TensorFlow variables and Keras models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hvkeras.training.learned_state import broadcast_learned
 
 
 class TensorFlowState(ObjectState):
-    """TensorFlow variables, and Python objects as attributes.
+    """A state of TensorFlow variables, with Python objects as attributes.
 
     Example:
         state = hvd.elastic.TensorFlowState([weights, steps], epoch=0)
 
     Args:
-        variables: The variables; all global ones of a TensorFlow 1 graph by default.
-        session: The session that they live in, for graphs of TensorFlow 1.
+        variables: The variables; by default all global variables of a TensorFlow 1 graph.
+        session: The session that holds the variables, for TensorFlow 1 graphs.
         **kwargs: As for `ObjectState`.
 
     Raises:
@@ -52,7 +52,7 @@ class TensorFlowState(ObjectState):
                         else [compat.native(variable).numpy() for variable in variables])
 
     def restore(self) -> None:
-        """Sets variables and attributes to what was saved last."""
+        """Restores the variables and attributes that were saved last."""
         for variable, value in zip(self._tracked(), self._values, strict=True):
             if self._session is not None:
                 variable.load(value, self._session)
@@ -61,7 +61,7 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Gives every rank rank 0's variables as they are, and its attributes as it saved them last."""
+        """Broadcasts rank 0's current variables and its last saved attributes to every rank."""
         if self._session is None:
             broadcast_variables(self._tracked(), 0)
         else:
@@ -73,17 +73,17 @@ class TensorFlowState(ObjectState):
         super().sync()
 
     def saved(self) -> Any:
-        """Returns values and attributes as they were saved last."""
+        """Returns the values and attributes that were saved last."""
         return self._values, super().saved()
 
     def take(self, saved: Any) -> None:
         """Takes over what another process had saved.
 
         Args:
-            saved: What `saved` returned there.
+            saved: What `saved` returned in that process.
 
         Raises:
-            UsageError: It has other attributes, or variables of other shapes.
+            UsageError: The saved state has other attributes, or variables of other shapes.
         """
         values, attributes = saved
         shapes, own = [list(value.shape) for value in values], [list(value.shape) for value in self._tracked()]
@@ -98,18 +98,18 @@ class TensorFlowState(ObjectState):
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A Keras model and its optimizer, and Python objects as attributes.
+    """A state of a Keras model and its optimizer, with Python objects as attributes.
 
-    Weights, moving statistics, what layers have learned from data (vocabularies and the like) and the optimizer's
-    variables belong to it; metrics and random seeds do not.
+    The state includes weights, moving statistics, what layers have learned from data (such as vocabularies), and the
+    optimizer's variables; it does not include metrics and random seeds.
 
     Example:
         state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0)
 
     Args:
         model: The model, which must have its weights.
-        optimizer: The optimizer; the one that the model is compiled with by default.
-        backend: Accepted for Horovod's sake.
+        optimizer: The optimizer; by default the one that the model is compiled with.
+        backend: Accepted for compatibility with Horovod.
         **kwargs: As for `ObjectState`.
 
     Raises:
@@ -131,7 +131,7 @@ class TensorFlowKerasState(TensorFlowState):
         self._learned = [compat.learned_state(layer) for layer in compat.learned_layers(self.model)]
 
     def restore(self) -> None:
-        """Sets model, optimizer and attributes to what was saved last."""
+        """Restores the model, optimizer and attributes that were saved last."""
         super().restore()
         layers = compat.learned_layers(self.model)
         if len(layers) != len(self._learned):
@@ -144,22 +144,22 @@ class TensorFlowKerasState(TensorFlowState):
             compat.retrace(self.model)
 
     def sync(self) -> None:
-        """Gives every rank rank 0's model and optimizer as they are, and its attributes as it saved them last."""
+        """Broadcasts rank 0's current model and optimizer, and its last saved attributes, to every rank."""
         broadcast_learned(self.model, 0)
         super().sync()
 
     def saved(self) -> Any:
-        """Returns values, attributes, and what layers have learned, as they were saved last."""
+        """Returns the values, attributes and learned state of layers that were saved last."""
         return *super().saved(), self._learned
 
     def take(self, saved: Any) -> None:
         """Takes over what another process had saved.
 
         Args:
-            saved: What `saved` returned there.
+            saved: What `saved` returned in that process.
 
         Raises:
-            UsageError: It has other attributes, or variables of other shapes.
+            UsageError: The saved state has other attributes, or variables of other shapes.
         """
         *values, learned = saved
         super().take(tuple(values))
@@ -175,12 +175,12 @@ class TensorFlowKerasState(TensorFlowState):
 
 
 class KerasState(TensorFlowKerasState):
-    """`TensorFlowKerasState` by its name in `horovod.keras.elastic`.
+    """`TensorFlowKerasState` under its name in `horovod.keras.elastic`.
 
     Args:
         model: As for `TensorFlowKerasState`.
-        optimizer: See there.
-        **kwargs: See there.
+        optimizer: As for `TensorFlowKerasState`.
+        **kwargs: As for `TensorFlowKerasState`.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:

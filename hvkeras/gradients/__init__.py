@@ -1,1 +1,1 @@
-"""From the gradients of a step to collectives: optimizers, tapes, buckets."""
+"""Gradient reduction: optimizers, tapes, and the buckets that turn gradients into collectives."""

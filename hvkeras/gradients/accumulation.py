@@ -1,4 +1,4 @@
-"""Local accumulation: several backward passes for one reduction and one update."""
+"""Local gradient accumulation: several backward passes per reduction and update."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvkeras import compat
 
 
 class Accumulation:
-    """Sums gradients on this rank, and lets every `passes`-th pass through with the sum.
+    """Sums gradients on this rank, and releases the sum on every `passes`-th pass.
 
     Sparse gradients are summed in dense accumulators.
 
     Args:
-        passes: Backward passes for one update.
+        passes: The number of backward passes per update.
         average: Whether the sum is divided by `passes`.
     """
 
@@ -26,7 +26,7 @@ class Accumulation:
         self._count: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accumulation:
-        """A copied optimizer starts a new sum of its own."""
+        """A copied optimizer starts with an empty sum."""
         return Accumulation(self._passes, self._average)
 
     def __reduce__(self) -> Any:
@@ -42,7 +42,7 @@ class Accumulation:
             gradients: This pass's gradients; None stays None.
             variables: Their variables.
             update: Called with the sums on every `passes`-th pass.
-            wait: Called on the others.
+            wait: Called on all other passes.
         """
         sums, due = self._add(gradients, variables)
 
@@ -55,7 +55,7 @@ class Accumulation:
     def collect(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]],
     ) -> tuple[list[Any], Any]:
-        """Adds one pass, for a caller who applies the result later, and only where it is due.
+        """Adds one pass, for callers that apply the result later, and only when an update is due.
 
         Args:
             gradients: This pass's gradients; None stays None.
@@ -63,8 +63,8 @@ class Accumulation:
             reduce: Called with the sums on every `passes`-th pass.
 
         Returns:
-            On every `passes`-th pass what `reduce` makes of the sums, on the others this pass's gradients; all dense.
-            And whether they are to be applied, as a tensor.
+            The gradients and a boolean tensor that says whether to apply them. The gradients are the result of
+            `reduce` on every `passes`-th pass, and this pass's gradients on all other passes; all are dense.
         """
         sums, due = self._add(gradients, variables)
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
@@ -83,7 +83,7 @@ class Accumulation:
         return results, due
 
     def _add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Adds one pass to the sums; says whether they are due."""
+        """Adds one pass to the sums. Returns the sums, and whether an update is due."""
         sums = [None if gradient is None else self._sum_of(variable)
                 for gradient, variable in zip(gradients, variables, strict=True)]
         gradient: Any
@@ -96,7 +96,7 @@ class Accumulation:
         return sums, tf.equal(self._counter().assign_add(1) % self._passes, 0)
 
     def _taken(self, sums: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """The sums, or means, in the gradients' types."""
+        """Returns the sums or means in the dtypes of the gradients."""
         factor = 1.0 / self._passes if self._average else 1.0
         return [None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
                 for total, gradient in zip(sums, gradients, strict=True)]
@@ -123,12 +123,12 @@ class Accumulation:
 
 
 def where_due(due: Any, update: Callable[[], Any], wait: Callable[[], Any]) -> None:
-    """Updates in the passes in which an update is due, and waits in the others.
+    """Calls `update` on passes in which an update is due, and `wait` on all others.
 
     Args:
         due: A boolean tensor.
-        update: Called where it is true.
-        wait: Called where it is not.
+        update: Called if `due` is true.
+        wait: Called if `due` is false.
     """
 
     def finish() -> Any:

@@ -1,4 +1,4 @@
-"""Keras's automatic XLA (`jit_compile="auto"`) where a backend's collectives cannot be compiled."""
+"""Disables Keras's automatic XLA (`jit_compile="auto"`) if a backend's collectives cannot be compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvkeras.job.state import current_job, is_initialized
 
 
 def refuses_xla() -> bool:
-    """Whether Keras's automatic XLA must stay off, because the backend's collectives cannot be compiled."""
+    """Whether Keras's automatic XLA must be off because the backend's collectives cannot be compiled."""
     if not is_initialized():
         return False
     job = current_job()

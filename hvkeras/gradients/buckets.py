@@ -1,4 +1,4 @@
-"""Buckets: gradients fused into few collectives, in an order fixed when the step is traced."""
+"""Buckets: gradients fused into few collectives, in an order that is fixed when the step is traced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hvkeras.job.state import current_job
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.profiling import collective_times, recorder, timeline
 
-# The first bucket is small, so that its collective starts while backward is still at work.
+# The first bucket is small, so that its collective starts while the backward pass is still running.
 FIRST_BUCKET = 1024**2
 
 
@@ -50,19 +50,18 @@ def reduce_gradients(
         variables: The variables.
         exchange: How to reduce.
         local: Keys of the variables whose gradients stay on this rank.
-        skips_together: Whether a gradient of a local variable that is not finite on one rank must
-            be seen by all ranks.
-        differentiable: Whether the reduced gradients have gradients in turn; where a tape records them, they are not
-            fused into buckets.
+        skips_together: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
+        differentiable: Whether the reduced gradients are themselves differentiable. If a tape records them, they are
+            not fused into buckets.
 
     Returns:
-        The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside of the
-        process set gets its gradients back as they are.
+        The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside the
+        process set gets its own gradients back unchanged.
 
     Raises:
         NotInitializedError: The job is not running.
         UsageError: The process set is not registered.
-        UnsupportedError: The step is compiled by XLA, and the backend cannot.
+        UnsupportedError: XLA compiles the step, but cannot compile the backend's collectives.
     """
     ranks = exchange.process_set.members()
     recorder.step(gradients, variables, local)
@@ -84,7 +83,7 @@ def reduce_gradients(
         shared, names, variables = [*shared, verdict], [*names, "local gradients are finite"], [*variables, None]
     if differentiable and graphs.under_tape():
         reduced = _reduce_differentiably(shared, names, exchange, ranks)
-    else:  # who differentiates a function from outside, under a tape of his own, comes when it has been traced
+    else:  # a tape outside of a traced function, if there is one, differentiates it only after tracing
         reduced = _reduce_all(shared, variables, names, exchange, ranks, differentiable and not tf.executing_eagerly())
     for place in kept:
         mine = results[place]
@@ -95,7 +94,7 @@ def reduce_gradients(
 
 
 def _verdict(gradients: Sequence[Any]) -> Any:
-    """Zero if all gradients are finite, else NaN: what a sum over the ranks hands on."""
+    """Returns 0 if all gradients are finite, else NaN, which a sum over the ranks propagates."""
     finite = [tf.reduce_all(tf.math.is_finite(getattr(gradient, "values", gradient))) for gradient in gradients]
     return tf.where(tf.reduce_all(tf.stack(finite)), tf.constant(0.0), tf.constant(float("nan")))
 
@@ -112,7 +111,7 @@ def _with_values(gradient: Any, change: Any) -> Any:
 
 def _reduce_differentiably(gradients: Sequence[Any], names: Sequence[str], exchange: Exchange,
                            ranks: tuple[int, ...]) -> list[Any]:
-    """The collectives that users call, which have gradients; those of buckets would cost each step something."""
+    """Reduces gradients by the public, differentiable collectives; differentiable buckets would slow every step."""
     results, name = list(gradients), f"the gradients of {exchange.name}"
     sparse = _sparse_places(gradients, names, exchange)
     dense = [place for place, gradient in enumerate(gradients) if gradient is not None and place not in sparse]
@@ -154,7 +153,7 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                   *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
-    # Adasum's collectives have plans of their own, and it takes no sparse gradients.
+    # Adasum's collectives have their own plans, and Adasum does not support sparse gradients.
     made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
     order = [names[place] for place in [*itertools.chain(*buckets), *(place for place in sparse for _ in range(2))]]
     with job.entries.entering(plan, made):
@@ -175,13 +174,13 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 values = scaling.received(run(of_values, engine), sent[place], len(ranks))
                 slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
                 results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
-    if tf.executing_eagerly():  # graphs of training end the job instead, without an operation for each gradient
+    if tf.executing_eagerly():  # training graphs end the job instead, which avoids an operation for each gradient
         raise_if_refused(plan)
     return results
 
 
 def _run_differentiably(call: Call, engine: Any) -> Any:
-    """Makes a bucket's collective in a graph, with the gradient of the one that users call."""
+    """Makes a bucket's collective in a graph, with the gradient of the corresponding public collective."""
     name = "the gradients of a tape's gradients"
 
     @graphs.custom_gradient
@@ -200,7 +199,7 @@ def _run_differentiably(call: Call, engine: Any) -> Any:
 
 def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],
           exchange: Exchange, ranks: tuple[int, ...]) -> Plan:
-    """Describes all gradients at once; ranks that fuse them in other ways have other plans."""
+    """Describes all gradients in one plan; ranks that fuse them differently have different plans."""
     dtypes: list[str] = []
     shapes: list[tuple[int | None, ...] | None] = []
     for place, one in enumerate(sent):
@@ -211,7 +210,7 @@ def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[
         shape = None if one.spec.shape.rank is None else tuple(one.spec.shape.as_list())
         is_sparse = place in sparse
         dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
-        # How many rows a sparse gradient has may differ between ranks.
+        # The number of rows of a sparse gradient may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
     operation = f"gradients {exchange.scaling.text}"
     name = f"{exchange.name} in buckets {buckets}"
@@ -222,8 +221,8 @@ def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[
 
 def _buckets(dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any], groups: Any,
              limit: int) -> list[list[int]]:
-    """The dense gradients' places, bucket by bucket."""
-    order = list(reversed(dense))  # backward produces the last layer's gradients first
+    """Returns the places of the dense gradients in each bucket."""
+    order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
     kinds = {place: f"{sent[place].tensor.dtype.name} {sent[place].factors}" for place in order}
     if isinstance(groups, int) and groups:
         length = -(-len(order) // groups)
@@ -240,22 +239,22 @@ def _buckets(dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence
 
 
 def by_dtype(places: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
-    """Splits places by dtype (and whatever else tensors of one collective share), keeping their order."""
+    """Splits places by dtype (and anything else that the tensors of a collective share), keeping their order."""
     kinds = dict.fromkeys(dtypes[place] for place in places)
     return [[place for place in places if dtypes[place] == kind] for kind in kinds]
 
 
 def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
-    """Fills buckets in order: each of one dtype, at most `limit` bytes unless one tensor alone is larger.
+    """Fills buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
 
     Args:
         order: The tensors' places.
         dtypes: Each tensor's dtype.
-        sizes: Each tensor's bytes; one of unknown size gets a bucket of its own.
-        limit: The largest bucket; the first one is smaller, see `FIRST_BUCKET`.
+        sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
+        limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
 
     Returns:
-        The buckets, in the order in which they are complete.
+        The buckets, in the order in which they are completed.
     """
     done: list[list[int]] = []
     filling: dict[str, tuple[list[int], int]] = {}

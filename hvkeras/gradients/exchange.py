@@ -14,17 +14,17 @@ from hvkeras.job.process_sets import ProcessSet, global_process_set
 
 @dataclass(frozen=True)
 class Exchange:
-    """How gradients are reduced; the parameters that optimizers and tapes share.
+    """How gradients are reduced.
 
     Attributes:
-        name: What the gradients are of, for messages and to tell exchanges apart.
+        name: The owner of the gradients, for messages and to distinguish exchanges.
         op: Average, Sum or Adasum.
-        compression: What the gradients travel as.
-        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        compression: How the gradients are compressed.
+        sparse_as_dense: Whether `tf.IndexedSlices` are converted to dense tensors.
         gradient_predivide_factor: Average divides by this before the sum, and by size / this after it.
         groups: 0 for buckets by size, else a number of groups, or lists of variables.
-        process_set: The ranks that take part; the gradients of others stay as they are.
-        scale_local_gradients: Whether gradients of local variables are divided by size.
+        process_set: The participating ranks; the gradients of other ranks stay unchanged.
+        scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
         device_dense: The device for dense gradients.
         device_sparse: The device for `tf.IndexedSlices`.
     """
@@ -58,23 +58,23 @@ class Exchange:
 
     @property
     def scaling(self) -> Scaling:
-        """What happens to each gradient before and after the sum."""
+        """The processing of each gradient before and after the sum."""
         factor = self.gradient_predivide_factor
         return Scaling(self.op, self.compression, 1.0 / factor, factor)
 
 
 def checked_groups(num_groups: Any, groups: Any) -> Any:
-    """Brings Horovod's two ways to ask for groups into one.
+    """Unifies Horovod's two parameters for groups.
 
     Args:
-        num_groups: The older one: a number of groups, 0 for none.
+        num_groups: The older parameter: a number of groups, 0 for none.
         groups: None, a number of groups, or a list of lists of variables.
 
     Returns:
         0, a number, or a tuple of frozensets of variable keys.
 
     Raises:
-        UsageError: They are neither.
+        UsageError: The parameters have any other value.
     """
     wanted = num_groups if groups is None else groups
     if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: a Keras optimizer that reduces its gradients over all ranks before anything else."""
+"""`DistributedOptimizer`: a Keras optimizer that first reduces its gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
 ) -> Any:
     """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
 
-    The optimizer itself changes its class, so that it keeps its state, and is returned. It is
-    saved as the plain Keras optimizer that it was; `hvkeras.load_model` wraps it again.
+    The function changes the class of the given optimizer in place, so that it keeps its state, and returns it. The
+    optimizer is saved as a plain Keras optimizer; `hvkeras.load_model` wraps it again.
 
     Example:
         hvd.init()
@@ -39,21 +39,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
 
     Args:
-        optimizer: Any optimizer of Keras 3 or tf_keras, built or not, also a `LossScaleOptimizer`.
-        name: What messages call it; the class's name by default. The same on every rank.
-        device_dense: The device for dense gradients; TensorFlow's choice by default.
+        optimizer: Any optimizer of Keras 3 or tf_keras, built or not, including a `LossScaleOptimizer`.
+        name: The optimizer's name in messages; by default the name of its class. The same on every rank.
+        device_dense: The device for dense gradients; chosen by TensorFlow by default.
         device_sparse: The device for sparse gradients.
-        compression: What gradients travel as: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
-        sparse_as_dense: Whether sparse gradients (of embeddings) are made dense instead of gathered.
-        gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
-            they are divided by size / this. Guards float16 against overflow.
+        compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        sparse_as_dense: Whether sparse gradients (of embeddings) are converted to dense tensors instead of gathered.
+        gradient_predivide_factor: With Average, gradients are divided by this factor before the sum, and by
+            size / factor after it. This protects float16 from overflow.
         op: `Average`, `Sum` or `Adasum`.
-        backward_passes_per_step: Passes whose gradients are summed locally before one reduction and
+        backward_passes_per_step: The number of passes whose gradients are summed locally before one reduction and
             update. `iterations` counts passes, as in Horovod.
         average_aggregated_gradients: Whether that sum is divided by the number of passes.
         num_groups: The older name of an integer `groups`.
-        groups: None for buckets by size; a number of groups; or lists of variables to be fused.
-        process_set: The ranks to reduce over. Others may train on; their gradients stay as they are.
+        groups: None for buckets by size; a number of groups; or lists of variables to fuse.
+        process_set: The ranks to reduce over. Other ranks may continue to train; their gradients stay unchanged.
         scale_local_gradients: Whether gradients of local variables (see `register_local_var`) are
             divided by the number of ranks.
 
@@ -62,8 +62,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: It is no optimizer, is wrapped already, or an argument is wrong.
-        UnsupportedError: Keras runs on another backend than TensorFlow.
+        UsageError: `optimizer` is not an optimizer or is already distributed, or another argument is invalid.
+        UnsupportedError: Keras runs on a backend other than TensorFlow.
     """
     current_job()
     if compat.family_of(optimizer) is None:
@@ -87,14 +87,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
 
 
 class Distributed:
-    """What all distributed optimizers have in common; mixed into a dynamic subclass of the optimizer's class."""
+    """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
 
     _hvkeras_exchange: ClassVar[Exchange]
     _hvkeras_passes: ClassVar[tuple[int, bool]]
     _hvkeras_plain: ClassVar[type]
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps a variable's gradient on this rank; it may then differ between ranks.
+        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
 
         Args:
             var: A variable of the model.
@@ -102,7 +102,7 @@ class Distributed:
         self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
 
     def keep_local(self, layers: Sequence[Any]) -> None:
-        """Keeps the gradients of layers on this rank; their weights need not be there yet.
+        """Keeps the gradients of layers on this rank; the layers need not be built yet.
 
         Args:
             layers: Layers of the model.
@@ -121,7 +121,7 @@ class Distributed:
         """
         within = replicas.strategy_within_rank()
         if within is None and graphs.reducing_strategy() is not None:
-            return apply(list(gradients))  # the strategy reaches all ranks
+            return apply(list(gradients))  # the strategy already reduces over all ranks
         variables = list(variables)
         ahead = self._hvkeras_ahead().take(variables)
         if ahead is not None:
@@ -144,7 +144,7 @@ class Distributed:
         return optimizer.iterations
 
     def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        """What reduces gradients of variables over the ranks."""
+        """Returns a function that reduces the gradients of `variables` over the ranks."""
         for layer in self.__dict__.get("_hvkeras_local_layers", ()):
             for weight in layer.trainable_weights:
                 self.register_local_var(weight)
@@ -161,11 +161,11 @@ class Distributed:
         return ahead
 
     def _hvkeras_reduce(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
-        """Reduces gradients for a caller who applies them later; that step reduces them no more.
+        """Reduces gradients for a caller that applies them later; the later step does not reduce them again.
 
         Args:
             pairs: This rank's gradients and their variables.
-            computed: Whether the gradients have just been computed; others may be reduced already.
+            computed: Whether the gradients have just been computed; if not, they may be reduced already.
         """
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         ahead = self._hvkeras_ahead().find(variables)
@@ -180,13 +180,13 @@ class Distributed:
         return list(zip(reduced, variables, strict=True))
 
     def _hvkeras_leaves_to_keras(self) -> bool:
-        """Whether gradients are reduced elsewhere: in the step that applies them, or by a strategy."""
+        """Whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
         in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
         return in_strategy or compat.is_summed(self)
 
     def _hvkeras_finish(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
                         variables: Sequence[Any], due: Any) -> Any:
-        """Applies gradients that are reduced already, where they are due."""
+        """Applies gradients that are already reduced, if an update is due."""
 
         def update() -> Any:
             with compat.summed(self):
@@ -199,7 +199,7 @@ class Distributed:
         return optimizer.iterations
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced: Any = super().__reduce_ex__(protocol)  # a tuple in every Keras, not a string
+        reduced: Any = super().__reduce_ex__(protocol)  # a tuple, not a string, in every version of Keras
         function, arguments, *state = reduced
         cls = type(self)
         plain = cls._hvkeras_plain
@@ -210,7 +210,7 @@ class Distributed:
 
 
 class _DistributedKeras(Distributed):
-    """The seam of Keras 3."""
+    """The hook into optimizers of Keras 3."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduces the gradients over the ranks, then applies them."""
@@ -223,7 +223,7 @@ class _DistributedKeras(Distributed):
 
 
 class _DistributedTfKeras(Distributed):
-    """The seam of tf_keras, legacy or not."""
+    """The hook into optimizers of tf_keras, both legacy and current."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduces the gradients over the ranks, then applies them."""
@@ -237,10 +237,10 @@ class _DistributedTfKeras(Distributed):
                                   self, [gradient for gradient, _ in pairs], variables)
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
-        """Computes gradients and reduces them over the ranks, for loops that call it as Horovod's and tf_keras's.
+        """Computes and reduces gradients, for training loops that call this method as in Horovod or tf_keras.
 
-        `apply_gradients`, called next, reduces them no more, and with `backward_passes_per_step` applies them where
-        they are due.
+        The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
+        them only when an update is due.
         """
         plain = getattr(super(), "_compute_gradients", None)  # of legacy optimizers
         if plain is not None:
@@ -250,14 +250,14 @@ class _DistributedTfKeras(Distributed):
         return list(pairs) if self._hvkeras_leaves_to_keras() else self._hvkeras_reduce(pairs, computed=True)
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
-        """Reduces gradients over the ranks, unless `_compute_gradients` has; see there."""
+        """Reduces gradients over the ranks, unless `_compute_gradients` has done so already."""
         if self._hvkeras_leaves_to_keras():
             plain = getattr(super(), "_aggregate_gradients", list)  # legacy optimizers have it, and call it in the step
             return list(plain(grads_and_vars))
         return self._hvkeras_reduce(list(grads_and_vars), computed=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the optimizer, which serves the same variables; plain ones of tf_keras stumble over their strategy."""
+        """Copies the optimizer for the same variables and strategy; plain tf_keras fails to copy the strategy."""
         strategy = self.__dict__.get("_distribution_strategy")
         memo[id(strategy)] = strategy
         own_way = getattr(super(), "__deepcopy__", None)
@@ -271,7 +271,7 @@ class _DistributedTfKeras(Distributed):
 
 
 def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: bool = False) -> Any:
-    """Gives an optimizer the class that reduces; checks nothing."""
+    """Gives an optimizer its distributed class, without validating arguments."""
     family = compat.family_of(optimizer)
     plain = type(optimizer)
     mixin = _DistributedKeras if family == compat.KERAS else _DistributedTfKeras
@@ -284,10 +284,10 @@ def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: boo
 
 
 def install_hooks(family: str) -> None:
-    """Sets what distributed optimizers of one Keras need in that Keras; nothing on one rank, unless it is recorded.
+    """Installs the hooks that distributed optimizers need in Keras; single-rank jobs need them only for recording.
 
     Args:
-        family: Which Keras.
+        family: The Keras family (Keras 3, tf_keras or legacy tf_keras).
     """
     job = current_job() if is_initialized() else None
     if job is not None and (job.topology.size > 1 or job.settings.record or job.settings.report):
@@ -297,7 +297,7 @@ def install_hooks(family: str) -> None:
 
 
 def distributed_part(optimizer: Any) -> Any:
-    """The optimizer that reduces: this one, or the one inside its `LossScaleOptimizer`; None if neither does."""
+    """Returns the optimizer or its inner optimizer (`LossScaleOptimizer`), whichever is distributed, else None."""
     for candidate in (optimizer, compat.inner_optimizer(optimizer)):
         if isinstance(candidate, Distributed):
             return candidate
@@ -306,16 +306,16 @@ def distributed_part(optimizer: Any) -> Any:
 
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange: Exchange,
              passes: tuple[int, bool]) -> Any:
-    """Makes a copied or unpickled optimizer distributed again."""
+    """Restores the distributed class of a copied or unpickled optimizer."""
     return distribute(function(*arguments), exchange, *passes)
 
 
 def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
                               variables: Sequence[Any]) -> Any:
-    """Runs in `LossScaleOptimizer` before it decides whether to skip the step.
+    """Reduces gradients before a `LossScaleOptimizer` decides whether to skip the step.
 
-    That decision must be the same on all ranks: one that skipped alone would leave the others
-    waiting in the reduction that the optimizer inside does. So the reduction comes first.
+    The decision must be the same on all ranks: if one rank skipped alone, the others would wait in the reduction of the
+    inner optimizer. The reduction therefore comes first.
     """
     inner = compat.inner_optimizer(optimizer)
     if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):

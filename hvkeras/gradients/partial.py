@@ -1,4 +1,4 @@
-"""Distributed optimizers and tapes that leave the gradients of some layers on their rank."""
+"""Distributed optimizers and tapes that keep the gradients of selected layers local to each rank."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
         optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.get_layer("mine")])
 
     Args:
-        optimizer: As for `DistributedOptimizer`, like all but `local_layers`.
-        name: See there.
-        device_dense: See there.
-        device_sparse: See there.
-        compression: See there.
-        sparse_as_dense: See there.
-        gradient_predivide_factor: See there.
-        op: See there.
-        groups: See there.
-        process_set: See there.
-        local_layers: A layer, or several; they may be built later, before the first step.
-        scale_local_gradients: Whether their gradients are divided by the number of ranks.
+        optimizer: As for `DistributedOptimizer`, like all parameters except `local_layers`.
+        name: See `DistributedOptimizer`.
+        device_dense: See `DistributedOptimizer`.
+        device_sparse: See `DistributedOptimizer`.
+        compression: See `DistributedOptimizer`.
+        sparse_as_dense: See `DistributedOptimizer`.
+        gradient_predivide_factor: See `DistributedOptimizer`.
+        op: See `DistributedOptimizer`.
+        groups: See `DistributedOptimizer`.
+        process_set: See `DistributedOptimizer`.
+        local_layers: One or several layers. They may be built later, but before the first step.
+        scale_local_gradients: Whether the gradients of local layers are divided by the number of ranks.
 
     Returns:
         The optimizer.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: As for `DistributedOptimizer`, or something is no layer.
+        UsageError: As for `DistributedOptimizer`, or `local_layers` contains something other than a layer.
         UnsupportedError: As for `DistributedOptimizer`.
     """
     layers = _layers(local_layers)
@@ -67,25 +67,25 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's public name
         tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])
 
     Args:
-        gradtape: As for `DistributedGradientTape`, like all but `local_layers`.
-        device_dense: See there.
-        device_sparse: See there.
-        compression: See there.
-        sparse_as_dense: See there.
-        op: See there.
-        gradient_predivide_factor: See there.
-        num_groups: See there.
-        groups: See there.
-        process_set: See there.
-        local_layers: A layer, or several; they may be built later, before gradients are taken.
-        scale_local_gradients: Whether their gradients are divided by the number of ranks.
+        gradtape: As for `DistributedGradientTape`, like all parameters except `local_layers`.
+        device_dense: See `DistributedGradientTape`.
+        device_sparse: See `DistributedGradientTape`.
+        compression: See `DistributedGradientTape`.
+        sparse_as_dense: See `DistributedGradientTape`.
+        op: See `DistributedGradientTape`.
+        gradient_predivide_factor: See `DistributedGradientTape`.
+        num_groups: See `DistributedGradientTape`.
+        groups: See `DistributedGradientTape`.
+        process_set: See `DistributedGradientTape`.
+        local_layers: One or several layers. They may be built later, but before gradients are computed.
+        scale_local_gradients: Whether the gradients of local layers are divided by the number of ranks.
 
     Returns:
         The tape.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: As for `DistributedGradientTape`, or something is no layer.
+        UsageError: As for `DistributedGradientTape`, or `local_layers` contains something other than a layer.
     """
     layers = _layers(local_layers)
     tape = DistributedGradientTape(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,

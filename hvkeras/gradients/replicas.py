@@ -1,7 +1,7 @@
-"""Two levels at once: a strategy over the devices of each rank, and hvkeras between the ranks.
+"""Two-level reduction: a strategy reduces over the devices of each rank, and hvkeras reduces over the ranks.
 
-What the replicas of a rank have is summed by their strategy, as Keras's optimizers do themselves; the sum goes over
-the ranks once, outside of the replicas, and comes back to each of them.
+The strategy sums the gradients of a rank's replicas, as Keras optimizers do. The sum is reduced over the ranks once,
+outside the replica context, and the result is returned to each replica.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hvkeras.job.state import current_job
 
 
 def strategy_within_rank() -> Any:
-    """The strategy in force if it reduces over devices of this rank alone, in a job of several ranks; else None.
+    """Returns the active strategy if it reduces only over this rank's devices in a multi-rank job, else None.
 
     Raises:
-        UnsupportedError: It compiles the step for TPUs, which reach no other rank's.
+        UnsupportedError: The strategy compiles the step for TPUs, which cannot communicate with those of other ranks.
     """
     strategy = graphs.reducing_strategy()
     if strategy is None or graphs.spans_workers(strategy) or current_job().topology.size == 1:
@@ -37,14 +37,14 @@ def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[An
     """Sums gradients over the replicas of this rank, then reduces the sums over the ranks.
 
     Args:
-        gradients: This replica's gradients, or those of the whole rank where no replica runs; None stays None.
+        gradients: This replica's gradients, or those of the rank outside a replica context; None stays None.
         over_ranks: Reduces a rank's gradients over the ranks.
 
     Returns:
         The reduced gradients, the same on every replica.
 
     Raises:
-        UsageError: The replicas cannot meet here, in a branch or function of their own.
+        UsageError: The call is inside a branch or a nested function, where the replicas cannot be synchronized.
     """
     replica = tf.distribute.get_replica_context()
     if replica is None:
@@ -65,7 +65,7 @@ def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[An
 
 
 def as_shares(reduced: Sequence[Any]) -> list[Any]:
-    """Gives each replica an equal share, for an optimizer that sums over the replicas."""
+    """Divides reduced gradients by the number of replicas, for an optimizer that sums over the replicas."""
     if tf.distribute.get_replica_context() is None:
         return list(reduced)
     count = tf.distribute.get_strategy().num_replicas_in_sync
@@ -79,7 +79,7 @@ def as_shares(reduced: Sequence[Any]) -> list[Any]:
 
 
 def require_servable(strategy: Any, optimizer: Any, passes: int) -> None:
-    """Makes sure that an optimizer can serve the replicas of a strategy within each rank.
+    """Ensures that an optimizer supports a strategy within each rank.
 
     Args:
         strategy: The strategy.
@@ -87,7 +87,7 @@ def require_servable(strategy: Any, optimizer: Any, passes: int) -> None:
         passes: Its `backward_passes_per_step`.
 
     Raises:
-        UnsupportedError: It cannot.
+        UnsupportedError: The optimizer does not support it.
     """
     received = {"strategy": type(strategy).__name__, "optimizer": type(optimizer).__name__}
     if passes > 1:

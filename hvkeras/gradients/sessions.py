@@ -1,4 +1,4 @@
-"""What serves optimizers, graphs and sessions of TensorFlow 1."""
+"""Support for optimizers, graphs and sessions of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def distribute_of_tensorflow_1(optimizer: Any, exchange: Exchange, passes: int =
     """Makes a `tf.compat.v1.train.Optimizer` reduce the gradients that it computes.
 
     Args:
-        optimizer: The optimizer; it changes its class.
+        optimizer: The optimizer; its class is changed in place.
         exchange: How gradients are reduced.
-        passes: Horovod's `backward_passes_per_step`; only 1 is possible.
+        passes: Horovod's `backward_passes_per_step`; only 1 is supported.
 
     Returns:
         The optimizer.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: It is distributed already.
-        UnsupportedError: More than one pass is asked for.
+        UsageError: The optimizer is already distributed.
+        UnsupportedError: `passes` is not 1.
     """
     current_job()
     if isinstance(optimizer, _Distributed):
@@ -44,20 +44,20 @@ def distribute_of_tensorflow_1(optimizer: Any, exchange: Exchange, passes: int =
 
 
 class _Distributed:
-    """What distributed optimizers of TensorFlow 1 do more; mixed into a subclass of the optimizer's class."""
+    """Adds gradient reduction to optimizers of TensorFlow 1; mixed into a subclass of the optimizer's class."""
 
     _hvkeras_exchange: ClassVar[Exchange]
     _hvkeras_plain: ClassVar[type]
 
     @property
     def _optimizer(self) -> Any:
-        """The optimizer as it was, which reduces nothing: Horovod's name for it. It shares all state with this one."""
+        """The original optimizer, which reduces nothing, under Horovod's name. It shares all state with this one."""
         plain: Any = object.__new__(self._hvkeras_plain)
         plain.__dict__ = self.__dict__
         return plain
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps a variable's gradient on this rank; it may then differ between ranks.
+        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
 
         Args:
             var: A variable.
@@ -69,7 +69,7 @@ class _Distributed:
 
         Args:
             *args: As for `tf.compat.v1.train.Optimizer.compute_gradients`.
-            **kwargs: Likewise.
+            **kwargs: As for `tf.compat.v1.train.Optimizer.compute_gradients`.
 
         Returns:
             Pairs of a gradient and its variable.
@@ -82,7 +82,7 @@ class _Distributed:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
-    """Gives every rank the root's global variables when a session of TensorFlow 1 begins.
+    """Broadcasts the global variables from the root to every rank when a TensorFlow 1 session begins.
 
     Example:
         hooks = [hvd.BroadcastGlobalVariablesHook(0)]
@@ -90,8 +90,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
             ...
 
     Args:
-        root_rank: The global rank whose values all get.
-        device: The device of the broadcasts; TensorFlow's choice by default.
+        root_rank: The global rank whose values are broadcast.
+        device: The device for the broadcasts; chosen by TensorFlow by default.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -101,7 +101,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._broadcast: Any = None
 
     def begin(self) -> None:
-        """Adds the broadcasts to the graph, once for each graph."""
+        """Adds the broadcasts to the graph, once per graph."""
         graph = tf.compat.v1.get_default_graph()
         if self._graph is not graph:
             with tf.device(self._device or None):
@@ -109,5 +109,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
             self._graph = graph
 
     def after_create_session(self, session: Any, coord: Any) -> None:  # noqa: ARG002 - TensorFlow's parameter
-        """Runs the broadcasts, after the variables have their own values."""
+        """Runs the broadcasts after the variables have been initialized."""
         session.run(self._broadcast)

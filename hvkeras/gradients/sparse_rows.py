@@ -1,9 +1,10 @@
-"""Rows of sparse gradients that several ranks have: one row where one process would have one.
+"""Duplicate rows of sparse gradients from several ranks: merged where a single process would have one row.
 
-What a loss does with a row decides what one process has on the whole batch. Lookups that take each row once
-(`tf.nn.embedding_lookup_sparse`, and so dense layers on sparse inputs) have one row with the sum; others (`tf.gather`,
-and so `Embedding`) have as many rows as lookups, and Keras 3's optimizers take them one by one. So rows of ranks are
-summed in the first case, and only put together in the second (docs/decisions/rows-of-sparse-gradients.md).
+The lookup operation decides which rows a single process has for the whole batch. Lookups that read each distinct row
+once (`tf.nn.embedding_lookup_sparse`, and thus dense layers on sparse inputs) produce one row with the sum. Other
+lookups (`tf.gather`, and thus `Embedding`) produce one row per lookup, and Keras 3 optimizers apply these rows one by
+one. Rows of several ranks are therefore summed in the first case, and only concatenated in the second
+(docs/decisions/rows-of-sparse-gradients.md).
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ _DISTINCT = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 
 def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
-    """Sums the rows of all ranks that have the same index, where one process would have one row.
+    """Sums rows of all ranks that have the same index, where a single process would have one row.
 
     Args:
         gathered: `tf.IndexedSlices` with all ranks' rows.
-        own_indices: This rank's indices; in a graph they tell how they were made, in eager mode they do not, and rows
-            stay as they are, with a warning if one process may have fewer.
+        own_indices: This rank's indices. A graph shows how they were produced. Eager mode does not, so rows stay
+            unchanged there, with a warning if a single process might have fewer rows.
 
     Returns:
-        `tf.IndexedSlices`; with each index once, in the order in which they come first, if rows were summed.
+        `tf.IndexedSlices`. If rows were summed, each index occurs once, in the order of first occurrence.
     """
     if tf.executing_eagerly():
         _warn_of_rows_apart(gathered.indices, own_indices)
@@ -42,7 +43,7 @@ def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
 
 
 def _warn_of_rows_apart(gathered: Any, own: Any) -> None:
-    """Warns where rows of several ranks have one index, and each rank may have it once by construction."""
+    """Warns if ranks have rows of the same index, and each rank's indices may be unique by construction."""
 
     def repeats(indices: Any) -> bool:
         return int(tf.size(tf.unique(indices)[0])) < int(tf.size(indices))
@@ -62,7 +63,7 @@ def _say_rows_stay_apart() -> None:
 
 
 def _distinct(indices: Any) -> bool:
-    """Whether a graph makes indices in such a way that none comes twice."""
+    """Whether a graph produces the indices in such a way that they are unique."""
     made_by = indices.op
     while made_by.type in _SAME_ELEMENTS:
         made_by = made_by.inputs[0].op

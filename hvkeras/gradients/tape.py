@@ -20,7 +20,7 @@ from hvkeras.job.state import current_job
 
 
 class _DistributedTape:
-    """Stands before a tape: records through it, and reduces what `gradient` returns."""
+    """Wraps a tape: records through it, and reduces the gradients that `gradient` returns."""
 
     def __init__(self, tape: Any, exchange: Exchange) -> None:
         self._tape, self._exchange = tape, exchange
@@ -48,7 +48,7 @@ class _DistributedTape:
         self._local.add(_key(source))
 
     def keep_local(self, layers: Sequence[Any]) -> None:
-        """Keeps the gradients of layers on this rank; their weights need not be there yet.
+        """Keeps the gradients of layers on this rank; the layers need not be built yet.
 
         Args:
             layers: Layers of the model.
@@ -61,11 +61,11 @@ class _DistributedTape:
     ) -> Any:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over the ranks.
 
-        Where another tape records it (a gradient penalty, for instance), or the function that it is part of, the
-        results have gradients in turn: those of `hvd.allreduce`.
+        If another tape records this call or the enclosing function (for a gradient penalty, for instance), the
+        results are themselves differentiable, with the gradients of `hvd.allreduce`.
 
         Args:
-            target: What to differentiate.
+            target: The tensor or structure of tensors to differentiate.
             sources: A nested structure of variables and watched tensors.
             output_gradients: As for `tf.GradientTape.gradient`.
             unconnected_gradients: As for `tf.GradientTape.gradient`.
@@ -77,7 +77,7 @@ class _DistributedTape:
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected)
         within = replicas.strategy_within_rank()
         if within is None and graphs.reducing_strategy() is not None:
-            return gradients  # the strategy reaches all ranks
+            return gradients  # the strategy already reduces over all ranks
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
         variables = [_Source(source, number) for number, source in enumerate(flat_sources)]
         local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
@@ -93,7 +93,7 @@ class _DistributedTape:
 
 
 class _Source:
-    """A source of a tape, which may be a tensor, in the form in which gradients know variables."""
+    """Wraps a source of a tape, which may be a tensor, in the variable interface that gradient reduction expects."""
 
     def __init__(self, source: Any, number: int) -> None:
         self.source = source
@@ -120,25 +120,25 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
 
     Args:
         gradtape: A `tf.GradientTape`, used or not, persistent or not.
-        device_dense: The device for dense gradients; TensorFlow's choice by default.
+        device_dense: The device for dense gradients; chosen by TensorFlow by default.
         device_sparse: The device for sparse gradients.
-        compression: What gradients travel as: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
-        sparse_as_dense: Whether sparse gradients are made dense instead of gathered.
+        compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        sparse_as_dense: Whether sparse gradients are converted to dense tensors instead of gathered.
         op: `Average`, `Sum` or `Adasum`.
-        gradient_predivide_factor: With Average, what gradients are divided by before the sum; after it
-            they are divided by size / this.
+        gradient_predivide_factor: With Average, gradients are divided by this factor before the sum, and by
+            size / factor after it.
         num_groups: The older name of an integer `groups`.
-        groups: None for buckets by size; a number of groups; or lists of variables to be fused.
-        process_set: The ranks to reduce over. Others may train on; their gradients stay as they are.
+        groups: None for buckets by size; a number of groups; or lists of variables to fuse.
+        process_set: The ranks to reduce over. Other ranks may continue to train; their gradients stay unchanged.
         scale_local_gradients: Whether gradients of local sources (see `register_local_source`) are
             divided by the number of ranks.
 
     Returns:
-        A tape that works like the one given, with the method `register_local_source(source)`.
+        A tape that works like `gradtape`, with the additional method `register_local_source(source)`.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: It is no tape, is distributed already, or an argument is wrong.
+        UsageError: `gradtape` is not a tape or is already distributed, or another argument is invalid.
     """
     current_job()
     if isinstance(gradtape, _DistributedTape):

@@ -1,4 +1,4 @@
-"""Ranks that have no more batches in an epoch keep the others company, without weight."""
+"""Gradient weights: ranks without batches left in an epoch keep participating in its steps, with weight 0."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from hvkeras.job.process_sets import ProcessSet
 
 
 class Joining:
-    """This rank's weight in the next step: 1 on a batch of its own, 0 on one that only keeps company."""
+    """This rank's weight in the next step: 1 for a batch of its own, 0 if it only participates for the other ranks."""
 
     def __init__(self) -> None:
         self.active = False
         self._weight: Any = None
 
     def start(self) -> None:
-        """Steps that are traced from now on weigh their gradients."""
+        """Enables weighting for all steps that are traced from now on, with weight 1."""
         self.active = True
         if self._weight is None:
             self._weight = tf.Variable(1.0, trainable=False, name="hvkeras_weight")
         self._weight.assign(1.0)
 
     def stop(self) -> None:
-        """Back to weight 1; steps that are traced from now on do not weigh."""
+        """Resets the weight to 1, and disables weighting for all steps that are traced from now on."""
         self.active = False
         if self._weight is not None:
             self._weight.assign(1.0)
 
     def weigh(self, own: bool) -> None:
-        """Says whether the next step is on a batch of this rank's own."""
+        """Sets the weight of the next step, depending on whether its batch is this rank's own."""
         self._weight.assign(float(own))
 
     def weighed(self, gradients: Sequence[Any], op: int, process_set: ProcessSet) -> list[Any]:
-        """Scales this rank's gradients, so that an average over all ranks is one over those with a weight.
+        """Scales this rank's gradients, so that the average over all ranks equals the average over those with weight 1.
 
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None.
-            op: How they are combined afterwards, Average or Sum.
-            process_set: The ranks that take part.
+            op: How the gradients are reduced afterwards, Average or Sum.
+            process_set: The participating ranks.
         """
         factor = self._weight.read_value()
         if op == Average:

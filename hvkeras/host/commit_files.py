@@ -1,4 +1,4 @@
-"""The names of the files that hold commits of `hvd.elastic`, for who writes them and for who removes them."""
+"""File names of `hvd.elastic` commits, shared by the code that writes them and the code that removes them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _PREFIX = "commit-"
 
 
 def commit_path(folder: Path, number: int) -> Path:
-    """Where the last commit is of a state that is the script's `number`-th."""
+    """Returns the file of the last commit of the script's `number`-th state."""
     return folder / f"{_PREFIX}{number}"
 
 
 def remove_commits(folder: Path) -> None:
-    """Removes all commits of a job that has come to its end.
+    """Removes all commits of a job that has completed.
 
     Args:
         folder: Where they are; it may be missing.

@@ -1,4 +1,4 @@
-"""What a process prints: lines of our own, and quiet engines."""
+"""Console output of a process: hvkeras's own lines, and the log levels of the engines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _TENSORFLOW_LEVELS = {"TRACE": "0", "DEBUG": "0", "INFO": "0", "WARNING": "2", "
 
 
 def say(text: str) -> None:
-    """Prints one line of hvkeras's own to standard error, at once and whole, as long as anybody reads it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a pipe whose reader is gone, closed, or none
+    """Prints one line of hvkeras to standard error, at once and in one piece, as long as anybody reads it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, a closed stream, or no stream
         sys.stderr.write(f"hvkeras: {text}\n")
         sys.stderr.flush()
 
 
 def open_closed_streams() -> None:
-    """Gives this process the standard streams that it was started without; what goes there is lost.
+    """Opens the standard streams that this process was started without; output to them is lost.
 
-    Else the next files and sockets that it opens would take their numbers, and get what is printed.
+    Otherwise the next files and sockets that it opens would take their descriptor numbers, and receive the output.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode)  # noqa: SIM115 - for as long as the process lives
             setattr(sys, name, stream)
@@ -34,30 +34,30 @@ def open_closed_streams() -> None:
 
 
 def prints_at(settings: Settings, level: str) -> bool:
-    """Says whether messages of `level` are printed under the log level in force."""
+    """Returns whether messages of `level` are printed at the log level in force."""
     return LOG_LEVELS.index(level) >= LOG_LEVELS.index(settings.log_level)
 
 
 def quiet_variables(log_level: str) -> dict[str, str]:
-    """The variables that make TensorFlow and Horovod print no more than our log level asks for.
+    """Returns the variables that make TensorFlow and Horovod print no more than our log level asks for.
 
-    They count only when set before TensorFlow is imported, which `import hvkeras` and `hvkeras run` see to.
+    They take effect only if set before TensorFlow is imported; `import hvkeras` and `hvkeras run` ensure that.
     """
     return {"TF_CPP_MIN_LOG_LEVEL": _TENSORFLOW_LEVELS[log_level], "HOROVOD_LOG_LEVEL": log_level.lower()}
 
 
 def quiet_engines(log_level: str) -> None:
-    """Sets `quiet_variables` where the user has not set them."""
+    """Sets those of `quiet_variables` that the user has not set."""
     for name, value in quiet_variables(log_level).items():
         os.environ.setdefault(name, value)
     logging.getLogger("tensorflow").setLevel(getattr(logging, {"TRACE": "DEBUG"}.get(log_level, log_level)))
 
 
 def in_notebook() -> bool:
-    """Whether what this process prints goes to a notebook's cell."""
+    """Returns whether this process prints to a notebook cell."""
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """Names ranks: `rank 1`, or `ranks 1, 3`."""
+    """Formats rank numbers as text: `rank 1`, or `ranks 1, 3`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

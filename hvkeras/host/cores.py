@@ -14,34 +14,35 @@ def usable_cores() -> list[int]:
 
 
 def fair_share(own: Sequence[int], on_this_host: Sequence[Sequence[int]]) -> int:
-    """Computes how many threads this rank should compute with.
+    """Computes how many compute threads this rank should use.
 
-    Each of its cores is shared with the local ranks that may use it, too; a rank that is bound to
-    cores of its own gets all of those.
+    The rank shares each of its cores with the other local ranks that may use it; a rank that is bound to
+    cores of its own gets all of them.
 
     Args:
         own: The cores that this rank may use.
-        on_this_host: The cores of each rank of this host, this one included.
+        on_this_host: The cores of each rank of this host, including this one.
 
     Returns:
-        At least 1.
+        The number of threads, at least 1.
     """
     return max(1, round(sum(1 / sum(core in cores for cores in on_this_host) for core in own)))
 
 
 def operation_threads(share: int, cores: int) -> int:
-    """Computes how many operations this rank should run at a time: its share, but no fewer than two.
+    """Computes how many operations this rank should run at a time: its share, but at least two.
 
-    With one thread, an operation that waits for another never ends, as a `tf.py_function` that calls a `tf.function`.
-    TensorFlow itself takes as many as the process may use cores, and never gets more here: a rank that is bound to one
-    core has one, and would lose up to a tenth of its speed with two that take turns.
+    With one thread, an operation that waits for another never ends, such as a `tf.py_function` that calls a
+    `tf.function`. TensorFlow's own default is one thread for each core that the process may use, and the result never
+    exceeds that: a rank that is bound to one core gets one thread, because two that take turns would cost it up to a
+    tenth of its speed.
 
     Args:
         share: The rank's fair share of the host's cores.
-        cores: How many cores this process may run on.
+        cores: The number of cores that this process may run on.
 
     Returns:
-        At least 1.
+        The number of operations, at least 1.
     """
     return min(cores, max(2, share))
 
@@ -50,7 +51,7 @@ def limit_threads(share: int) -> bool:
     """Sets TensorFlow's intra- and inter-op threads to this rank's share, where the user has set neither.
 
     Returns:
-        False if TensorFlow has already started its threads, so that they cannot be set any more.
+        False if TensorFlow has already started its threads, so that they can no longer be set.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Room on the disk: how much is left, and whether an error came of too little."""
+"""Free space on the disk: how much is left, and whether an error was caused by a lack of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import shutil
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_IN_TEXT = re.compile(r"\berrno = (\d+)")  # HDF5 tells of it within a longer text, and not always by an OSError
+_IN_TEXT = re.compile(r"\berrno = (\d+)")  # HDF5 reports it within a longer text, and not always as an OSError
 
 
 def room_left(path: Path) -> int | None:
-    """The bytes that are free where a file or folder is; None if nobody can tell.
+    """Returns the free bytes on the disk of a file or folder; None if they cannot be determined.
 
     Args:
-        path: The file or folder, which need not be there.
+        path: The file or folder, which need not exist.
     """
     for place in (path, *path.parents):
         with contextlib.suppress(OSError):
@@ -26,7 +26,7 @@ def room_left(path: Path) -> int | None:
 
 
 def why_full(error: BaseException | None) -> str:
-    """What the system says of a disk, a quota or a file that takes no more; "" if an error did not come of that.
+    """Returns the system's message for a full disk, quota or file; "" if that did not cause the error.
 
     Args:
         error: The error, or one that followed from it.

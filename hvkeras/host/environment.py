@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables in the body.
+    """Sets environment variables within the `with` block.
 
     Example:
         with env(HVKERAS_LOG_LEVEL="DEBUG"):
             hvd.init()
 
     Args:
-        **kwargs: The variables; None takes one away.
+        **kwargs: The variables; None unsets one.
     """
     before = {name: os.environ.get(name) for name in kwargs}
     _set(kwargs)

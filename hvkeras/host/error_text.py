@@ -1,15 +1,15 @@
-"""Exceptions in one line."""
+"""One-line summaries of exceptions."""
 
 from __future__ import annotations
 
 import re
 import traceback
 
-_GRAPH_ERROR = "Graph execution error:"  # how TensorFlow begins, with where the node was made, before it says why
+_GRAPH_ERROR = "Graph execution error:"  # TensorFlow begins with this and the node's origin, then says why
 
 
 def summary(error: BaseException) -> str:
-    """An exception in one line; of TensorFlow's errors in graphs, the line that says what happened."""
+    """Returns an exception in one line; for TensorFlow's errors in graphs, the line that says what happened."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     first = text.splitlines()[0]
     what = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Ports for TensorFlow's gRPC servers, kept from other programs until a server has them."""
+"""Ports for TensorFlow's gRPC servers, reserved until a server has bound them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 @contextlib.contextmanager
 def held_port(host: str) -> Iterator[str]:
-    """Finds a free port for a server that is started within the body.
+    """Finds a free port for a server that is started within the `with` block.
 
-    A socket that never listens holds it: both allow sharing the port, which no other program can take.
+    A socket that never listens holds the port: it and the server allow sharing, and no other program can take the port.
 
     Args:
         host: The address to listen on.
@@ -31,7 +31,7 @@ def held_port(host: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable for the time of the body."""
+    """Sets an environment variable within the `with` block."""
     previous = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on: its cores and versions, and which core each rank gets."""
+"""The machine that a benchmark runs on: its cores, its software versions, and which core each rank gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spread(cores: Sequence[int]) -> list[int]:
 
 
 def _siblings(core: int) -> list[int]:
-    """The hardware threads of the same physical core, ascending."""
+    """Lists the hardware threads of the same physical core, in ascending order."""
     path = _CPUS / f"cpu{core}" / "topology" / "thread_siblings_list"
     try:
         text = path.read_text()
@@ -37,7 +37,7 @@ def _siblings(core: int) -> list[int]:
 
 
 def facts(cores: Sequence[int]) -> dict[str, Any]:
-    """What a reader of the figures wants to know of the machine.
+    """Returns the facts about the machine that a reader of the figures needs.
 
     Args:
         cores: The cores that the benchmark may use.

@@ -1,4 +1,4 @@
-"""This process's memory, as Linux tells it."""
+"""This process's memory, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def resident(name: str) -> int | None:
-    """Resident memory in bytes: now, `VmRSS`, or at its peak, `VmHWM`; None where Linux does not tell."""
+    """Returns resident memory in bytes, current (`VmRSS`) or peak (`VmHWM`); None where Linux does not report it."""
     if not _STATUS.exists():
         return None
     found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)

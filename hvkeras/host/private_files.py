@@ -1,4 +1,4 @@
-"""Files and folders that nobody but this user may change."""
+"""Files and folders that only this user may change."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def why_not_private(found: os.stat_result, forbidden: int = OTHERS_WRITE) -> str:
-    """Says why others can change, or otherwise use, what was found.
+    """Explains why others can change, or otherwise use, a file or folder.
 
     Args:
-        found: Owner and mode of a file or folder.
-        forbidden: The bits of the mode that must not be set.
+        found: The owner and mode of the file or folder.
+        forbidden: The mode bits that must not be set.
 
     Returns:
         The reason, such as `it belongs to user 0`; "" if only this user can.
@@ -27,7 +27,7 @@ def why_not_private(found: os.stat_result, forbidden: int = OTHERS_WRITE) -> str
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Opens a new file that only this user may read and write, in place of one that may be there."""
+    """Opens a new file that only this user may read and write, and replaces an existing one."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
@@ -36,8 +36,8 @@ def read_private(path: Path) -> bytes:
     """Reads a file that others cannot have written.
 
     Raises:
-        PermissionError: They can have.
-        OSError: It cannot be read, or is a link.
+        PermissionError: Others can have written it.
+        OSError: It cannot be read, or is a symbolic link.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""Who is where: ranks, their hosts, and the numbers that follow from both."""
+"""Rank topology: which rank runs on which host, and the sizes derived from it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ class Topology:
 
     Attributes:
         rank: This process's number, from 0 to `size - 1`.
-        size: How many processes train together.
+        size: The number of processes that train together.
         local_rank: This process's number among those of its host.
-        local_size: How many processes run on this host.
+        local_size: The number of processes on this host.
         cross_rank: This host's number among the hosts that have a process of this local rank.
-        cross_size: How many hosts have a process of this local rank.
-        hosts: The host name of each rank, in rank order; two machines may have the same.
-        local_sizes: How many processes run on each rank's host, in rank order.
-        host_numbers: Each rank's host as a number, in rank order; hosts are numbered by their first ranks.
-        local_cores: How many cores the ranks of this host have together; 0 if unknown.
+        cross_size: The number of hosts that have a process of this local rank.
+        hosts: The host name of each rank, in rank order; two machines may have the same name.
+        local_sizes: The number of processes on each rank's host, in rank order.
+        host_numbers: The number of each rank's host, in rank order; hosts are numbered in the order of their first
+            ranks.
+        local_cores: The number of cores that the ranks of this host have together; 0 if unknown.
     """
 
     rank: int
@@ -52,15 +53,15 @@ class Topology:
 
 def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[str] | None = None,
                         cores: Sequence[Sequence[int]] | None = None) -> Topology:
-    """Derives every rank number from the list of hosts.
+    """Derives all ranks and sizes from the list of hosts.
 
-    Ranks of one host are numbered in rank order. Cross ranks count the hosts, in the order of
-    their first rank, that have at least `local_rank + 1` processes (Horovod's definition).
+    Ranks of one host are numbered in rank order. Cross ranks number the hosts that have at least
+    `local_rank + 1` processes, in the order of their first rank (Horovod's definition).
 
     Args:
         rank: This process's rank.
         hosts: The host name of each rank, in rank order.
-        identities: What tells hosts apart, in rank order, when names alone do not (several
+        identities: What distinguishes hosts, in rank order, when names alone do not (several
             machines may all be called `localhost`); the names by default.
         cores: The cores that each rank may use, in rank order.
 

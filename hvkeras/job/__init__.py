@@ -1,1 +1,1 @@
-"""The job that this process takes part in: its state, its process sets, and what ends it."""
+"""The job that this process belongs to: its state, its process sets, and its failures."""

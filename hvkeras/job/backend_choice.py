@@ -1,4 +1,4 @@
-"""Which backend a job gets: the one that was asked for, or the first in order of preference that serves all ranks."""
+"""Selects a job's backend: the requested one, or the first in order of preference that serves all ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hvkeras.launch_environments import Launch
 
 
 def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
-    """What a rank tells the others about the backends that it can use.
+    """What a rank reports to the others about the backends that it can use.
 
     Args:
-        requested: The backend that this rank asks for, or `auto`.
+        requested: The backend that this rank requests, or `auto`.
         launch: How this process was launched.
     """
     names = [requested] if requested != "auto" else backend_names()
@@ -29,7 +29,8 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
     """Picks the first preferred backend that works on all ranks.
 
     Raises:
-        UsageError: Ranks ask for different backends, or the one asked for cannot serve.
+        UsageError: Ranks request different backends.
+        MachineError: No backend that may be used can serve all ranks.
     """
     requested = [fact["requested"] for fact in facts]
     if len(set(requested)) > 1:
@@ -53,8 +54,9 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
 def preference(launch: Launch) -> list[str]:
     """The order in which `auto` tries the backends.
 
-    On CPUs the native engine leads. On GPUs Horovod does if it was built with NCCL. Of the others, Horovod comes first
-    where its own or an MPI launcher started the job, and TensorFlow's collectives do everywhere else.
+    On CPUs, the native engine comes first, then Horovod if its own or an MPI launcher started the job, otherwise
+    TensorFlow's collectives. On GPUs, Horovod comes first if it was built with NCCL, otherwise TensorFlow's
+    collectives; the native engine comes last of the three.
     """
     import tensorflow as tf
 

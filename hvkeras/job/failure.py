@@ -1,9 +1,9 @@
-"""What happens when a rank fails: every rank learns of it, says so in its last line, and ends.
+"""Failure handling: when a rank fails, every rank learns of it, prints an exit report, and ends.
 
-The failing rank prints its traceback and tells the control server. The survivors' waiting
-collectives are aborted, so that their main thread unwinds; each then prints one last line that names
-the failed rank, its host and its exception. Nobody exits before all have spoken (launchers end the
-other ranks as soon as one exits), and nobody outlives the grace period.
+The failing rank prints its traceback and notifies the control server. On the surviving ranks, pending collectives are
+aborted so that the main thread unwinds. Each survivor then prints its exit report, one line that names the failed
+rank, its host and its exception. No rank exits before all have printed theirs (launchers end the other ranks as soon
+as one exits), and no rank outlives the grace period.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from hvkeras.job.signals import Forks, SignalWatch
 
 INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
-LOG_GRACE = 0.2  # seconds in which the engine's own words about an aborted collective come out
-RECORD_GRACE = 4.0  # seconds in which the last record of a rank, and rank 0's report, are written
-CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends us, before the end is put down to its signal
+LOG_GRACE = 0.2  # seconds for the engine's own messages about an aborted collective to appear
+RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
+CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends this rank, before its signal is reported as the cause
 
 
 class FailureHooks:
-    """The hooks of one initialised job: on exceptions, exits, signals, and the end of the job elsewhere.
+    """The hooks of one initialised job for exceptions, exits, signals, and failures of other ranks.
 
     Args:
         client: This rank's end of the control channel.
         host: This rank's host name.
         exit_grace: Seconds that the main thread has to unwind after a failure elsewhere.
-        show_secondary: Whether a survivor prints the traceback of its aborted collective as well.
+        show_secondary: Whether a survivor also prints the traceback of its aborted collective.
     """
 
     def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool) -> None:
         self.backends: list[Backend] = []
-        self.before_last_line: list[Callable[[str], None]] = []  # what is told how this rank ends; see `_close_record`
+        self.before_last_line: list[Callable[[str], None]] = []  # called with how this rank ends; see `_close_record`
         self._client = client
         self._host = host
         self._rank = client.introduction.rank
@@ -62,7 +62,7 @@ class FailureHooks:
         self._signals: SignalWatch | None = None
 
     def install(self) -> None:
-        """Puts the hooks in place; signals only from the main thread."""
+        """Installs the hooks; those for signals only when called from the main thread."""
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         self._previous_exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]
@@ -72,7 +72,7 @@ class FailureHooks:
         Forks.hooks = self
 
     def in_child(self) -> None:
-        """Takes everything back in a forked process, such as one that loads data: it is no rank."""
+        """Removes all hooks in a forked process, such as one that loads data: it is not a rank."""
         if self._signals is not None:
             self._signals.in_child()
             self._signals = None
@@ -80,7 +80,7 @@ class FailureHooks:
         self._client.in_child()
 
     def uninstall(self) -> None:
-        """Puts back what was there before, where it is still ours."""
+        """Restores the previous hooks wherever ours are still in place."""
         Forks.hooks = None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
@@ -93,30 +93,30 @@ class FailureHooks:
             self._signals = None
 
     def renew_signals(self) -> None:
-        """Takes the signals back after an engine has started and may have caught them."""
+        """Reinstalls the signal handling after an engine has started, as that may have replaced it."""
         if self._signals is not None:
             self._signals.uninstall()
             self._signals.install()
 
     def report(self, error: BaseException) -> None:
-        """Tells all ranks of an exception that this rank is about to raise out of `init()`."""
+        """Reports to all ranks an exception that `init()` is about to raise on this rank."""
         if self._client.cause is None:
             self._client.fail(self._cause_of(error), secondary=self._is_echo(error))
 
     def job_ended(self, cause: Cause) -> None:
-        """Runs in the control channel's thread when the job ends early: makes this rank end, too."""
+        """Ends this rank when the job ends early; called in the control channel's thread."""
         threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
 
     @property
     def exits_with_failure(self) -> bool:
-        """Whether the script has asked for an exit code other than 0."""
+        """Whether the script has requested an exit code other than 0."""
         return self._exit_code not in (None, 0)
 
     def exiting(self) -> None:
-        """Runs at the interpreter's exit: a code other than 0 is a failure, else a goodbye.
+        """Called at interpreter exit: reports an exit code other than 0 as a failure, otherwise leaves the job.
 
-        A rank whose job has failed says so, even if its main thread ends well: its other threads may have been in
-        the collectives that were aborted.
+        A rank whose job has failed prints its exit report even if its main thread ends normally: its other threads may
+        have been in the aborted collectives.
         """
         code = self._exit_code
         if self._client.cause is not None and not self._client.detached:
@@ -143,7 +143,7 @@ class FailureHooks:
         if cause is None and self._is_echo(error):
             self._client.fail(self._cause_of(error), secondary=True)
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
-        # Where the job's end is known, an aborted collective or an interrupt is but its echo.
+        # Once the cause of failure is known, an aborted collective or an interrupt is only its consequence.
         told = cause is not None and (cause.rank != self._rank or cause.kind == "signal" or
                                       (self._is_echo(error) and cause.kind != "timeout"))
         if not told or self._show_secondary:
@@ -154,14 +154,14 @@ class FailureHooks:
         self._end_process(cause)
 
     def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
-        """Keeps threads quiet whose collectives were aborted because the job has ended; the last line says why."""
+        """Suppresses tracebacks of threads whose collectives the job's end aborted; the exit report says why."""
         error = arguments.exc_value
         if error is None or self._show_secondary or not self._is_echo(error) or self._client.cause is None:
             self._previous_thread_hook(arguments)
 
     def _end_process(self, cause: Cause) -> None:
         with self._speaking:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads standard output any more
                 sys.stdout.flush()
             self._close_record(cause)
             self._last_line(cause)
@@ -180,7 +180,7 @@ class FailureHooks:
         silence_engines()
 
     def _close_record(self, cause: Cause) -> None:
-        """Leaves in this rank's record how it ended, if it is recorded; within a time, as TensorFlow may be stuck."""
+        """Writes to this rank's record, if any, how the rank ended; with a time limit, as TensorFlow may be stuck."""
         text = cause.error if cause.rank == self._rank else cause.sentence()
         for finish in self.before_last_line:
             closing = threading.Thread(target=finish, args=(text,), name="hvkeras-last-record", daemon=True)
@@ -233,12 +233,12 @@ class FailureHooks:
 
 
 def _timed_out(error: BaseException) -> bool:
-    """Whether a collective of TensorFlow's gave up waiting for another rank."""
+    """Whether a TensorFlow collective gave up waiting for another rank."""
     return type(error).__name__ == "DeadlineExceededError" and "ollective" in str(error)
 
 
 def silence_engines() -> None:
-    """Keeps what engines log about collectives that the end of this process cuts off from following its last line."""
+    """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)

@@ -11,10 +11,10 @@ from hvkeras.job.state import current_job
 
 
 class ProcessSet:
-    """Some of the job's ranks; pass it as `process_set=` to collectives, optimizers and tapes.
+    """A subset of the job's ranks; pass it as `process_set=` to collectives, optimizers and tapes.
 
-    A set serves once every rank of the job, member or not, has registered it with
-    `add_process_set` (or passed it to `init(process_sets=...)`).
+    A set can be used once every rank of the job, member or not, has registered it with `add_process_set` (or passed it
+    to `init(process_sets=...)`).
 
     Example:
         >>> even = hvd.add_process_set(hvd.ProcessSet([0, 2]))
@@ -25,7 +25,7 @@ class ProcessSet:
         ranks_or_comm: The global ranks, in any order.
 
     Attributes:
-        process_set_id: The set's number: 0 is the global one; None until it is registered.
+        process_set_id: The set's ID: 0 for the global set; None until the set is registered.
     """
 
     process_set_id: int | None = None
@@ -50,10 +50,10 @@ class ProcessSet:
         return current_job().topology.rank in self.ranks
 
     def rank(self) -> int | None:
-        """This rank's number within the set; None until it is registered.
+        """This rank's index within the set; None until the set is registered.
 
         Raises:
-            UsageError: This rank is no member.
+            UsageError: This rank is not a member.
         """
         if not self._is_registered():
             return None
@@ -64,14 +64,14 @@ class ProcessSet:
         return members.index(rank)
 
     def size(self) -> int | None:
-        """How many ranks the set has; None until it is registered."""
+        """The number of ranks in the set; None until the set is registered."""
         return len(self._ranks) if self._is_registered() else None
 
     def members(self) -> tuple[int, ...]:
-        """The global ranks, ascending, once it is sure that the set is registered with the running job.
+        """The global ranks, ascending, after a check that the set is registered with the running job.
 
         Raises:
-            UsageError: It is not.
+            UsageError: The set is not registered.
         """
         if not self._is_registered():
             raise UsageError(explain("A process set must be registered with the running job before it is used",
@@ -95,10 +95,10 @@ class _GlobalProcessSet(ProcessSet):
     process_set_id = 0
 
     def __init__(self) -> None:
-        """Knows no ranks of its own: they are the running job's."""
+        """Stores no ranks of its own: they are those of the running job."""
 
     @property
-    def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # that of other sets is set once
+    def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # other sets set it once
         return tuple(range(current_job().topology.size))
 
     def _is_registered(self) -> bool:
@@ -117,10 +117,10 @@ _sets: dict[int | None, ProcessSet] = {}
 
 
 def process_set_of(number: int) -> ProcessSet:
-    """The process set of a number; 0 is the global one.
+    """The process set with this ID; 0 is the global set.
 
     Raises:
-        UsageError: No set of that number is registered.
+        UsageError: No set with this ID is registered.
     """
     if number == 0:
         return global_process_set
@@ -131,12 +131,12 @@ def process_set_of(number: int) -> ProcessSet:
 
 
 def registered_process_sets() -> dict[int, ProcessSet]:
-    """The process sets of the running job by their numbers, the global one among them."""
+    """The process sets of the running job by ID, including the global set."""
     return {0: global_process_set, **{number: each for number, each in _sets.items() if number is not None}}
 
 
 def forget_process_sets() -> None:
-    """Forgets every set but the global one, as their job ends."""
+    """Unregisters every set except the global one when their job ends."""
     for stale in _sets.values():
         stale.process_set_id = None
     _sets.clear()
@@ -148,7 +148,7 @@ def _same_or_new(number: int | None, ranks: tuple[int, ...]) -> ProcessSet:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a process set; every rank of the job calls it, in the same order.
+    """Registers a process set; every rank of the job must call this, in the same order.
 
     Example:
         >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
@@ -161,7 +161,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: A rank does not exist, or the same ranks are registered already, as all ranks always are.
+        UsageError: A rank does not exist, or the same ranks are already registered, as the set of all ranks always is.
     """
     job = current_job()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -182,13 +182,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forgets a registered process set; every rank of the job calls it.
+    """Unregisters a process set; every rank of the job must call this.
 
     Args:
-        process_set: The set to forget.
+        process_set: The set to unregister.
 
     Returns:
-        Whether it was registered; the global set never goes.
+        Whether the set was unregistered: False if it was not registered, or is the global set.
     """
     job = current_job()
     number = process_set.process_set_id

@@ -1,4 +1,4 @@
-"""The numbers of the running job, and what its engine was built with: Horovod's small questions."""
+"""Horovod's query functions: ranks and sizes of the running job, and what its engine was built with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _topology() -> Topology:
 
 
 def rank() -> int:
-    """Returns this process's number, from 0 to `size() - 1`.
+    """Returns this process's rank, from 0 to `size() - 1`.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -21,7 +21,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Returns how many processes train together.
+    """Returns the number of processes that train together.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -30,7 +30,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's number among those of its host: the GPU to use, for example.
+    """Returns this process's rank among the processes on its host, for example to choose a GPU.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -39,7 +39,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Returns how many processes run on this host.
+    """Returns the number of processes on this host.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -48,7 +48,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Returns this host's number among the hosts that have a process of this local rank.
+    """Returns this host's index among the hosts that have a process with this local rank.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -57,7 +57,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Returns how many hosts have a process of this local rank.
+    """Returns the number of hosts that have a process with this local rank.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -103,7 +103,7 @@ def gloo_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Returns whether MPI runs, and may be called from several threads at once.
+    """Returns whether MPI is running and may be called from several threads at once.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -135,17 +135,17 @@ def rocm_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """Returns whether oneCCL can be used: no backend of hvkeras builds it in."""
+    """Returns whether oneCCL can be used: always False, since no backend of hvkeras includes it."""
     return False
 
 
 def ddl_built() -> bool:
-    """Returns whether IBM's DDL can be used: no backend of hvkeras builds it in."""
+    """Returns whether IBM's DDL can be used: always False, since no backend of hvkeras includes it."""
     return False
 
 
 def sycl_built() -> bool:
-    """Returns whether SYCL can be used: no backend of hvkeras builds it in."""
+    """Returns whether SYCL can be used: always False, since no backend of hvkeras includes it."""
     return False
 
 
@@ -159,8 +159,8 @@ def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Ho
     """Returns whether TensorFlow sees a GPU.
 
     Args:
-        *args: Accepted for Horovod's sake, which asks for the name of its extension.
-        **kwargs: Accepted likewise.
+        *args: Accepted for compatibility with Horovod, which takes the name of its extension.
+        **kwargs: Accepted for the same reason.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Signals that a rank must notice while it waits inside an engine, and forked processes that are no ranks."""
+"""Signals that a rank must notice while it waits inside an engine, and forked processes, which are not ranks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 
 class Hooks(Protocol):
-    """What a forked process lets go of."""
+    """The hooks that a forked process removes."""
 
     def in_child(self) -> None:
-        """Takes everything back in a forked process."""
+        """Removes all hooks in a forked process."""
 
 
 class SignalWatch:
     """Notices SIGINT and SIGTERM even while the main thread is blocked inside an engine.
 
-    Python runs signal handlers in the main thread, between two bytecodes; while that thread waits in a
-    collective, nothing happens. Its C-level handler writes the signal's number to a socket at once,
-    though, and a thread of ours reads it. SIGTERM is watched only if the program has no handler of
-    its own; Python's KeyboardInterrupt stays what it is.
+    Python runs signal handlers in the main thread, between two bytecodes, so nothing happens while that thread waits in
+    a collective. However, Python's C-level handler immediately writes the signal's number to a socket, which a thread
+    of this class reads. SIGTERM is watched only if the program has no handler of its own; Python's KeyboardInterrupt
+    is unchanged.
     """
 
     def __init__(self, on_signal: Any) -> None:
@@ -33,7 +33,7 @@ class SignalWatch:
         self._own_terminate = False
 
     def install(self) -> None:
-        """Starts watching, unless the program already has a wake-up descriptor of its own."""
+        """Starts watching, unless the program already has its own wake-up file descriptor."""
         receiving, sending = socket.socketpair()
         sending.setblocking(False)
         previous = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
@@ -48,12 +48,12 @@ class SignalWatch:
         if self._own_terminate:
             signal.signal(signal.SIGTERM, _leave_it_to_the_watch)
         else:
-            signal.signal(signal.SIGTERM, handler)  # an engine may have replaced it below Python
+            signal.signal(signal.SIGTERM, handler)  # an engine may have replaced it at the C level
         self._thread = threading.Thread(target=self._watch, args=(receiving,), name="hvkeras-signals", daemon=True)
         self._thread.start()
 
     def uninstall(self) -> None:
-        """Stops watching and puts the default handlers back."""
+        """Stops watching and restores the default handlers."""
         if self._ends is None:
             return
         receiving, sending = self._give_back()
@@ -64,7 +64,7 @@ class SignalWatch:
         sending.close()
 
     def in_child(self) -> None:
-        """Stops watching in a forked process, whose signals would be taken for its parent's."""
+        """Stops watching in a forked process, whose signals would otherwise be taken for its parent's."""
         if self._ends is not None:
             for end in self._give_back():
                 end.close()
@@ -87,28 +87,28 @@ class SignalWatch:
 
 
 def _leave_it_to_the_watch(number: int, frame: Any) -> None:
-    """Python's side of SIGTERM: nothing, since the watching thread ends the process."""
+    """Python's handler for SIGTERM: does nothing, since the watching thread ends the process."""
 
 
 class Forks:
-    """Keeps a forked process, such as one that loads data, from speaking for its rank."""
+    """Keeps a forked process, such as one that loads data, from acting as its rank."""
 
     hooks: Hooks | None = None
     _mask: Any = ()
 
     @classmethod
     def before(cls) -> None:
-        """Holds signals back until the child has let go of the hooks."""
+        """Blocks signals until the child has removed the hooks."""
         cls._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
     @classmethod
     def after_in_parent(cls) -> None:
-        """Lets signals in again."""
+        """Unblocks the signals."""
         signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
 
     @classmethod
     def after_in_child(cls) -> None:
-        """Lets go of the hooks, then lets signals in."""
+        """Removes the hooks, then unblocks the signals."""
         if cls.hooks is not None:
             cls.hooks.in_child()
         signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)

@@ -1,4 +1,4 @@
-"""What ranks tell each other when a job starts, and what is checked before and after the engine does."""
+"""The facts that ranks exchange when a job starts, and the checks before and after its engine starts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hvkeras.settings import Settings
 
 
 def own_facts(requested: str, launch: Launch) -> dict[str, Any]:
-    """What this rank tells the others of itself before the engine starts."""
+    """What this rank reports to the others about itself before the engine starts."""
     return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
             **facts_of_rank(requested, launch)}
 
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
                    facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Waits for all ranks, saying every few seconds who is missing, and returns what each told."""
+    """Waits for all ranks, reporting every few seconds which are missing, and returns the facts of each rank."""
     told = [0.0]
 
     def on_missing(ranks: list[int], waited: float) -> None:
@@ -41,7 +41,7 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
 
 
 def check_local_ranks(launch: Launch, topology: Topology) -> None:
-    """Compares the announced local size with the one that host identity gives."""
+    """Compares the announced local size with the one derived from the hosts' identities."""
     if launch.local_size is not None and launch.local_size != topology.local_size:
         raise MachineError(explain(
             f"{launch.launcher} and the ranks' hosts must agree on who shares a host",
@@ -50,7 +50,7 @@ def check_local_ranks(launch: Launch, topology: Topology) -> None:
 
 
 def share_cores(settings: Settings, facts: list[dict[str, Any]], topology: Topology) -> None:
-    """Gives TensorFlow this rank's share of the host's cores, unless switched off."""
+    """Limits TensorFlow to this rank's share of the host's cores, unless that is disabled."""
     if not settings.threads:
         return
     own = facts[topology.rank]
@@ -60,7 +60,7 @@ def share_cores(settings: Settings, facts: list[dict[str, Any]], topology: Topol
 
 
 def check_size(launch: Launch, engine: Backend, counted: int) -> None:
-    """Refuses an engine that counts other ranks than the launcher announced.
+    """Rejects an engine whose number of ranks differs from what the launcher announced.
 
     Raises:
         MachineError: The sizes differ.

@@ -1,4 +1,4 @@
-"""The job that this process takes part in."""
+"""The job that this process belongs to."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What every part of hvkeras needs to know of the running job.
+    """What every part of hvkeras needs to know about the running job.
 
     Attributes:
         launch: How this process was launched.
         settings: The settings in force.
         topology: Ranks and hosts.
-        backend: The engine, started.
+        backend: The started engine.
         entries: The counts of entered collectives.
         control: The control channel; None for a single process.
-        hooks: What ends the job when a rank fails; None for a single process.
+        hooks: The hooks that end the job when a rank fails; None for a single process.
     """
 
     launch: Launch
@@ -56,7 +56,7 @@ def current_job() -> Job:
 
 
 def is_initialized() -> bool:
-    """Says whether `init()` has been called and `shutdown()` has not."""
+    """Returns whether `init()` has been called and `shutdown()` has not."""
     return _job is not None
 
 
@@ -64,10 +64,10 @@ def replace_job(job: Job | None) -> Job | None:
     """Sets the running job, for `init()`, `shutdown()` and tests.
 
     Args:
-        job: The job; None for none.
+        job: The new job, or None.
 
     Returns:
-        The job that it takes the place of.
+        The previous job, or None.
     """
     global _job
     before, _job = _job, job

@@ -1,4 +1,4 @@
-"""The twin of `horovod.keras`: `hvkeras.tensorflow.keras`, but that `allreduce` spells out that it averages."""
+"""Alias module for `horovod.keras`: `hvkeras.tensorflow.keras`, except that `allreduce` has `average=True`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def allreduce(
     value: Any, name: str | None = None, average: bool = True, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
 ) -> Any:
-    """Combines a value of all ranks, as `hvkeras.allreduce` does.
+    """Reduces a value over all ranks, as `hvkeras.allreduce` does.
 
     Example:
         mean = hvd.allreduce(accuracy)
@@ -71,11 +71,11 @@ def allreduce(
     Args:
         value: A number, array or tensor.
         name: Identifies the collective across ranks.
-        average: Whether to average rather than sum; `op`, if given, counts instead.
-        prescale_factor: Multiplies each rank's value first.
-        postscale_factor: Multiplies the result.
+        average: Whether to average instead of sum; `op` takes precedence if given.
+        prescale_factor: Factor applied to each rank's value before the reduction.
+        postscale_factor: Factor applied to the result.
         op: Average or another reduction.
-        compression: What the value travels as.
+        compression: How the value is compressed.
 
     Returns:
         The result as a NumPy value; a tensor inside `tf.function`.
@@ -88,4 +88,4 @@ def allreduce(
                            compression)
 
 
-from hvkeras.keras import callbacks, elastic  # submodules, as Horovod's users expect them
+from hvkeras.keras import callbacks, elastic  # submodules, as Horovod users expect

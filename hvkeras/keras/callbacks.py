@@ -1,4 +1,4 @@
-"""The twin of `horovod.keras.callbacks`."""
+"""Alias module for `horovod.keras.callbacks`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningR
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint):
-    """As `hvkeras.callbacks.BestModelCheckpoint`, with the parameters in the order of `horovod.keras`.
+    """`hvkeras.callbacks.BestModelCheckpoint` with the parameter order of `horovod.keras`.
 
     Example:
         model.fit(dataset, validation_data=held_out,
@@ -27,12 +27,12 @@ class BestModelCheckpoint(callbacks.BestModelCheckpoint):
         monitor: The key in the logs.
         verbose: Whether Keras prints a line at each save.
         mode: "min", "max" or "auto".
-        save_freq: "epoch", or after how many batches to look.
-        filepath: Where to write; can be set later, as the attribute.
+        save_freq: "epoch", or the number of batches between checks.
+        filepath: Where to write; can be set later through the attribute `filepath`.
         save_weights_only: Whether to save the weights instead of the model.
 
     Raises:
-        UsageError: As there.
+        UsageError: As for `hvkeras.callbacks.BestModelCheckpoint`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The twin of `horovod.keras.elastic`."""
+"""Alias module for `horovod.keras.elastic`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""How a process learns its rank and peers: one pure function per launcher, tried in a fixed order.
+"""Detection of a process's rank and peers: one pure function per launcher, tried in a fixed order.
 
 The order is a contract: our own launcher, then launchers that start processes, then TF_CONFIG
 (which may be left over in a shell), then Slurm (whose variables are also set in batch scripts that
-start nothing). The first that is complete counts. Half a launcher's variables are an error, unless one further
-down announces several ranks: then they are left over, or were set by a script for itself.
+start nothing). The first launcher whose variables are complete wins. An incomplete set of variables is an
+error, unless a launcher further down announces several ranks: then the variables are left over, or a script
+has set them for itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = 
 
 
 def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Finds out how this process was launched.
+    """Detects how this process was launched.
 
     Example:
         >>> detect_launch({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).size
@@ -40,10 +41,10 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         environ: The environment to read; this process's by default.
 
     Returns:
-        What the first launcher that recognises itself announces, else a job of one process.
+        What the first detected launcher announces, else a job of one process.
 
     Raises:
-        UsageError: A launcher's variables are there, but cannot be read, or are but half there and no other launcher
+        UsageError: A launcher's variables are set but cannot be read, or are incomplete while no other launcher
             announces several ranks.
     """
     environ = os.environ if environ is None else environ
@@ -57,14 +58,14 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         if launch is not None and (incomplete is None or launch.size > 1):
             return launch
         if launch is not None:
-            break  # one rank, as a TF_CONFIG or a shell of Slurm's says, hides no half of several
+            break  # one rank (a TF_CONFIG, a Slurm shell) must not hide an incomplete launch of several
     if incomplete is not None:
         raise incomplete
     return Launch("none")
 
 
 def parameter_server_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Finds out which task of a cluster with parameter servers this process is.
+    """Detects which task of a cluster with parameter servers this process is.
 
     Args:
         environ: The environment to read; this process's by default.

@@ -1,6 +1,6 @@
-"""A rank's numbers under the names that horovodrun gives them, since scripts read them at their top.
+"""A rank's numbers in horovodrun's environment variables, because scripts read them as soon as they start.
 
-A variable beside them says who has set them, so that what a rank starts does not take them for horovodrun's.
+An additional variable records who has set them, so that processes that a rank starts do not take them for horovodrun's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST_NAME = "HOROVOD_HOSTNAME"
 
 
 def announced(launcher: str, numbers: dict[str, str]) -> dict[str, str]:
-    """Adds to numbers who has set them.
+    """Adds the variable that records who has set the numbers.
 
     Args:
         launcher: The launcher's printed name.
@@ -29,15 +29,15 @@ def announced(launcher: str, numbers: dict[str, str]) -> dict[str, str]:
 
 def named(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int,
           host: str) -> dict[str, str]:
-    """Names a rank's numbers.
+    """Returns horovodrun's variables for a rank.
 
     Args:
-        rank: Its number.
-        size: How many ranks there are.
+        rank: The rank.
+        size: The number of ranks.
         local_rank: Its number on its host.
-        local_size: How many ranks its host has.
+        local_size: The number of ranks on its host.
         cross_rank: Its host's number among those that have a rank of this local rank.
-        cross_size: How many such hosts there are.
+        cross_size: The number of such hosts.
         host: Its host's name.
     """
     numbers = (rank, size, local_rank, local_size, cross_rank, cross_size)
@@ -45,23 +45,23 @@ def named(rank: int, size: int, local_rank: int, local_size: int, cross_rank: in
 
 
 def numbers_of_topology(topology: Topology) -> dict[str, str]:
-    """Names the numbers of a rank whose place is known.
+    """Returns horovodrun's variables for a rank whose topology is known.
 
     Args:
-        topology: The rank's place.
+        topology: The rank's topology.
     """
     return named(topology.rank, topology.size, topology.local_rank, topology.local_size, topology.cross_rank,
                  topology.cross_size, topology.host)
 
 
 def numbers_of_launch(launch: Launch) -> dict[str, str]:
-    """Names the numbers that a launcher has announced; ranks have not met yet, so that some may be unknown.
+    """Returns horovodrun's variables as far as a launch announces them; before the rendezvous, some may be unknown.
 
     Args:
         launch: What the launcher has announced.
 
     Returns:
-        The variables; none for a process that nothing launched, or horovodrun.
+        The variables; none for a process that no launcher, or horovodrun itself, has started.
     """
     if launch.rendezvous.kind == "none" or launch.launcher == horovodrun_gloo.LAUNCHER:
         return {}

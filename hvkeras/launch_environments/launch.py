@@ -12,10 +12,10 @@ class Rendezvous:
     Attributes:
         kind: `none` (one process), `run` (our launcher serves the control channel at `address`),
             `mpi` (exchange over MPI), `horovod_store` (horovodrun's key-value store at `address`),
-            `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `folder` (rank 0 leaves
-            address and secret in a private shared folder, under `job`).
+            `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `folder` (rank 0 writes
+            address and secret to a private shared folder, under `job`).
         address: `host:port`, or "".
-        job: A text that tells this job from others of the same user; "" where not needed.
+        job: A text that distinguishes this job from others of the same user; "" where not needed.
     """
 
     kind: str
@@ -31,9 +31,9 @@ class Launch:
         launcher: The launcher's name, as printed: `mpirun (Open MPI)`, `TF_CONFIG`, ...
         rank: The announced rank.
         size: The announced number of ranks.
-        rendezvous: Where the ranks meet.
-        local_rank: The announced local rank, where the launcher gives one.
-        local_size: The announced local size, where the launcher gives one.
+        rendezvous: Where the ranks find each other.
+        local_rank: The announced local rank, if the launcher announces one.
+        local_size: The announced local size, if the launcher announces one.
         cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
         tasks: With TF_CONFIG, the name of every rank's task (`chief 0`, `worker 0`, ...).
         mpi: Whether the process was started by an MPI launcher.

@@ -13,7 +13,7 @@ PROCESS_COUNT = "OMPI_COMM_WORLD_SIZE"
 LOCAL_PROCESS_ID = "OMPI_COMM_WORLD_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "OMPI_COMM_WORLD_LOCAL_SIZE"
 JOB_ID = "PMIX_NAMESPACE"
-# horovodrun leaves no variable of its own with MPI. It is known by what it always passes to mpirun: tagged
+# With MPI, horovodrun sets no variable of its own. It is recognised by what it always passes to mpirun: tagged
 # output, this choice of transports, and NCCL's interface. Only the printed name depends on it.
 _HOROVODRUN = {"OMPI_MCA_orte_tag_output": "1", "OMPI_MCA_btl": "^openib"}
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"

@@ -10,20 +10,20 @@ from hvkeras.launch_environments.variables import Names, is_launched_by, launch_
 
 LAUNCHER = "srun (Slurm)"
 PROCESS_ID = "SLURM_PROCID"
-# Not SLURM_NTASKS: in a batch script, or in the shell of an interactive step, that is the whole allocation's.
+# Not SLURM_NTASKS: in a batch script, or in the shell of an interactive step, that counts the whole allocation.
 PROCESS_COUNT = "SLURM_STEP_NUM_TASKS"
 LOCAL_PROCESS_ID = "SLURM_LOCALID"
 HOST_COUNT = "SLURM_STEP_NUM_NODES"
 JOB = "SLURM_JOB_ID"
 STEP = "SLURM_STEP_ID"
-_STEP = "SLURM_STEP"  # begins what Slurm sets in steps alone
+_STEP = "SLURM_STEP"  # prefix of the variables that Slurm sets only in steps
 _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, HOST_COUNT, JOB, STEP)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a task of a job step by every variable that is read here.
+    """Recognises a task of a job step by the presence of all variables that are read here.
 
-    Batch scripts have some of them, as task 0 and with none of a step's, and start nothing; only steps have all.
+    Only steps have all of them. Batch scripts, which start nothing, have some: those of task 0, and none of a step.
     """
     telling = [name for name in environ if name.startswith(_STEP)]
     telling += [name for name in (PROCESS_ID, LOCAL_PROCESS_ID) if environ.get(name, "").strip() not in ("", "0")]

@@ -1,4 +1,4 @@
-"""The process that started this rank: mpirun, or its like on this host."""
+"""The process that started this rank: mpirun, or its equivalent on this host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from hvkeras.launch_environments import hydra, open_mpi, slurm
 
-# One of each launcher's variables. Those of `hvkeras run` and horovodrun look after their ranks themselves.
+# One variable of each launcher. `hvkeras run` and horovodrun are left out: they look after their ranks themselves.
 _OWN = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, slurm.STEP)
 
 
 def open_starter(environ: Mapping[str, str] | None = None) -> int | None:
-    """Opens the nearest process above this one that has not got the variables of a rank, which it sets for others.
+    """Opens the nearest ancestor process that lacks a rank's variables: the launcher, which sets them for others.
 
     Args:
         environ: The environment to read; this process's by default.
@@ -36,7 +36,7 @@ def open_starter(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def _has(pid: int, variable: str) -> bool:
-    """Whether a process began with a variable; none of another user's did."""
+    """Returns whether a process was started with a variable; False for another user's process."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return any(entry.startswith(variable.encode()) for entry in file.read().split(b"\0"))

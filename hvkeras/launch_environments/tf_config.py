@@ -1,6 +1,6 @@
-"""TF_CONFIG: every process is told the whole cluster and its own place in it, as JSON.
+"""TF_CONFIG: JSON that gives every process the whole cluster and its own place in it.
 
-Everything that can be wrong with it is found here, before anything connects.
+All errors in it are detected here, before anything connects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     """Reads TF_CONFIG; the chief is rank 0, and worker i follows it.
 
     Raises:
-        UsageError: It is not what TensorFlow documents, or describes a job that hvkeras does not run.
+        UsageError: It is not in the form that TensorFlow documents, or describes a job that hvkeras does not run.
     """
     text = environ.get(CLUSTER, "")
     if not text.strip():
@@ -59,14 +59,14 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 
 
 def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
-    """Reads TF_CONFIG as a cluster of a chief, workers, parameter servers and perhaps evaluators.
+    """Reads TF_CONFIG as a cluster of a chief, workers, parameter servers and optional evaluators.
 
     Args:
         environ: The environment to read.
 
     Returns:
-        The chief is rank 0; workers, parameter servers and evaluators follow. The size counts no evaluators, which come
-        and go as they like, and which TF_CONFIG need not list.
+        The launch. The chief is rank 0; workers, parameter servers and evaluators follow. The size excludes evaluators,
+        which may come and go at any time, and which TF_CONFIG need not list.
 
     Raises:
         UsageError: There is no TF_CONFIG, or it describes no such cluster.
@@ -100,7 +100,7 @@ def _launch(cluster: Mapping[str, list[str]], roles: tuple[str, ...], kind: str,
 
 
 def describe_cluster(launch: Launch) -> str:
-    """Words a TF_CONFIG cluster in one line.
+    """Describes a TF_CONFIG cluster in one line.
 
     Args:
         launch: What `detect` found.
@@ -116,16 +116,16 @@ def describe_cluster(launch: Launch) -> str:
 
 
 def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Words the variables by which TensorFlow makes a process one worker of a cluster.
+    """Returns the variables that make a process one worker of a TensorFlow cluster.
 
     Args:
-        workers: `host:port` of all.
-        index: Which one the process is.
+        workers: `host:port` of all workers.
+        index: The index of this process among them.
         environ: Its environment so far.
 
     Returns:
-        TF_CONFIG; and what lets TensorFlow's server share the port with the socket that keeps it free, and keeps
-        proxies away from the workers.
+        TF_CONFIG, and variables that let TensorFlow's server share the port with the socket that reserves it, and that
+        keep connections to the workers from using a proxy.
     """
     config = {"cluster": {_WORKER: list(workers)}, "task": {"type": _WORKER, "index": index}}
     direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *(split_address(one)[0] for one in workers)]
@@ -200,7 +200,7 @@ def _role(task: Any) -> str:
 def _index(task: Any, kind: str, cluster: Mapping[str, list[str]]) -> int:
     index = task["index"]
     number = int(index) if isinstance(index, str) and index.isascii() and index.isdigit() else index
-    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not ask for it to be listed
+    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not require it to be listed
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
         valid = f'set "index" to one of 0 to {count - 1}' if count else f'the cluster has no "{kind}"'
         raise UsageError(explain(f"The task index in TF_CONFIG must be the place of this process's own address under"

@@ -1,4 +1,4 @@
-"""Reads launchers' variables, and refuses what cannot be: text for a number, a rank beyond the size."""
+"""Reads launchers' variables, and rejects impossible values: text instead of a number, a rank beyond the size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hvkeras.launch_environments.launch import Launch, Rendezvous
 
 
 class IncompleteLaunchError(UsageError):
-    """Some of a launcher's variables are there, and some that it always sets are not."""
+    """Some of a launcher's variables are set, but others that it always sets are missing."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What one launcher calls the four numbers.
+    """One launcher's variable names for rank, size, local rank and local size.
 
     Attributes:
         rank: The variable of the rank.
@@ -31,16 +31,17 @@ class Names:
 
 
 def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str], telling: Sequence[str]) -> bool:
-    """Says whether a launcher started this process: all of its variables that are needed are there.
+    """Returns whether a launcher started this process: whether all of the needed variables are set.
 
     Args:
         launcher: The launcher's printed name.
         environ: The environment.
         needed: The variables that are read, which the launcher sets on every rank.
-        telling: Those which nobody else sets, so that one alone tells of the launcher.
+        telling: The variables that nothing else sets, so that a single one identifies the launcher.
 
     Raises:
-        IncompleteLaunchError: Some are there, but not all that are needed: taking this for a job of one would be wrong.
+        IncompleteLaunchError: Some are set, but not all that are needed: treating this as a job of one process would be
+            wrong.
     """
     lacking = [name for name in needed if not _is_set(environ, name)]
     there = {name: environ[name] for name in telling if _is_set(environ, name)}
@@ -63,11 +64,11 @@ def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0)
     Args:
         environ: The environment.
         name: The variable.
-        launcher: Who set it, for the message.
-        least: The smallest sensible value.
+        launcher: The launcher that set it, for the message.
+        least: The smallest valid value.
 
     Raises:
-        UsageError: It is no number, or too small.
+        UsageError: It is not a number, or too small.
     """
     text = environ[name].strip()
     if text.isascii() and text.isdigit() and int(text) >= least:
@@ -79,13 +80,13 @@ def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0)
 
 def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezvous: Rendezvous,
                 mpi: bool = False) -> Launch:
-    """Builds the `Launch` of a launcher that announces numbers.
+    """Builds the `Launch` of a launcher that announces its ranks' numbers.
 
     Args:
         launcher: The launcher's printed name.
-        environ: The environment, in which rank and size are.
-        names: What the launcher calls the numbers.
-        rendezvous: Where the ranks meet.
+        environ: The environment, which contains rank and size.
+        names: The launcher's variable names.
+        rendezvous: Where the ranks find each other.
         mpi: Whether it is an MPI launcher.
 
     Raises:

@@ -1,5 +1,5 @@
-"""`hvkeras run` and its kin: starts a job's ranks, shows their output, and ends them all when one fails.
+"""`hvkeras run` and related commands: start a job's ranks, show their output, and end them all when one fails.
 
-One `agent` process a host starts the ranks and passes on what they print; the launcher (`run`) starts the
-agents, here directly and elsewhere over ssh, serves the job's control channel, and judges.
+One `agent` process per host starts the ranks and forwards their output. The launcher (`run`) starts the agents,
+directly on this host and over ssh on others, serves the job's control channel, and decides how the job has ended.
 """

@@ -1,12 +1,13 @@
-"""Starts the ranks of one host, passes on what they print, and leaves none behind.
+"""Starts the ranks of one host, forwards their output, and leaves no process behind.
 
-The launcher sends this file's text to a bare Python, here or over ssh, so it needs nothing but the standard library. On
-standard input come lines of JSON: ports to keep for the ranks (`{"reserve": 2, "interfaces": ["eth0"]}`), the job, then
-signals to send (`{"signal": 15, "ranks": [0]}`). On standard output go events (`hvkeras.launcher.host_agents`).
+The launcher sends the text of this file to a plain Python interpreter, locally or over ssh, so it uses only the
+standard library. The agent reads lines of JSON from standard input: a request to reserve ports for the ranks
+(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, then signals to send (`{"signal": 15, "ranks": [0]}`). It writes
+events to standard output (see `hvkeras.launcher.host_agents`).
 
-When standard input ends, because the job is over or the launcher is gone, every process below this one ends. The agent
-is the child of a guard, which does nothing but wait: if the agent is killed, or stays stopped, the guard ends what is
-left; if the guard is killed, the agent does.
+When standard input closes, because the job is over or the launcher is gone, the agent ends every process below it. The
+agent is the child of a guard, a watchdog process that only waits. If the agent is killed, or stays stopped, the guard
+ends the remaining processes; if the guard is killed, the agent does so.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ import tty
 from typing import Any
 
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
-KILL_GRACE = 5.0  # seconds for SIGKILL to work; a process that hangs in the kernel is not waited for
-LOOK = 0.5  # seconds between two looks of the guard at the agent
-PATIENCE = 15.0  # seconds for which the agent may be stopped, unless the command line says otherwise
+KILL_GRACE = 5.0  # seconds for SIGKILL to take effect; nothing waits longer for a process that hangs in the kernel
+LOOK = 0.5  # seconds between the guard's checks of the agent
+PATIENCE = 15.0  # seconds for which the agent may stay stopped, unless the command line says otherwise
 CHUNK = 65536
-SPARE = 4  # open files: what looking through /proc takes, and more
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl's numbers, from <linux/prctl.h>
+SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Rank:
-    """One running rank: its process, which leads a session of its own, and the ends of its output."""
+    """One running rank: its process, which leads its own session, and the read ends of its output streams."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
         self.number, self.process, self.streams, self.over = number, process, streams, False
@@ -49,7 +50,7 @@ class Rank:
 class Agent:
     """The ranks of one host.
 
-    The job has `folder`, `environment`, and `ranks` with `rank`, `command`, `environment` and `terminal`.
+    The job has `folder`, `environment` and `ranks`; each of these has `rank`, `command`, `environment` and `terminal`.
     """
 
     def __init__(self) -> None:
@@ -59,10 +60,10 @@ class Agent:
         self._launcher_is_there = self._guard_is_there = True
         self._partial = b""
         self._held: list[socket.socket] = []
-        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when files run out
+        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when descriptors run out
 
     def run(self) -> None:
-        """Says hello, starts the ranks that it is then told to, and serves them until standard input ends."""
+        """Sends hello, starts the ranks of the job that it receives, and serves them until standard input closes."""
         _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, self._lose_guard)
         woken, waker = os.pipe()
@@ -78,7 +79,7 @@ class Agent:
         self._end_all()
 
     def _lose_guard(self, *_: Any) -> None:
-        """Ends the ranks without a word: how they end now says nothing about the job."""
+        """Ends the ranks without reporting it: how they end now says nothing about the job."""
         self._launcher_is_there = self._guard_is_there = False
 
     def _start(self, job: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -123,7 +124,7 @@ class Agent:
         self._reap()
 
     def _on_command(self) -> None:
-        text = os.read(0, CHUNK)  # nothing waits in sys.stdin: the launcher goes on after our hello
+        text = os.read(0, CHUNK)  # sys.stdin has buffered nothing: the launcher sends more only after our hello
         if not text:
             self._launcher_is_there = False
             self._selector.unregister(0)
@@ -145,7 +146,7 @@ class Agent:
                 _signal_group(rank.process.pid, command["signal"])
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
-        """Keeps free ports from other programs: sockets that never listen share them with servers that allow it."""
+        """Reserves free ports with sockets that never listen: only servers that allow port sharing can use them."""
         for _ in range(count):
             holder = socket.socket()
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -155,12 +156,12 @@ class Agent:
                     "address": _own_address(interfaces)})
 
     def _pass_on(self, rank: Rank, descriptor: int) -> bool:
-        """Passes on what is there; says whether there may be more."""
+        """Forwards the output that is available; returns whether there may be more."""
         try:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
             return False
-        except OSError:  # a terminal ends with EIO
+        except OSError:  # a terminal reports its end as EIO
             data = b""
         if not data:
             self._selector.unregister(descriptor)
@@ -172,7 +173,7 @@ class Agent:
         return True
 
     def _reap(self) -> None:
-        """Notes which processes have ended; a rank's last output goes before its end."""
+        """Records which processes have ended; sends a rank's last output before its exit event."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -190,7 +191,7 @@ class Agent:
                     self._tell({"type": "exit", "rank": rank.number, "code": rank.process.returncode})
 
     def _end_all(self) -> None:
-        """Ends what is left: the ranks with a grace, and then every process that descends from this one."""
+        """Ends what is left: the ranks with a grace period, then every process that descends from this one."""
         if not self._guard_is_there:
             _let_go(1)
         for rank in self._ranks:
@@ -215,10 +216,10 @@ class Agent:
 
 
 def guarded(patience: float) -> None:
-    """Goes on in a child process, and stays behind as its guard, which ends with it.
+    """Forks: returns in the child, which becomes the agent; this process becomes its guard, and exits with it.
 
     Args:
-        patience: Seconds for which the agent may be stopped.
+        patience: Seconds for which the agent may stay stopped.
     """
     _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # for sigtimedwait
@@ -245,7 +246,7 @@ def guarded(patience: float) -> None:
 
 
 def _watch(agent: int, patience: float) -> str:
-    """Waits for the agent; says how it ended, if not by itself."""
+    """Waits for the agent to end; returns how it ended, or "" if it ended by itself."""
     stopped = 0.0
     while True:
         pid, status = os.waitpid(agent, os.WNOHANG)
@@ -261,14 +262,14 @@ def _watch(agent: int, patience: float) -> str:
 
 
 def _let_go(descriptor: int) -> None:
-    """Puts nothing in the place of a pipe, whose other end then sees that nobody here holds it."""
+    """Replaces a pipe with /dev/null, so that the other end sees that this process no longer holds the pipe."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, descriptor)
     os.close(nothing)
 
 
 def _own_address(interfaces: list[str]) -> str:
-    """The address of the first interface that has one, else the one that ssh came to; "" where there is neither."""
+    """Returns the address of the first interface that has one, else the one that ssh connected to, else ""."""
     for name in interfaces:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
@@ -278,7 +279,7 @@ def _own_address(interfaces: list[str]) -> str:
 
 
 def terminal(size: list[int]) -> tuple[int, int]:
-    """Makes a terminal of `size` (columns, rows) that passes bytes as they are."""
+    """Opens a pseudo-terminal of `size` (columns, rows) that passes bytes through unchanged."""
     ours, theirs = os.openpty()
     tty.setraw(theirs)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
@@ -291,7 +292,7 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _kill_descendants() -> bool:
-    """Kills every living process below this one; says whether there were any."""
+    """Kills every living process below this one; returns whether there were any."""
     left = _descendants(os.getpid())
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -300,14 +301,14 @@ def _kill_descendants() -> bool:
 
 
 def process_state(pid: int) -> str:
-    """The letter of a process's state: T for a stopped one."""
+    """Returns the letter of a process's state: T for a stopped one."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[0]
     return ""
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """Lists the living processes below one, in whatever session or group they are."""
+    """Lists the living descendants of a process, whatever their session or group."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""`hvkeras run --check-build`: which launcher works with which backend on this machine, and why not."""
+"""`hvkeras run --check-build`: which launchers work with which backends on this machine, and why others do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
 
 
 def _rows() -> list[tuple[str, Launch, str]]:
-    """Each launcher's name, what a rank of it would find, and why the launcher itself does not work here."""
+    """Lists each launcher's name, the launch that its ranks would detect, and why it does not work here itself."""
     no_mpi = "" if found("mpirun") or found("mpiexec") else "mpirun is not installed: pip install 'hvkeras[mpi]'"
     no_horovod = "" if horovod_is_installed() else "Horovod's horovodrun is not installed: " + installed.BUILD
     no_slurm = "" if found("srun") else "srun is not installed"
@@ -49,13 +49,13 @@ def _built_without(part: str, there: bool) -> str:
 
 
 def verdict(backend: type[Backend], launch: Launch, launcher_problem: str) -> str:
-    """Says why a pair does not work here; "" when it does."""
+    """Returns why a backend and a launcher do not work together here; "" if they do."""
     available = backend.availability()
     return launcher_problem or ("" if available.ok else available.reason) or backend.objection(launch)
 
 
 def check_build() -> int:
-    """Prints the table, the reasons under it, and the versions.
+    """Prints the table, the reasons below it, and the installed versions.
 
     Returns:
         The exit code, 0.
@@ -86,7 +86,7 @@ def check_build() -> int:
 
 
 def facts(names: list[str]) -> list[str]:
-    """What is installed, one fact a line."""
+    """Lists what is installed, one fact per line."""
     lines = [f"hvkeras {__version__}, Python {sys.version.split()[0]} at {sys.executable}"]
     lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
     lines += [f"backend {name}: {backend_class(name).availability().reason}" for name in names]
@@ -98,7 +98,7 @@ def facts(names: list[str]) -> list[str]:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package by its import name, or ""."""
+    """Returns the installed version of a package, given its import name, or ""."""
     for distribution in (package, f"{package}-cpu", f"{package}-intel", package.replace("_", "-")):
         try:
             return metadata.version(distribution)
@@ -108,13 +108,13 @@ def version_of(package: str) -> str:
 
 
 def found(command: str) -> str:
-    """The path of a command: beside this Python first, since environments are not always activated; or ""."""
+    """Returns a command's path or "", searching beside this Python first: its environment may not be activated."""
     beside = Path(sys.executable).parent / command
     return str(beside) if beside.is_file() else shutil.which(command) or ""
 
 
 def version_output(launcher: str) -> str | None:
-    """What `launcher --version` prints; None if it does not start."""
+    """Returns what `launcher --version` prints; None if it does not start."""
     try:
         return subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE,
                               check=False).stdout.strip()

@@ -1,4 +1,4 @@
-"""The last word of a job: what failed first, and the exit code."""
+"""The exit report of a job: what failed first, and the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PID = re.compile(r" \(pid \d+\)")
 
 
 def described_end(code: int) -> str:
-    """Words how a process ended: `exited with code 3`, `was killed by SIGKILL`."""
+    """Describes how a process ended: `exited with code 3`, `was killed by SIGKILL`."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -30,16 +30,16 @@ def described_end(code: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """The exit code that a shell shows for a process: 128 and the signal for a killed one."""
+    """Returns the exit code that a shell shows for a process: 128 plus the signal number for a killed one."""
     return code if code >= 0 else 128 - code
 
 
 def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
-    """The job's exit code: the one of the rank that failed first.
+    """Returns the job's exit code: that of the rank that failed first.
 
     Args:
         cause: Why the job ended early, if it did.
-        codes: How the processes ended that ended by themselves, in the order of their ends.
+        codes: Exit codes of the processes that ended by themselves, in the order in which they ended.
     """
     if cause is None:
         return next((shell_code(code) for code in codes.values() if code), 0)
@@ -48,18 +48,18 @@ def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
 
 
 def known_better(cause: Cause, codes: dict[int, int]) -> Cause:
-    """The cause, with how the process ended where the ranks have but seen that it was lost."""
+    """Returns the cause, completed with how the process ended if the ranks saw only that it was lost."""
     if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
         return dataclasses.replace(cause, error=described_end(codes[cause.rank]))
     return cause
 
 
 def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
-    """Words what failed first, with the failed rank's traceback, or the end of its standard error, last.
+    """Formats what failed first, with the failed rank's traceback or the end of its standard error.
 
     Args:
         cause: Why the job ended early.
-        codes: How the processes ended that ended by themselves.
+        codes: Exit codes of the processes that ended by themselves.
         tail: The end of the failed rank's standard error.
     """
     cause = known_better(cause, codes)
@@ -77,7 +77,7 @@ def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
 
 
 def root_cause(stderr: str, code: int) -> str:
-    """Finds in one line why a job failed.
+    """Finds why a job failed, in one line.
 
     Args:
         stderr: The standard error of `hvkeras run`, which ends with `last_words` or an error of its own.
@@ -98,12 +98,12 @@ def root_cause(stderr: str, code: int) -> str:
 
 
 def why_not_started(error: str, number: int, culprit: str) -> str:
-    """What there is to say of a command that could not be started.
+    """Explains why a command could not be started.
 
     Args:
-        error: The system's words.
-        number: The system's number of the error.
-        culprit: The command, or the folder that is not there.
+        error: The system's error text.
+        number: The system's error number.
+        culprit: The command, or the missing folder.
     """
     hint = "check its spelling, the PATH and the current folder there"
     if culprit.endswith(".py"):

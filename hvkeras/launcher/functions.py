@@ -1,4 +1,4 @@
-"""`hvkeras.run`: a Python function on several processes, from a script or a notebook."""
+"""`hvkeras.run`: runs a Python function on several processes, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hvkeras.launcher.printer import CLEAR, TAIL
 CALL = "call.pickle"
 BOOT = "boot.py"
 LAUNCHER = "launcher.py"
-# Runs a module where it would be found in the process that called: with its path, without the current folder.
+# Runs a module with the search path of the calling process, without the current folder.
 BOOT_SOURCE = """\
 import runpy, sys
 sys.path[:1] = [entry for entry in {path!r} if entry not in sys.path]
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 ERASE = CLEAR.decode()
-LAST_LINES = 30  # of the ranks' standard error that the exception repeats
+LAST_LINES = 30  # lines of the ranks' standard error that the exception repeats
 
 
 def run(
@@ -49,11 +49,11 @@ def run(
     network_interface: str | None = None, network_interfaces: Any = None, executable: str | None = None,
     np: int | None = None, min_np: int | None = None, max_np: int | None = None,
 ) -> list[Any]:
-    """Runs a function on several processes, and returns what it returned on each.
+    """Runs a function on several processes, and returns the result from each.
 
-    The processes are those of `hvkeras run`, which shows their output line by line. The function, its arguments and its
-    results travel by cloudpickle, so it may be one of a notebook. Modules are found where this process finds them. It
-    calls `hvd.init()` itself.
+    `hvkeras run` starts the processes, and shows their output line by line. The function, its arguments and its results
+    are serialised with cloudpickle, so the function may be defined in a notebook. Modules are found where this process
+    finds them. The function calls `hvd.init()` itself.
 
     Example:
         def train(rate):
@@ -67,26 +67,26 @@ def run(
         func: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        num_proc: How many processes.
-        min_num_proc: For elastic jobs, which are not there yet; like all such, only None is possible.
+        num_proc: The number of processes.
+        min_num_proc: For elastic jobs, which are not supported yet; like all such arguments, it must be None.
         max_num_proc: See `min_num_proc`.
         slots: See `min_num_proc`.
-        reset_limit: How often all processes are started again after one has failed; never by default.
+        reset_limit: How often all processes are restarted after one has failed; never by default.
         cooldown_range: See `min_num_proc`.
         hosts: As `hvkeras run -H`; the current folder must then be shared by all hosts.
         hostfile: As `hvkeras run -hostfile`.
         host_discovery_script: See `min_num_proc`.
-        start_timeout: Seconds that hosts and ranks have to come up.
+        start_timeout: Seconds within which hosts and ranks must start.
         ssh_port: Port of ssh on the other hosts.
         ssh_identity_file: Key for ssh.
-        disable_cache: Accepted for Horovod's sake; nothing is cached.
+        disable_cache: Accepted for compatibility with Horovod; nothing is cached.
         output_filename: A folder for each rank's output.
-        verbose: Whether the launcher says each step.
-        use_gloo: Accepted for Horovod's sake: the backend is chosen by HVKERAS_BACKEND or `hvd.init`.
+        verbose: Whether the launcher reports each step.
+        use_gloo: Accepted for compatibility with Horovod: HVKERAS_BACKEND or `hvd.init` selects the backend.
         use_mpi: See `use_gloo`.
-        mpi_args: Only None is possible: start with mpirun to pass options to MPI.
+        mpi_args: Must be None: start with mpirun to pass options to MPI.
         network_interface: Network interfaces between hosts, separated by commas.
-        network_interfaces: The same, as a list or text.
+        network_interfaces: The same, as a list or a string.
         executable: The Python that the processes run; this one by default.
         np: The same as `num_proc`, which it overrides.
         min_np: See `min_num_proc`.
@@ -97,8 +97,8 @@ def run(
 
     Raises:
         UsageError: An argument is wrong, or the function cannot be pickled.
-        UnsupportedError: An elastic job was asked for, or options for MPI.
-        PeerError: The function failed on some rank; the message ends as that rank's output did.
+        UnsupportedError: An elastic job or options for MPI were requested.
+        PeerError: The function failed on some rank; the message ends with the end of that rank's output.
     """
     elastic = {"min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots,
                "cooldown_range": cooldown_range, "host_discovery_script": host_discovery_script, "min_np": min_np,
@@ -133,14 +133,14 @@ def run(
 
 def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, folder: Path,
                executable: str | None = None) -> list[str]:
-    """Leaves a call in a folder.
+    """Saves a function call in a folder.
 
     Args:
         func: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        folder: The folder, which must be there until the call is over.
-        executable: The Python to run it; this one by default.
+        folder: The folder, which must exist until the call is over.
+        executable: The Python that runs it; this one by default.
 
     Returns:
         The command line that makes the call on a rank.
@@ -155,7 +155,7 @@ def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Where a rank leaves its result."""
+    """Returns the file in which a rank saves its result."""
     return folder / f"rank.{rank}.pickle"
 
 
@@ -170,9 +170,9 @@ def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _run_to_its_end(command: Sequence[str]) -> None:
-    """Runs `hvkeras run`, and shows its output where Python's goes: in a notebook that is the cell.
+    """Runs `hvkeras run`, and shows its output where Python's own goes: in a notebook, that is the cell.
 
-    Where that moves, in a terminal or a notebook, rank 0's progress bar does.
+    In a terminal or a notebook, where lines can be redrawn, rank 0's progress bar moves.
     """
     live = sys.stdout.isatty() or in_notebook()
     size = shutil.get_terminal_size((100, 40))
@@ -191,7 +191,7 @@ def _run_to_its_end(command: Sequence[str]) -> None:
     for reader in readers:
         reader.start()
     try:
-        code = job.wait()  # training may take days; the launcher ends ranks that fail or do not come up
+        code = job.wait()  # training may take days; the launcher ends ranks that fail or do not start
     except BaseException:
         job.send_signal(signal.SIGINT)  # the launcher ends its ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -209,9 +209,9 @@ def _run_to_its_end(command: Sequence[str]) -> None:
 
 
 def _show(source: int, target: Any, last: bytearray) -> None:
-    """Passes on what comes, and keeps the end of it."""
+    """Copies the source to the target as data arrives, and keeps the end of it."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    wipe = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell knows no other way to empty a line
+    wipe = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
     while data := _read(source):
         target.write(decoder.decode(data).replace(ERASE, wipe))
         target.flush()
@@ -220,7 +220,7 @@ def _show(source: int, target: Any, last: bytearray) -> None:
 
 
 def _read(source: int) -> bytes:
-    """The next bytes; none at the end, which a terminal tells by an error."""
+    """Returns the next bytes; none at the end, which a terminal reports as an error."""
     try:
         return os.read(source, TAIL)
     except OSError:

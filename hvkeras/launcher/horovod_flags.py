@@ -1,7 +1,7 @@
 """Flags of horovodrun that tune Horovod's own engine, and the file that may hold flags.
 
-The flags set Horovod's variables, as horovodrun does: the backend `horovod` follows them, and the others say once which
-of them mean nothing there.
+The flags set Horovod's variables, as horovodrun does. The backend `horovod` follows them; the others report once which
+of them have no effect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from hvkeras.errors import MachineError, UsageError, explain
 
-_SWITCH = None  # a flag without a value, and with a --no- twin
+_SWITCH = None  # a flag without a value, which also has a --no- form
 _Kind = Callable[[str], Any] | None
 
 
@@ -57,7 +57,7 @@ TUNING: dict[str, tuple[_Kind, str]] = {
     "--log-hide-timestamp": (_SWITCH, "HOROVOD_LOG_HIDE_TIME"),
 }
 
-# The sections of the file: for each of their keys the flag, without its dashes.
+# The sections of the file: each maps its keys to flags, without the leading dashes.
 _SECTIONS: dict[str, dict[str, str]] = {
     "params": {name: name for name in ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity",
                                        "hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce")},
@@ -73,7 +73,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
 
 
 def add_tuning_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags, each with the variable that it sets as its help."""
+    """Adds the flags; the help of each names the variable that it sets."""
     group = parser.add_argument_group("Horovod's own engine (--backend horovod)")
     for flag, (kind, variable) in TUNING.items():
         if kind is _SWITCH:
@@ -88,7 +88,7 @@ def add_tuning_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def tuning_variables(flags: argparse.Namespace) -> dict[str, str]:
-    """Finds the variables that the given flags set."""
+    """Returns the variables that the given flags set."""
     given = {variable: getattr(flags, flag[2:].replace("-", "_")) for flag, (_, variable) in TUNING.items()}
     found = {name: str(int(value)) if isinstance(value, bool) else str(value)
              for name, value in given.items() if value is not None}
@@ -96,7 +96,7 @@ def tuning_variables(flags: argparse.Namespace) -> dict[str, str]:
 
 
 def flags_of_file(path: str) -> list[str]:
-    """Reads a file of flags as horovodrun does (YAML), and words them as a command line.
+    """Reads a file of flags as horovodrun does (YAML), and returns them as command-line arguments.
 
     Example:
         A file of `stall_check: {enabled: false}` gives `["--no-stall-check"]`.
@@ -106,7 +106,7 @@ def flags_of_file(path: str) -> list[str]:
 
     Raises:
         MachineError: PyYAML is not installed.
-        UsageError: The file cannot be read, or holds what horovodrun's files do not.
+        UsageError: The file cannot be read, or has content that horovodrun's files do not have.
     """
     try:
         import yaml

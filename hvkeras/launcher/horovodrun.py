@@ -1,4 +1,4 @@
-"""Horovod's own launcher, where it is installed."""
+"""Detection of Horovod's own launcher."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 
 
 def horovod_is_installed() -> bool:
-    """Says whether Horovod's launcher can be imported."""
+    """Returns whether Horovod's launcher can be imported."""
     try:
         return importlib.util.find_spec("horovod.runner.launch") is not None
     except ImportError:

@@ -1,4 +1,4 @@
-"""The launcher's side of an agent: starts it here or over ssh, hands it the job, and reads its events.
+"""The launcher's side of an agent: starts it locally or over ssh, sends it the job, and reads its events.
 
 An agent writes its events as lines of JSON:
 
@@ -30,11 +30,11 @@ from hvkeras.launcher.agent import process_state
 from hvkeras.launcher.limits import how_to_make_room
 from hvkeras.launcher.placement import HostRanks
 
-# Runs the agent from the text on standard input: the other host needs no hvkeras for it, and versions cannot differ.
+# Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
 BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"
 AGENT = Path(__file__).with_name("agent.py")
 LINE_LIMIT = 4 * 1024 * 1024
-# What describes the launcher's host or session rather than the job.
+# Variables that describe the launcher's host or session rather than the job.
 _OWN_TO_A_HOST = frozenset({
     "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL",
     "SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM", "USER", "XAUTHORITY",
@@ -46,18 +46,18 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ssh:
-    """How ssh is called: `-p` and `-i`, and the seconds until a host counts as not there."""
+    """How to call ssh: its `-p` and `-i`, and the seconds after which a host counts as unreachable."""
 
     port: int | None = None
     identity_file: str | None = None
     timeout: float = 60.0
 
     def command(self, host: str, patience: float) -> list[str]:
-        """The ssh command line that starts an agent; nothing secret is on it."""
+        """Returns the ssh command line that starts an agent; it contains nothing secret."""
         return self.line(host, "exec " + shlex.join(_agent_command(patience)))
 
     def line(self, host: str, command: str) -> list[str]:
-        """The ssh command line that runs a shell's command there."""
+        """Returns the ssh command line that runs a shell command on a host."""
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
                    "-o", "ServerAliveInterval=15"]
         options += ["-p", str(self.port)] if self.port is not None else []
@@ -70,18 +70,18 @@ def _agent_command(patience: float) -> list[str]:
 
 
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that other hosts get, too: all but those that belong to this host or session."""
+    """Returns the variables to export to other hosts: all but those that belong to this host or session."""
     return {name: value for name, value in environ.items() if name not in _OWN_TO_A_HOST}
 
 
 class HostAgent:
-    """One agent, seen from the launcher.
+    """One agent, as the launcher sees it.
 
     Args:
         host: The host and its ranks.
         ssh: How to reach other hosts.
         on_event: Called with each event that names a rank.
-        patience: Seconds for which the agent may be stopped.
+        patience: Seconds for which the agent may stay stopped.
     """
 
     def __init__(self, host: HostRanks, ssh: Ssh, on_event: Callable[[HostAgent, Event], None],
@@ -100,7 +100,7 @@ class HostAgent:
         """Starts the agent and waits for its hello.
 
         Raises:
-            MachineError: There is no ssh, or the host cannot be reached in time.
+            MachineError: ssh is not installed, or the host cannot be reached in time.
         """
         command = (_agent_command(self._patience) if self.host.local
                    else self._ssh.command(self.host.name, self._patience))
@@ -134,20 +134,20 @@ class HostAgent:
 
     async def _hello(self) -> None:
         while True:
-            event = _event(await self._line())  # a login shell may greet as well
+            event = _event(await self._line())  # a login shell may print a greeting as well
             if event is not None and event["type"] == "hello":
                 self.host_name = str(event["host"])
                 return
 
     async def reserve(self, interfaces: Sequence[str]) -> list[str]:
-        """Has the agent keep a free port for each rank.
+        """Has the agent reserve a free port for each rank.
 
         Args:
-            interfaces: The network interfaces that the job uses; where there are none, the host's name serves, or the
-                address by which ssh found it.
+            interfaces: The network interfaces that the job uses; without any, the address that ssh connected to is
+                used, or the host's name.
 
         Returns:
-            The ranks' `host:port`.
+            The `host:port` of each rank.
 
         Raises:
             MachineError: The host was lost, or has no such interface.
@@ -166,7 +166,7 @@ class HostAgent:
         return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for port in event["ports"]]
 
     async def run(self, job: Mapping[str, Any]) -> None:
-        """Hands over the job, and passes events on until the agent ends."""
+        """Sends the job, and passes events on until the agent ends."""
         self._send(json.dumps(job).encode() + b"\n")
         with contextlib.suppress(EOFError):
             while True:
@@ -183,30 +183,30 @@ class HostAgent:
         self._send(json.dumps({"signal": number, "ranks": list(ranks)}).encode() + b"\n")
 
     def release(self) -> None:
-        """Ends the agent's standard input: it ends whatever is left there."""
+        """Closes the agent's standard input, so that it ends whatever is left on its host."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     async def ended(self, timeout: float) -> None:
-        """Waits for the agent's process, and kills it when it stays."""
+        """Waits for the agent's process to end, and kills it after `timeout` seconds."""
         if self._process is None:
             return
         try:
             await asyncio.wait_for(self._process.wait(), timeout)
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # its guard is in its group
+                os.killpg(self._process.pid, signal.SIGKILL)  # the agent's guard is in the same group
             await self._process.wait()
         if self._complaints is not None:
-            if self.host.local:  # an agent whose guard is gone holds it as long as it has something to end
+            if self.host.local:  # an agent without its guard keeps stderr open while it ends processes
                 await asyncio.wait({self._complaints}, timeout=timeout)
             self._complaints.cancel()
 
     def is_stopped(self, seconds: float) -> bool:
-        """Whether the agent's guard, or what connects to it, has been stopped for too long; each time, only once.
+        """Returns whether the agent's guard, or the ssh to it, has been stopped for too long; true once per stop.
 
         Args:
-            seconds: How long the last look is ago.
+            seconds: Seconds since the last check.
         """
         if self._process is None or self._process.returncode is not None:
             return False
@@ -215,14 +215,14 @@ class HostAgent:
         return before < self._patience <= self._stopped
 
     def wake(self) -> None:
-        """Lets a stopped agent go on, to end what is left on its host."""
+        """Resumes a stopped agent, so that it ends what is left on its host."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGCONT)
         self.release()
 
     async def complaint(self) -> str:
-        """What the agent, or ssh, printed to standard error, in one line."""
+        """Returns what the agent, or ssh, printed to standard error, in one line."""
         if self._complaints is None:
             return ""
         with contextlib.suppress(asyncio.TimeoutError):
@@ -254,7 +254,7 @@ def _event(line: bytes) -> Event | None:
 
 
 async def _end_of(reader: asyncio.StreamReader) -> str:
-    """Reads to the end and keeps the last part."""
+    """Reads to the end of the stream, and returns the last part."""
     kept = b""
     while data := await reader.read(65536):
         kept = (kept + data)[-65536:]

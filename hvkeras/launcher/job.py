@@ -1,4 +1,4 @@
-"""What `hvkeras run` is to run."""
+"""The description of a job for `hvkeras run`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Job:
 
     Attributes:
         command: The ranks' command line.
-        hosts: Where they run.
+        hosts: The hosts and their ranks.
         folder: Their working folder, on every host.
-        environment: Their environment, the settings of hvkeras among it.
-        ssh: How other hosts are reached.
-        verbose: Whether each step is said.
+        environment: Their environment, including the settings of hvkeras.
+        ssh: How to reach other hosts.
+        verbose: Whether the launcher reports each step.
         terminal: Columns and rows for rank 0's standard output, or None for a pipe.
-        reset_limit: How often all ranks are started again after one has failed.
-        tf_config: Whether ranks get a TF_CONFIG, in which each is a worker.
+        reset_limit: How often all ranks are restarted after one has failed.
+        tf_config: Whether each rank gets a TF_CONFIG in which it is a worker.
     """
 
     command: Sequence[str]
@@ -37,5 +37,5 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return sum(len(host.ranks) for host in self.hosts)

@@ -1,4 +1,4 @@
-"""What a launcher needs of its machine: a current folder, open files, processes and memory."""
+"""What a launcher needs from its machine: a current folder, open files, processes and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 
 from hvkeras.errors import MachineError, UsageError, explain
 
-FILES_OF_A_LAUNCHER = 40  # that are open besides those for ranks and hosts: Python's, asyncio's, a report's
+FILES_OF_A_LAUNCHER = 40  # open files besides those for ranks and hosts: Python's, asyncio's, a report's
 FILES_OF_A_HOST = 4  # three pipes, and one that is open while its agent starts
 _FIXES = {
     errno.EMFILE: "raise the limit of open files, which ulimit -n shows, or lower -np",
@@ -16,22 +16,22 @@ _FIXES = {
     errno.EAGAIN: "lower -np, or raise the limit of processes: ulimit -u, and that of a container or a service",
     errno.ENOMEM: "lower -np, or make room in memory",
 }
-ROOM_TO_MAKE = frozenset(_FIXES)  # what the operating system answers where something is used up
+ROOM_TO_MAKE = frozenset(_FIXES)  # the operating system's error numbers for an exhausted resource
 
 
 def out_of_room(error: OSError) -> str:
-    """Words an error of `ROOM_TO_MAKE`."""
+    """Describes an error whose number is in `ROOM_TO_MAKE`."""
     return explain(f"This machine must have room for the job ({os.strerror(error.errno or 0)})",
                    how_to_make_room(error.errno or 0))
 
 
 def how_to_make_room(number: int) -> str:
-    """What helps against an error of the operating system; "" if it is none of `ROOM_TO_MAKE`."""
+    """Returns the fix for an error number of the operating system; "" if it is not in `ROOM_TO_MAKE`."""
     return _FIXES.get(number, "")
 
 
 def require_current_folder() -> None:
-    """Makes sure that the current folder exists.
+    """Checks that the current folder exists.
 
     Raises:
         UsageError: It was removed.
@@ -44,14 +44,14 @@ def require_current_folder() -> None:
 
 
 def require_open_files(ranks: int, hosts: int) -> None:
-    """Makes sure that a launcher can have as many open files as its job needs.
+    """Checks that a launcher may open as many files as its job needs.
 
     Args:
-        ranks: How many ranks connect to it.
-        hosts: How many agents it talks to.
+        ranks: The number of ranks that connect to it.
+        hosts: The number of agents that it talks to.
 
     Raises:
-        MachineError: It cannot.
+        MachineError: The limit of open files is too low.
     """
     needed = FILES_OF_A_LAUNCHER + FILES_OF_A_HOST * hosts + ranks
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

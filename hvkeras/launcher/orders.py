@@ -1,4 +1,4 @@
-"""What the agents of a job are told to start: commands, and the environment of each rank."""
+"""The orders that the launcher sends to a job's agents: commands, and the environment of each rank."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvkeras.settings import Settings
 
 
 def order_of(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str]) -> dict[str, Any]:
-    """The job as the agent of a host wants it.
+    """Returns the job in the form that a host's agent expects.
 
     Args:
         job: The job.
-        host: The host, and its ranks.
+        host: The host and its ranks.
         secret: The job's secret.
-        address: Where the control channel listens.
-        workers: host:port of each rank, for TF_CONFIG; none without one.
+        address: The address at which the control channel listens.
+        workers: host:port of each rank, for TF_CONFIG; empty without one.
     """
     shared = {"HVKERAS_SECRET": secret, hvkeras_run.CONTROL_ADDRESS: address,
               hvkeras_run.PROCESS_COUNT: str(job.size),
@@ -44,7 +44,7 @@ def order_of(job: Job, host: HostRanks, secret: str, address: str, workers: Sequ
 
 
 def _numbers(job: Job, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
-    """A rank's numbers under Horovod's names."""
+    """Returns Horovod's variables for a rank: rank and size, with their local and cross counterparts."""
     column = [each.name for each in job.hosts if len(each.ranks) > local_rank]
     return announced(hvkeras_run.LAUNCHER, named(rank, job.size, local_rank, len(host.ranks),
                                                  column.index(host.name), len(column), host.name))

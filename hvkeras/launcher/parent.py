@@ -1,10 +1,11 @@
-"""A launcher that a process starts for itself, as `hvkeras.run` and `hvkeras compare` do, ends with that process."""
+"""Ends a launcher together with the process that started it, such as `hvkeras.run` or `hvkeras compare`."""
 
 from __future__ import annotations
 
 import os
 
-# SIGTERM, at which `hvkeras run` ends its ranks, once the parent is gone; 1 is PR_SET_PDEATHSIG of <linux/prctl.h>.
+# Sends SIGTERM, on which `hvkeras run` ends its ranks, once the parent is gone.
+# 1 is PR_SET_PDEATHSIG from <linux/prctl.h>.
 _PROGRAM = """import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 if os.getppid() != {parent}:
@@ -13,5 +14,5 @@ if os.getppid() != {parent}:
 
 
 def ends_with_parent() -> str:
-    """The first lines of a Python program that this process starts: it gets SIGTERM when this one is gone, however."""
+    """Returns the first lines of a Python child's program, which give it SIGTERM however this process ends."""
     return _PROGRAM.format(parent=os.getpid())

@@ -1,4 +1,4 @@
-"""Which rank runs on which host: what `-np`, `-H` and `-hostfile` say."""
+"""Rank placement: which rank runs on which host, according to `-np`, `-H` and `-hostfile`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class HostRanks:
     """The ranks of one host.
 
     Attributes:
-        name: The host, as the user wrote it; `localhost` for this machine, whatever it was called.
-        ranks: Their numbers, consecutive.
-        local: Whether it is this machine, where no ssh is needed.
+        name: The host, as the user wrote it; `localhost` for this machine, whatever name was given.
+        ranks: Their numbers, which are consecutive.
+        local: Whether it is this machine, which needs no ssh.
     """
 
     name: str
@@ -30,7 +30,7 @@ class HostRanks:
 
 
 def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[HostRanks]:
-    """Spreads ranks over hosts, filling each host's slots in the given order.
+    """Distributes ranks over hosts, filling each host's slots in the given order.
 
     Example:
         >>> place(3, "node1:2,node2:2", None)[1].ranks
@@ -39,13 +39,13 @@ def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[Ho
     Args:
         count: The number of ranks, or None for as many as there are slots.
         hosts: `name:slots,name:slots`, or None.
-        hostfile: A file with `name slots=n` or `name:n` a line, or None.
+        hostfile: A file with `name slots=n` or `name:n` on each line, or None.
 
     Returns:
         The hosts that have ranks, in order.
 
     Raises:
-        UsageError: The arguments cannot be read, contradict each other, or ask for too many ranks.
+        UsageError: The arguments cannot be read, contradict each other, or request too many ranks.
     """
     if hosts and hostfile:
         raise UsageError(explain("Hosts must come from one place", "leave out either -H or -hostfile", hosts=hosts,
@@ -113,7 +113,7 @@ def _from_file(path: Path) -> list[tuple[str, int]]:
 
 
 def _merged(entries: list[tuple[str, int]]) -> dict[str, int]:
-    """Adds up the slots of hosts that are named twice; all names of this machine are one host."""
+    """Adds up the slots of hosts that are listed more than once; all names of this machine count as one host."""
     slots: dict[str, int] = {}
     for name, number in entries:
         key = THIS_HOST if is_local(name) else name

@@ -1,8 +1,8 @@
-"""Shows the ranks' output on one screen, line by line, each line under its rank.
+"""Shows the ranks' output on one screen, line by line, each line prefixed with its rank.
 
-Whole lines alone are shown, so that no two ranks mix in one. Where standard output is a terminal, rank 0's
-unfinished line is shown as well, at the bottom, so that its progress bar moves; a line of another rank pushes
-it down. In a file, a line that was redrawn by carriage returns is what it was in the end.
+Only complete lines are shown, so that a line never mixes the output of two ranks. If standard output is a terminal,
+rank 0's unfinished line is also shown, at the bottom, so that its progress bar moves; a line of another rank pushes
+it down. In a file, a line that was redrawn with carriage returns appears in its final state.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import BinaryIO
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.disk_space import room_left
 
-# What TensorFlow says of itself when it is loaded, before it has read any log level.
+# What TensorFlow prints about itself while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
 _CHATTER = re.compile(CHATTER.pattern.encode())
-TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the last word
-LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it goes on
+TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the exit report
+LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it is unfinished
 CLEAR = b"\r\x1b[K"
 _GONE = (errno.EIO, errno.ENXIO, errno.EBADF)  # a pipe or terminal that nobody reads any more
 _WORDS = {"stdout": "output", "stderr": "error"}
 
 
 class Printer:
-    """The screen, and with `--output-filename` one file a rank and stream.
+    """The screen and, with `--output-filename`, one file for each rank and stream.
 
     Args:
         size: The number of ranks.
-        stdout: Where ranks' standard output goes.
-        stderr: Where ranks' standard error goes.
-        live: Whether rank 0's unfinished line is shown: when `stdout` is a terminal.
+        stdout: Where the ranks' standard output goes.
+        stderr: Where the ranks' standard error goes.
+        live: Whether rank 0's unfinished line is shown, as it is when `stdout` is a terminal.
         timestamps: Whether lines begin with the time.
-        quiet: Whether TensorFlow's lines about itself are left out; the files have them all the same.
+        quiet: Whether TensorFlow's lines about itself are left out on the screen; the files always have them.
         folder: Where `rank.<n>/stdout` and `rank.<n>/stderr` go, or None.
-        append: Whether they go on with what is in those files.
-        clock: Tells the time in seconds since the epoch.
+        append: Whether output is appended to existing files.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
@@ -51,7 +51,7 @@ class Printer:
         self._quiet = quiet
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
-        self._there = set(self._screens)  # what is closed or full raises once, and is left alone after that
+        self._there = set(self._screens)  # a stream that is closed or full raises once, and is unused after that
         self._shown = b""  # the unfinished line at the bottom of the terminal
         self._tails: dict[int, bytes] = {}
         self._files: dict[tuple[int, str], BinaryIO] = {}
@@ -64,16 +64,16 @@ class Printer:
                     self._files[rank, stream] = (place / stream).open("ab" if append else "wb", buffering=0)
 
     def show(self, rank: int, stream: str, data: bytes) -> None:
-        """Takes what a rank has printed.
+        """Shows the output of a rank.
 
         Args:
-            rank: Who.
+            rank: The rank.
             stream: `stdout` or `stderr`.
             data: The bytes, which may end in the middle of a line.
 
         Raises:
-            OSError: The screen is gone (a closed pipe or terminal); later calls keep the files alone.
-            MachineError: The disk is full, or cannot be written for another reason.
+            OSError: The screen is gone (a closed pipe or terminal); later calls write only the files.
+            MachineError: The disk is full, or cannot be written to for another reason.
         """
         if (rank, stream) in self._files:
             self._keep(rank, stream, data)
@@ -82,7 +82,7 @@ class Printer:
         *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
         if len(rest) > LONGEST_LINE:
             lines, rest = [*lines, rest], b""
-        # A carriage return at the very end takes effect with what follows it.
+        # A carriage return at the very end takes effect only with the text that follows it.
         self._unfinished[rank, stream] = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
         if self._quiet and stream == "stderr":
             lines = [line for line in lines if not _CHATTER.match(line)]
@@ -92,15 +92,15 @@ class Printer:
             self._show_unfinished()
 
     def say(self, text: str) -> None:
-        """Prints lines of the launcher's own, to standard error."""
+        """Prints the launcher's own lines to standard error."""
         self._print("stderr", "".join(f"{line}\n" for line in text.splitlines()).encode())
 
     def tail(self, rank: int) -> str:
-        """The end of a rank's standard error."""
+        """Returns the end of a rank's standard error."""
         return self._tails.get(rank, b"").decode(errors="replace")
 
     def finish(self) -> None:
-        """Shows lines that were never ended, and closes the files."""
+        """Shows lines that were never completed, and closes the files."""
         for (rank, stream), text in sorted(self._unfinished.items()):
             if text:
                 self._print(stream, self._prefix(rank) + _last_state(text) + b"\n", keep_unfinished=False)
@@ -142,7 +142,7 @@ class Printer:
                                            "make room, or send it elsewhere")) from error
 
     def _keep(self, rank: int, stream: str, data: bytes) -> None:
-        """Writes all of it to the rank's file; a full disk takes a part at first."""
+        """Writes all of the data to the rank's file; when the disk fills up, a write may store only a part at first."""
         rest = memoryview(data)
         try:
             while rest:
@@ -157,7 +157,7 @@ class Printer:
 
 
 def _last_state(line: bytes) -> bytes:
-    r"""What a line looks like after its carriage returns: the text after the last one that had some.
+    r"""Returns what a line looks like after its carriage returns: the last text between them that is not empty.
 
     Backspaces before a carriage return, which Keras's progress bar prints, are part of the redrawing.
     """

@@ -1,4 +1,4 @@
-"""Runs a job once: starts its ranks on all hosts, watches them, and ends them all when one fails."""
+"""Runs a job once: starts its ranks on all hosts, monitors them, and ends them all when one fails."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hvkeras.launcher.printer import Printer
 from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
-TICK = 0.25  # seconds between two looks at ranks that ended without joining the job
-UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that connected ranks have for their last line
-INTERRUPT_GRACE = 1.0  # seconds that they have for it when the launcher is interrupted
+TICK = 0.25  # seconds between checks for stopped agents, and for ranks that ended before calling hvd.init()
+UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that connected ranks have for their last output
+INTERRUPT_GRACE = 1.0  # seconds that they have instead when the launcher is interrupted
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
-AGENT_GRACE = 10.0  # seconds in which an agent has ended what is left on its host
-STALLS = 100  # warnings that are kept for a report, the first ones
+AGENT_GRACE = 10.0  # seconds within which an agent must end what is left on its host
+STALLS = 100  # stall warnings kept for a report: the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,7 +40,7 @@ class Launcher:
         printer: Where the ranks' output goes.
 
     Attributes:
-        last_words: What failed first, once the job is over; "" after a good end.
+        last_words: What failed first, once the job is over; "" if the job succeeded.
     """
 
     def __init__(self, job: Job, printer: Printer) -> None:
@@ -90,10 +90,10 @@ class Launcher:
 
     @property
     def _cause(self) -> Cause | None:
-        """Why the job ends early; the server alone knows it, from the ranks and from `_fail`.
+        """Why the job ends early; only the server knows it, from the ranks and from `_fail`.
 
-        A failure reaches the server's thread a moment after `_fail` has returned, so what a job has ended of is read
-        when the server has stopped, which it does after all that it was told before.
+        A failure reaches the server's thread a moment after `_fail` has returned. The cause of a job's end is therefore
+        read after the server has stopped, which happens after it has handled everything reported before.
         """
         return None if self._server is None else self._server.cause
 
@@ -108,7 +108,7 @@ class Launcher:
 
     @property
     def may_start_again(self) -> bool:
-        """Whether the job has failed as a rank may now and then: after the ranks had met, and not by an interrupt."""
+        """Whether the failure is one that ranks have now and then: after the rendezvous, and not an interrupt."""
         return self._cause is not None and self._cause.kind != "setup" and not self._interrupted
 
     def _serve(self, secret: str) -> None:
@@ -126,7 +126,7 @@ class Launcher:
         self._tell(f"the control channel listens on {address[0]}:{address[1]}")
 
     async def _connect(self) -> None:
-        """Starts all agents; raises the first error, or returns when interrupted."""
+        """Starts all agents; raises the first error, or returns early when interrupted."""
         waiting = {asyncio.ensure_future(agent.connect()) for agent in self._agents}
         interrupted = asyncio.ensure_future(self._all_over.wait())
         everything: list[asyncio.Future[Any]] = [*waiting, interrupted]
@@ -142,14 +142,14 @@ class Launcher:
             await asyncio.gather(*everything, return_exceptions=True)
 
     async def _reserve(self) -> None:
-        """Finds an address for each rank, if they are to have a TF_CONFIG."""
+        """Reserves an address for each rank, if the ranks get a TF_CONFIG."""
         if not self._job.tf_config:
             return
         remote = [host.name for host in self._job.hosts if not host.local]
         chosen = self._settings.network_interfaces
         for agent in self._agents:
             found = await asyncio.wait_for(agent.reserve(chosen if remote else ()), self._job.ssh.timeout)
-            if agent.host.local and not chosen:  # its name is localhost, and no ssh came to it
+            if agent.host.local and not chosen:  # its name is localhost, and no ssh connects to it
                 own = address_towards(remote[0]) if remote else LOOPBACK
                 found = [f"{own}:{split_address(address)[1]}" for address in found]
             self._workers += found
@@ -185,7 +185,7 @@ class Launcher:
                         os.killpg(agent.pids[rank], signal.SIGKILL)
                 self._over(rank, -signal.SIGKILL)
 
-    # What the ranks do.
+    # Events of the ranks.
 
     def _on_event(self, agent: HostAgent, event: Event) -> None:
         rank = event["rank"]
@@ -217,7 +217,7 @@ class Launcher:
             self._all_over.set()
 
     async def _watch(self) -> None:
-        """Ends a job whose agent is stopped, or whose ranks wait for one that has ended without joining them."""
+        """Ends a job whose agent is stopped, or whose ranks wait for one that ended before calling `hvd.init()`."""
         while True:
             await asyncio.sleep(TICK)
             for agent in self._agents:
@@ -240,7 +240,7 @@ class Launcher:
 
     def _fail(self, cause: Cause) -> None:
         if self._server is not None:
-            self._server.fail(cause)  # calls _on_end, unless the ranks told of a cause before
+            self._server.fail(cause)  # calls _on_end, unless the ranks have already reported a cause
 
     def _on_end(self) -> None:
         self._loop.call_later(0.0, self._signal_ranks, signal.SIGTERM, True)
@@ -249,7 +249,7 @@ class Launcher:
         self._loop.call_later(grace + KILL_AFTER, self._signal_ranks, signal.SIGKILL, False)
 
     def _signal_ranks(self, number: int, only_strangers: bool) -> None:
-        """Signals running ranks: all, or those that never joined, which nobody else tells of the end."""
+        """Signals running ranks: all, or only those that never connected, which nothing else informs of the end."""
         reached = self._server.met if only_strangers and self._server is not None else frozenset()
         for agent in self._agents:
             ranks = [rank for rank in agent.host.ranks if rank not in self._codes and rank not in reached]
@@ -282,7 +282,7 @@ class Launcher:
                 self._loop.remove_signal_handler(number)
 
     def _suspend(self) -> None:
-        """Ctrl-Z stops the ranks as well, which have sessions of their own; `fg` lets all go on."""
+        """Stops the ranks too on Ctrl-Z, because they have sessions of their own; `fg` resumes all."""
         signalled = set(self._signalled)
         self._signal_ranks(signal.SIGSTOP, False)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -290,7 +290,7 @@ class Launcher:
         self._signalled = signalled
 
     def _ask_where(self) -> None:
-        """Has the ranks say where they are; those that have not called `hvd.init()` are named."""
+        """Has the ranks report their locations; names those that have not called `hvd.init()`."""
         there = frozenset[int]() if self._server is None else self._server.connected
         if silent := [str(rank) for rank in range(self._job.size) if rank not in there and rank not in self._codes]:
             self._say(f"hvkeras run: not in the job yet, or no more: rank{'s' * (len(silent) > 1)} {', '.join(silent)}")
@@ -305,12 +305,12 @@ class Launcher:
             self._server.stop()
         try:
             self._printer.finish()
-        except MachineError as error:  # the ranks have ended well, but not all that they said was kept
+        except MachineError as error:  # the ranks have ended well, but some of their output was not saved
             self._lost_output = str(error)
         except OSError:
-            pass  # nobody reads it
+            pass  # nobody reads the output
 
-    # Small things.
+    # Helpers.
 
     def _from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):

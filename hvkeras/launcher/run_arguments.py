@@ -1,4 +1,4 @@
-"""The command line of `hvkeras run`: horovodrun's flags, as far as they make sense here."""
+"""The command line of `hvkeras run`: horovodrun's flags, as far as they apply to hvkeras."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.horovod_flags import add_tuning_flags, flags_of_file
 from hvkeras.settings import LOG_LEVELS, window_of_steps
 
-# Flags of horovodrun that are not taken, with what to do instead.
+# Flags of horovodrun that are not accepted, with what to do instead.
 _NO_ELASTIC = "the number of ranks is fixed, -np; with --reset-limit N all are started again when one is lost"
 _ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
 _NOT_TAKEN = {
@@ -26,17 +26,17 @@ _NOT_TAKEN = {
     "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
 }
 
-DEFAULT = "hvkeras-report"  # the folder of a report where none is named
+DEFAULT = "hvkeras-report"  # the folder of a report if none is named
 _REPORT = "--report"
-_TWO_WORDS = f"{_REPORT}=\0"  # before the folder, if any, that followed --report as a word of its own
-# Flags of ours that many a script has too: behind the command nobody wonders at them.
+_TWO_WORDS = f"{_REPORT}=\0"  # begins a --report whose folder, if any, was a separate word
+# Flags of ours that many scripts have too: after the command, they need no warning.
 _COMMON = {"--version", "--verbose", "--backend", "--log-level", "--config-file"}
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
 environment. Example: hvkeras run -np 2 python train.py --epochs 3"""
 
 
 class _NotTaken(argparse.Action):
-    """Refuses a flag of horovodrun, rather than to pass it to the command or to ignore it."""
+    """Rejects a flag of horovodrun, rather than passing it to the command or ignoring it."""
 
     def __call__(self, *arguments: Any, **_: Any) -> NoReturn:
         flag = arguments[-1]
@@ -44,15 +44,15 @@ class _NotTaken(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are `UsageError`s in the house form."""
+    """A parser whose errors are `UsageError`s in the form of all errors of hvkeras."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises what argparse would print."""
+        """Raises the error that argparse would print."""
         raise UsageError(explain(f"The command line must be readable ({message})", f"see {self.prog} --help"))
 
 
 def seconds_or_never(text: str) -> float:
-    """Reads a duration, of which 0 means never."""
+    """Reads a duration; 0 means never."""
     value = float(text)
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"a number of seconds is 0 (never) or more, not {text}")
@@ -68,7 +68,7 @@ def seconds(text: str) -> float:
 
 
 def limit(text: str) -> int:
-    """Reads how often something may happen."""
+    """Reads the number of times that something may happen."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"a limit is 0 or more, not {text}")
@@ -76,7 +76,7 @@ def limit(text: str) -> int:
 
 
 def steps(text: str) -> str:
-    """Makes sure that a window of steps can be read."""
+    """Checks that a window of steps can be read."""
     try:
         window_of_steps(text)
     except ValueError as error:
@@ -154,8 +154,8 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
         The flags, and the ranks' `command`.
 
     Raises:
-        MachineError: A file of flags is given, and PyYAML is not installed.
-        UsageError: A flag is unknown, not taken, or cannot be read, or the command is missing.
+        MachineError: A file of flags is given, but PyYAML is not installed.
+        UsageError: A flag is unknown, not accepted, or cannot be read, or the command is missing.
     """
     found = flags_and_command(parser(prog), arguments)
     if found.config_file:
@@ -174,18 +174,18 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
     """Reads flags, and the ranks' `command` after them.
 
     Args:
-        made: The parser, with the remaining arguments as `command`.
+        made: The parser, which stores the remaining arguments as `command`.
         arguments: The command line.
 
     Returns:
-        The flags, the `command`, and `behind_command`: the flags of the parser's that the command gets, as they stand
-        behind it, unless a `--` before the command says that it is meant so.
+        The flags, the `command`, and `behind_command`: the parser's own flags that follow the command and so go to it,
+        unless a `--` before the command marks that as intended.
 
     Raises:
         UsageError: A flag is unknown or cannot be read.
     """
     found, unknown = made.parse_known_args(_with_report_folder(arguments))
-    found.command = list(_as_given(found.command))  # a --report in the command is the command's own
+    found.command = list(_as_given(found.command))  # a --report in the command belongs to the command
     if f"{_REPORT}={getattr(found, 'report', None)}".startswith(_TWO_WORDS):
         found.report = found.report[1:] or DEFAULT
     known = [option for action in made._actions for option in action.option_strings]
@@ -203,9 +203,9 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
 
 
 def _with_report_folder(arguments: Sequence[str]) -> list[str]:
-    """The command line with each --report and the folder after it, if there is one, in one word.
+    """Returns the command line with each --report and the folder after it, if any, joined into one word.
 
-    Argparse would take the command for the folder of a --report that has none.
+    Otherwise argparse would take the command for the folder of a --report that has none.
     """
     made, rest = [], list(arguments)
     while rest:
@@ -216,14 +216,14 @@ def _with_report_folder(arguments: Sequence[str]) -> list[str]:
 
 
 def _begins_with_folder(words: Sequence[str]) -> bool:
-    """Whether the words after --report begin with a folder: no command, and a command or flags are next."""
+    """Returns whether the words after --report begin with a folder: no command, but a command or flags follow."""
     if not words or not words[0] or words[0].startswith("-") or shutil.which(words[0]):
         return False
     return len(words) == 1 or words[1].startswith("-") or shutil.which(words[1]) is not None
 
 
 def _as_given(words: Sequence[str]) -> Iterator[str]:
-    """Takes apart what `_with_report_folder` has put into one word."""
+    """Splits what `_with_report_folder` has joined into one word."""
     for word in words:
         if word.startswith(_TWO_WORDS):
             yield _REPORT
@@ -233,6 +233,6 @@ def _as_given(words: Sequence[str]) -> Iterator[str]:
 
 
 def require_command(found: argparse.Namespace, prog: str) -> None:
-    """Raises UsageError where the ranks' command is missing."""
+    """Raises UsageError if the ranks' command is missing."""
     if not found.command:
         raise UsageError(explain("The command that the ranks run must be given", f"{prog} -np 2 python train.py"))

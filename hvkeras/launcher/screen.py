@@ -1,4 +1,4 @@
-"""Where the progress of a comparison is shown: a line of a terminal that moves, or one output of a notebook's cell."""
+"""Progress display of a comparison: a terminal line that is redrawn, or one output of a notebook cell."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvkeras.host.console import in_notebook
 
 
 class Screen:
-    """A terminal; without one only what is to be said comes out, and nothing that moves.
+    """A terminal; on a console that is not one, only messages are printed, and no progress.
 
     Args:
-        console: What it prints to; standard error by default.
+        console: The console to print to; standard error by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -23,11 +23,11 @@ class Screen:
         self._status: Status | None = None
 
     def move(self, title: str, said: str) -> None:
-        """Shows how far it is, in place of what the last call showed.
+        """Shows the progress, in place of what the last call showed.
 
         Args:
             title: What runs, and for how long.
-            said: What it has printed last; it is cut where there is no room.
+            said: What it has printed last; it is cut to fit the line.
         """
         if not self.console.is_terminal:
             return
@@ -40,7 +40,7 @@ class Screen:
             self._status.update(text)
 
     def stay(self, title: str) -> None:
-        """Leaves a last line in the place of those that moved."""
+        """Replaces the moving line with a final one."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -52,24 +52,24 @@ class Screen:
 
 
 class Cell(Screen):
-    """A notebook's cell: one output, which changes about once a second; the notebook keeps its last state alone."""
+    """A notebook cell: one output, which changes about once a second; the notebook keeps only its last state."""
 
     WIDTH = 99
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: list[str] = []  # that stay
+        self._lines: list[str] = []  # lines that stay
         self._shown = ""
         self._display: Any = None
 
     def move(self, title: str, said: str) -> None:
-        """Shows how far it is, once for each second that the title tells, and what is said then."""
+        """Shows the progress and the last output, once for each second that the title counts."""
         if title != self._shown:
             self._shown = title
             self._show(f"{title}  {said}"[:self.WIDTH])
 
     def stay(self, title: str) -> None:
-        """Leaves a last line in the place of those that moved."""
+        """Replaces the moving line with a final one."""
         self._lines.append(title)
         self._show()
 
@@ -88,5 +88,5 @@ class Cell(Screen):
 
 
 def screen() -> Screen:
-    """The screen of this process."""
+    """Returns the screen for this process."""
     return Cell() if in_notebook() else Screen()

@@ -1,4 +1,4 @@
-"""Runs a job to its end, with as many starts as it may have."""
+"""Runs a job to its end, restarting it as often as allowed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hvkeras.settings import Settings
 
 
 def run(job: Job, printer: Callable[[bool], Printer]) -> int:
-    """Runs a job to its end, with as many starts as it may have.
+    """Runs a job to its end, restarting it as often as allowed.
 
     Args:
         job: What to run.
-        printer: Makes what shows the ranks' output; called for each start, with whether it is another one.
+        printer: Makes the object that shows the ranks' output; called for each start, with whether it is a restart.
 
     Returns:
-        The exit code: 0, or that of the rank that failed first, or 128 and the signal that ended the launcher.
+        The exit code: 0, or that of the rank that failed first, or 128 plus the signal that ended the launcher.
 
     Raises:
         HvkerasError: The job could not be started.

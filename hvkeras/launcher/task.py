@@ -1,4 +1,4 @@
-"""What each process of `hvkeras.run` runs: the function, whose result it leaves in a file."""
+"""The program of each `hvkeras.run` process: it runs the function, and saves the result in a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main(folder: Path) -> None:
     """Runs the function.
 
     Args:
-        folder: Where the call is, and the result goes.
+        folder: The folder that holds the call, and receives the result.
 
     Raises:
-        UsageError: What the function returned cannot be pickled.
+        UsageError: The function's result cannot be pickled.
     """
     function, arguments, named = pickle.loads((folder / CALL).read_bytes())
     result = function(*arguments, **named)

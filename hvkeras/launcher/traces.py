@@ -1,4 +1,4 @@
-"""What `hvkeras run` does with the ranks' traces before and after a job."""
+"""How `hvkeras run` handles the ranks' traces before and after a job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hvkeras.settings import Settings
 
 
 def trace_of(settings: Settings, folder: str) -> Path | None:
-    """The merged file of a job that is to be traced; None if it is not.
+    """Returns the merged trace file of a job that is to be traced; None if it is not.
 
     Args:
-        settings: Those of the job.
-        folder: Its working folder.
+        settings: The job's settings.
+        folder: The job's working folder.
 
     Raises:
         UsageError: The file's folder does not exist.
@@ -28,23 +28,23 @@ def trace_of(settings: Settings, folder: str) -> Path | None:
 
 
 def forget_traces(path: Path | None) -> None:
-    """Removes what ranks of an earlier job have left, before a job that traces into the same file.
+    """Removes the rank traces of an earlier job, before a job that traces into the same file.
 
     Args:
-        path: The merged file, if there is to be one.
+        path: The merged file; None if the job is not traced.
     """
     for file in rank_files(path).values() if path is not None else ():
         file.unlink(missing_ok=True)
 
 
 def merged_after(path: Path) -> str:
-    """Merges what the ranks of a job have left; returns what there is to say of it.
+    """Merges the traces that the ranks of a job have left; returns a message about the result.
 
     Args:
         path: The merged file.
     """
     try:
         merged = merge(path)
-    except HvkerasError as error:  # the job's own exit code counts
+    except HvkerasError as error:  # the job's own exit code takes precedence
         return str(error)
     return merged.sentence() if merged is not None else f"no rank left a trace in {path.parent}"

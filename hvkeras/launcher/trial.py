@@ -1,4 +1,4 @@
-"""One job of a comparison: `hvkeras run` as a process of its own, with a deadline, and what it leaves behind."""
+"""One job of a comparison: `hvkeras run` as a separate process, with a deadline, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.screen import Screen
 
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and the other orders that a terminal takes
-TICK = 0.1  # seconds between two looks at a job
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and other terminal control sequences
+TICK = 0.1  # seconds between two checks of a job
 END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts; it needs about 30 at most
 
-# `hvkeras run` of this installation; not by `-m`, which would look into the current folder first.
+# Runs `hvkeras run` of this installation; not with `-m`, which would search the current folder first.
 _HVKERAS_RUN = """{ends_with_parent}
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -33,11 +33,11 @@ class Trial:
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: How many ranks it has.
+        processes: The number of its ranks.
         folder: Where its output and its records go.
         arguments: What follows `hvkeras run`.
         environment: Its environment.
-        round: The round in which it runs, from 1.
+        round: The round in which it runs, counted from 1.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Trial:
         return self.folder / "record"
 
     def text(self, stream: str) -> str:
-        """What the job printed, all ranks together: `stdout` or `stderr`."""
+        """Returns what all ranks of the job printed to `stdout` or `stderr`, in one text."""
         path = self.folder / stream
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def printed(self) -> str:
-        """What rank 0 printed to standard output."""
+        """Returns what rank 0 printed to standard output."""
         paths = self._of_rank_0()
         return paths[0].read_text(errors="replace") if paths else ""
 
     def last_line(self) -> str:
-        """The last that rank 0 has printed, a moving progress bar included."""
+        """Returns the last line that rank 0 has printed, including a moving progress bar."""
         paths = self._of_rank_0()
         if not paths:
             return ""
@@ -77,7 +77,7 @@ class Trial:
         return sorted(self.folder.glob("rank.*/stdout"))[:1]
 
     def clear(self) -> None:
-        """Removes what an earlier comparison has left in the folder."""
+        """Removes what an earlier comparison left in the folder."""
         shutil.rmtree(self.records, ignore_errors=True)
         for path in [*self.folder.glob("rank.*/std*"), self.folder / "stdout", self.folder / "stderr"]:
             path.unlink(missing_ok=True)
@@ -87,10 +87,10 @@ class Trial:
 
         Args:
             timeout: Seconds that it may take.
-            heading: What its line of progress begins with.
+            heading: The beginning of its progress line.
             screen: Where progress is shown.
             verbose: Whether the ranks' output is shown instead.
-            expected: Seconds that this job and all after it are expected to take, where that is known.
+            expected: Seconds that this job and all after it are expected to take, if known.
 
         Returns:
             Why it failed, or "".
@@ -108,7 +108,7 @@ class Trial:
 
 def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, timeout: float,
           update: Callable[[float], None]) -> int | None:
-    """Runs a process that starts a job, to its end; however this is left, the job is over.
+    """Runs a process that starts a job to its end; the job is over however this function is left.
 
     Args:
         command: Its command line.
@@ -118,7 +118,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
         update: Called every `TICK` seconds with the seconds that have passed.
 
     Returns:
-        Its exit code; None if it took longer, and was ended.
+        Its exit code; None if it took longer than `timeout`, and was ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -136,17 +136,17 @@ def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
 
 
 def hvkeras_run(arguments: Sequence[str]) -> list[str]:
-    """The command line that starts `hvkeras run` of this installation."""
+    """Returns the command line that starts `hvkeras run` of this installation."""
     return [sys.executable, "-c", _HVKERAS_RUN.format(ends_with_parent=ends_with_parent()), *arguments]
 
 
 def took_too_long(timeout: float) -> str:
-    """The reason of a job that `watch` ended."""
+    """Returns why a job failed that `watch` ended."""
     return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a job that still runs: `hvkeras run` ends its ranks, and its agents do when it is gone."""
+    """Ends a job that still runs: `hvkeras run` ends its ranks, and its agents do so if it is gone."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -154,13 +154,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait(END_GRACE)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # after an impatient second Ctrl-C as well
+    finally:  # even after an impatient second Ctrl-C
         process.kill()
         process.wait()
 
 
 class _Progress:
-    """A line that moves while the job runs, and stays when it is over."""
+    """A line that is redrawn while the job runs, and stays when it is over."""
 
     def __init__(self, trial: Trial, heading: str, screen: Screen, expected: float | None) -> None:
         self._trial, self._heading, self._screen, self._expected = trial, heading, screen, expected
@@ -168,7 +168,7 @@ class _Progress:
         screen.move(heading, "")
 
     def update(self, seconds: float) -> None:
-        """Shows the time that has passed, and what rank 0 says."""
+        """Shows the elapsed time, and rank 0's last line."""
         self._seconds = seconds
         title = self._title()
         if self._expected is not None:
@@ -176,7 +176,7 @@ class _Progress:
         self._screen.move(title, self._trial.last_line())
 
     def close(self) -> None:
-        """Leaves the time that the job took."""
+        """Leaves a line with the time that the job took."""
         self._screen.stay(self._title())
 
     def _title(self) -> str:
@@ -184,12 +184,12 @@ class _Progress:
 
 
 def minutes(seconds: float) -> str:
-    """A duration as minutes and seconds."""
+    """Formats a duration as minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 class _Verbose:
-    """The job's output as it comes."""
+    """Shows the job's output as it arrives."""
 
     def __init__(self, trial: Trial, heading: str, screen: Screen) -> None:
         self._trial = trial
@@ -197,7 +197,7 @@ class _Verbose:
         screen.say(heading)
 
     def update(self, _: float) -> None:
-        """Prints what is new."""
+        """Prints new output."""
         for stream, shown in self._shown.items():
             with (self._trial.folder / stream).open("rb") as file:
                 file.seek(shown)
@@ -208,5 +208,5 @@ class _Verbose:
             screen.flush()
 
     def close(self) -> None:
-        """Prints the rest."""
+        """Prints the remaining output."""
         self.update(0.0)

@@ -1,7 +1,7 @@
 """Asynchronous training with parameter servers: `tf.distribute.ParameterServerStrategy` for Keras 3 models.
 
-One script is started on every task of a TF_CONFIG cluster with the roles `chief`, `worker`, `ps` and perhaps
-`evaluator`, and calls `train`.
+Every task of a TF_CONFIG cluster, with the roles `chief`, `worker`, `ps` and optionally `evaluator`, runs the same
+script, which calls `train`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ def train(
     validation_data: Callable[[Any], Any] | None = None, validation_freq: int = 1, checkpoint_dir: Any = None,
     checkpoints_to_keep: int = 3, log_dir: Any = None,
 ) -> Any:
-    """Trains a compiled Keras 3 model on the workers of a cluster, asynchronously, with its variables on servers.
+    """Trains a compiled Keras 3 model asynchronously on a cluster's workers, with its variables on parameter servers.
 
-    Every task calls this with the same arguments, and does what its role in TF_CONFIG is: the chief hands out steps and
-    returns; workers and parameter servers serve, and an evaluator evaluates the checkpoints, until the job ends, and
-    then their processes end: what follows the call runs in the chief alone.
+    Every task calls this function with the same arguments, and acts according to its role in TF_CONFIG. The chief
+    schedules steps, and returns when training has ended. Workers and parameter servers serve, and an evaluator
+    evaluates the checkpoints, until the job ends; then their processes end. Code after the call therefore runs only in
+    the chief.
 
     Example:
         def build_model():
@@ -41,30 +42,30 @@ def train(
         history.model.save("model.keras")
 
     Args:
-        build_model: Makes and compiles the model. Steps are handed out `steps_per_execution` at a time.
-        dataset_fn: Takes a `tf.distribute.InputContext`, and returns a `tf.data.Dataset` of batches, as `fit` takes
-            them: the part of worker `input_pipeline_id` (a tensor) of `num_input_pipelines`. It is repeated.
+        build_model: Creates and compiles the model. Steps are scheduled `steps_per_execution` at a time.
+        dataset_fn: Takes a `tf.distribute.InputContext`, and returns a `tf.data.Dataset` of batches in the form that
+            `fit` takes: the part of worker `input_pipeline_id` (a tensor) of `num_input_pipelines`. It is repeated.
         epochs: The epoch at which training ends.
-        steps_per_epoch: Steps of all workers together in an epoch; by default the batches of `dataset_fn`'s dataset
-            for a single worker.
-        initial_epoch: The epoch at which training begins; a checkpoint of a later one counts more.
-        verbose: As in `fit`; in the chief alone.
-        callbacks: Keras's callbacks; they run in the chief alone.
-        validation_data: As `dataset_fn`, for what is evaluated after an epoch, and by the evaluator.
-        validation_freq: Epochs from one validation to the next.
-        checkpoint_dir: Folder for a checkpoint after each epoch, from which training goes on when all tasks are started
-            again; the chief and the evaluator use it.
-        checkpoints_to_keep: How many of the newest are kept.
+        steps_per_epoch: Steps of all workers together in an epoch; by default the number of batches in the dataset that
+            `dataset_fn` returns for a single worker.
+        initial_epoch: The epoch at which training begins; a checkpoint of a later epoch takes precedence.
+        verbose: As in `fit`; applies only to the chief.
+        callbacks: Keras callbacks; they run only in the chief.
+        validation_data: Like `dataset_fn`, for the data that are evaluated after an epoch and by the evaluator.
+        validation_freq: The number of epochs between validations.
+        checkpoint_dir: Folder for a checkpoint after each epoch, from which training resumes when all tasks are
+            restarted; the chief and the evaluator use it.
+        checkpoints_to_keep: The number of newest checkpoints to keep.
         log_dir: Where the evaluator writes its results for TensorBoard, in a folder `evaluator`.
 
     Returns:
         Keras's `History`. Its `model` is a plain model with the trained weights and optimizer, to evaluate or save.
 
     Raises:
-        UsageError: An argument or TF_CONFIG is not as it should be.
-        MachineError: A port is taken, or a checkpoint cannot be written.
+        UsageError: An argument or TF_CONFIG is invalid.
+        MachineError: A port is in use, or a checkpoint cannot be written.
         PeerError: A task is missing at the start, or a parameter server is lost.
-        SystemExit: In all tasks but the chief, when the job has ended.
+        SystemExit: In all tasks except the chief, when the job has ended.
     """
     from hvkeras.host.console import quiet_engines
     from hvkeras.job.state import is_initialized

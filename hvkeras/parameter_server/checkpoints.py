@@ -1,7 +1,7 @@
-"""Checkpoints of asynchronous training: one file an epoch, in the format of Keras's `save_weights`.
+"""Checkpoints of asynchronous training: one file per epoch, in the format of Keras's `save_weights`.
 
-The chief alone writes them, under another name first, so that whoever is killed leaves no half of a file. They hold no
-trace of the cluster: they open at another number of workers and servers, and without any.
+Only the chief writes them. It first writes each under another name, so that a killed process leaves no partial file.
+Checkpoints do not depend on the cluster: they can be loaded with another number of workers and servers, or without any.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hvkeras.errors import MachineError, UsageError, explain
 
 _ENDING = ".weights.h5"
 _UNFINISHED = "unfinished-"
-_OURS = "hvkeras"  # the group of the file that Keras knows nothing of
+_OURS = "hvkeras"  # the group in the file that Keras does not know
 
 
 class Checkpoints:
     """The checkpoints in a folder.
 
     Args:
-        folder: Where they are; made when the first one is written.
-        keep: How many of the newest to keep.
+        folder: The folder; created when the first checkpoint is written.
+        keep: The number of newest checkpoints to keep.
     """
 
     def __init__(self, folder: Any, keep: int = 3) -> None:
@@ -35,12 +35,12 @@ class Checkpoints:
         self._keep = keep
 
     def epochs(self) -> list[int]:
-        """The epochs after which there is a checkpoint, the last one last."""
+        """Returns the epochs after which there is a checkpoint, in ascending order."""
         found = [re.fullmatch(rf"epoch-(\d+){re.escape(_ENDING)}", path.name) for path in self._folder.glob("epoch-*")]
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, epoch: int) -> Path:
-        """Where the checkpoint after so many epochs is."""
+        """Returns the path of the checkpoint after a number of epochs."""
         return self._folder / f"epoch-{epoch:05d}{_ENDING}"
 
     def save(self, model: Any, epochs: int) -> None:
@@ -48,7 +48,7 @@ class Checkpoints:
 
         Args:
             model: The model.
-            epochs: How many epochs it was trained.
+            epochs: The number of epochs that it was trained for.
 
         Raises:
             MachineError: The file cannot be written.
@@ -67,14 +67,14 @@ class Checkpoints:
                                        " room", path=str(path))) from error
 
     def restore(self, model: Any, epochs: int) -> None:
-        """Gives a model the state of a checkpoint.
+        """Restores a model from a checkpoint.
 
         Args:
-            model: A model of the same layers, with all its variables; on any strategy or none.
-            epochs: Which checkpoint.
+            model: A model with the same layers and all its variables, under any strategy or none.
+            epochs: The number of epochs after which the checkpoint was written.
 
         Raises:
-            UsageError: The file is of another model, or no checkpoint.
+            UsageError: The file belongs to another model, or is not a checkpoint.
         """
         path = self.path(epochs)
         try:

@@ -1,4 +1,4 @@
-"""The chief's side of a cluster: it meets the other tasks, gives the strategy, and ends the job for all."""
+"""The chief of a cluster: connects to the other tasks, provides the strategy, and ends the job for all tasks."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from hvkeras.parameter_server.membership import Membership
 from hvkeras.parameter_server.placement import balanced_over
 from hvkeras.settings import Settings
 
-_CAUSE_GRACE = 3.0  # seconds to learn that a task was lost, after an error of TensorFlow's
+_CAUSE_GRACE = 3.0  # seconds to wait, after a TensorFlow error, for a report that a task was lost
 
 
 @contextlib.contextmanager
 def leading(launch: Launch, settings: Settings) -> Iterator[Chief]:
-    """Leads a cluster: all tasks are there inside, and end with it.
+    """Runs the chief of a cluster: all tasks are connected inside the context, and end with it.
 
     Args:
-        launch: This process's place, which is the chief's.
+        launch: The chief's place in the cluster, which is that of this process.
         settings: The settings in force.
 
     Raises:
         PeerError: A task is missing, or was lost.
-        MachineError: A port is taken.
+        MachineError: A port is in use.
     """
     chief = Chief(launch, settings)
     try:
@@ -60,7 +60,7 @@ class Chief:
     """The coordinator of a cluster.
 
     Args:
-        launch: This process's place, which is the chief's.
+        launch: The chief's place in the cluster, which is that of this process.
         settings: The settings in force.
 
     Attributes:
@@ -71,7 +71,7 @@ class Chief:
     def __init__(self, launch: Launch, settings: Settings) -> None:
         self._launch = launch
         self._settings = settings
-        self._ended = threading.Event()  # no failure of a task matters any more
+        self._ended = threading.Event()  # once set, failures of tasks no longer matter
         self._log_level = logging.getLogger("tensorflow").level
         self._signals = SignalWatch(self._on_signal)
         self._server: Membership | None = None
@@ -80,15 +80,15 @@ class Chief:
 
     @property
     def workers(self) -> int:
-        """How many workers the cluster has."""
+        """The number of workers in the cluster."""
         return sum(task.startswith("worker ") for task in self._launch.tasks)
 
     def start(self) -> None:
-        """Meets the other tasks, and connects to them.
+        """Waits for the other tasks, and connects to them.
 
         Raises:
             PeerError: A task is missing.
-            MachineError: A port is taken.
+            MachineError: A port is in use.
         """
         def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Membership:
             server = Membership(launch, settings, secret, host, port, self._job_ended)
@@ -101,7 +101,7 @@ class Chief:
         if threading.current_thread() is threading.main_thread():
             self._signals.install()
         server.wait_for_all()
-        if not prints_at(self._settings, "INFO"):  # lost tasks are told in one line, not in TensorFlow's hundreds
+        if not prints_at(self._settings, "INFO"):  # a lost task takes one line, not TensorFlow's hundreds
             logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
         self.strategy = self._strategy()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -129,17 +129,17 @@ class Chief:
                                            address=cluster["chief"][0])) from error
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The strategy's scope, in which variables are spread over the parameter servers by their size."""
+        """Returns the strategy's scope, in which variables are balanced over the parameter servers by size."""
         return balanced_over(self.strategy, sum(task.startswith("ps ") for task in self._launch.tasks))
 
     def end(self, error: BaseException | None) -> None:
         """Ends the job for all tasks.
 
         Args:
-            error: What training failed with; None at a good end.
+            error: The exception with which training failed; None if it succeeded.
 
         Raises:
-            PeerError: It failed since a task was lost.
+            PeerError: Training failed because a task was lost.
         """
         if self._server is None:
             return
@@ -148,7 +148,7 @@ class Chief:
         self._signals.uninstall()
         self._ended.set()
         if error is not None:
-            atexit.register(silence_engines)  # of tasks that are gone TensorFlow tells after the last line
+            atexit.register(silence_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
@@ -162,7 +162,7 @@ class Chief:
                             ) from None
 
     def _lost_task(self, server: Membership, error: BaseException) -> Cause | None:
-        """The loss of a task, of which an error of TensorFlow's is but the echo."""
+        """Returns the loss of a task that is the cause of a TensorFlow error, if there is one."""
         if isinstance(error, (HvkerasError, KeyboardInterrupt)):
             return None
         deadline = time.monotonic() + (_CAUSE_GRACE if isinstance(error, tf.errors.OpError) else 0.0)
@@ -174,14 +174,14 @@ class Chief:
         host = socket.gethostname()
         return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {what}")
 
-    # What follows runs in other threads.
+    # The methods below run in other threads.
 
     def _job_ended(self, cause: Cause) -> None:
         threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
 
     def _reap(self, cause: Cause) -> None:
-        """Ends a chief that waits inside TensorFlow for a task that will not answer."""
-        # Of a task that is gone TensorFlow tells by itself soon, of one that stands still it never does.
+        """Ends a chief that is blocked inside TensorFlow, waiting for a task that will not answer."""
+        # TensorFlow itself soon reports a task that has ended, but never one that has stopped responding.
         if not self._ended.wait(self._settings.exit_grace + (0 if cause.kind == "silent" else _CAUSE_GRACE)):
             self._end_process(cause, 1)
 

@@ -1,4 +1,4 @@
-"""What a dataset function gives: to each worker its part, for as long as training goes on."""
+"""Datasets from dataset functions: each worker gets its part, which is repeated until training ends."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ DatasetFunction = Callable[[Any], Any]
 
 
 def whole(function: DatasetFunction, what: str) -> Any:
-    """The dataset that one worker would get if it were the only one.
+    """Returns the dataset that a single worker would get.
 
     Args:
         function: Takes a `tf.distribute.InputContext`, and returns a dataset.
-        what: What the function is called, for messages.
+        what: The name of the function in messages.
 
     Raises:
-        UsageError: It returns something else than batches.
+        UsageError: The function returns something other than batches.
     """
     return _checked(function(tf.distribute.InputContext(1, 0, 1)), what)
 
 
 def part(function: DatasetFunction, what: str, number: int, index: Any) -> Any:
-    """One of several parts of a dataset; the index may be a tensor."""
+    """Returns one of several parts of a dataset; the index may be a tensor."""
     return _checked(function(tf.distribute.InputContext(number, index, 1)), what)
 
 
 def endless_on_workers(coordinator: Any, function: DatasetFunction, workers: int) -> Any:
-    """An iterator on each worker that repeats the worker's part, with the worker's number beside each batch."""
+    """Returns an iterator on each worker that repeats the worker's part, as pairs of worker number and batch."""
 
     def make() -> Any:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -42,10 +42,10 @@ def endless_on_workers(coordinator: Any, function: DatasetFunction, workers: int
 
 
 def steps_of(dataset: Any) -> int:
-    """How many batches a dataset has.
+    """Returns the number of batches in a dataset.
 
     Raises:
-        UsageError: Nobody knows, or it has none.
+        UsageError: The number is unknown, or the dataset is infinite or empty.
     """
     count = int(dataset.cardinality().numpy())
     if count < 0:

@@ -1,4 +1,4 @@
-"""The evaluator: evaluates each checkpoint as it appears, beside the training, until the last one."""
+"""The evaluator: evaluates checkpoints as they appear during training, up to the last one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvkeras.parameter_server.server import Registration
 from hvkeras.parameter_server.training import Plan, built_model
 from hvkeras.settings import Settings
 
-_LOOK = 0.5  # seconds between two looks for a new checkpoint
+_LOOK = 0.5  # seconds between checks for a new checkpoint
 
 
 def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir: Any) -> NoReturn:
@@ -25,11 +25,11 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir
     Args:
         launch: This task's place in the cluster.
         settings: The settings in force.
-        plan: What `train` was asked for.
-        log_dir: Where TensorBoard's files go; None for none.
+        plan: The arguments of `train`.
+        log_dir: The folder for TensorBoard's files; None to write none.
 
     Raises:
-        UsageError: There is nothing to evaluate, or nothing to evaluate it on.
+        UsageError: There are no checkpoints to evaluate, or no data to evaluate them on.
         SystemExit: Training has ended.
     """
     checkpoints, validation_data = plan.checkpoints, plan.validation_data
@@ -43,7 +43,7 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir
     writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
     seen = max(0, plan.initial_epoch)
     while True:
-        is_over = registration.is_over  # asked before the look, so that the last checkpoint is seen
+        is_over = registration.is_over  # read before the check, so that the last checkpoint is not missed
         found = checkpoints.epochs()
         if found and found[-1] > seen and not registration.failed:
             seen = found[-1]
@@ -56,7 +56,7 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir
 
 
 def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:
-    """Whether the checkpoint could be read: the chief may have removed it in the meantime, for newer ones."""
+    """Restores a checkpoint, and returns whether it still exists: the chief may have removed it for newer ones."""
     try:
         checkpoints.restore(model, epoch)
     except UsageError:

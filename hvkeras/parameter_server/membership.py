@@ -1,4 +1,4 @@
-"""Who of a cluster is there: the chief's end of the control channel. Workers come and go; nobody else does."""
+"""Membership of a cluster, on the chief's end of the control channel. Only workers may leave and come back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 _LOST = "ended without a word (killed, crashed, or out of memory)"
-_LOOK = 0.1  # seconds between two looks at who has come
+_LOOK = 0.1  # seconds between checks of which tasks have connected
 
 
 class Membership(ControlServer):
-    """Sees every task of a cluster, and judges what becomes of the job when one is lost.
+    """Tracks every task of a cluster, and decides whether the job continues when one is lost.
 
-    A worker may be lost, and may come back, as long as another one works or one comes in time; what a parameter server
-    held is gone with it. A task that is there and gives no sign of life ends the job: nobody can take its work over.
+    A worker may be lost, and may come back, as long as another worker runs or one comes back in time. A lost parameter
+    server ends the job, since its variables are lost with it. A connected task that gives no sign of life also ends the
+    job, since no other task can take over its work.
 
     Args:
         launch: The chief's place in the cluster.
@@ -36,7 +37,7 @@ class Membership(ControlServer):
         on_end: Called once, from the server's thread, with the cause when the job ends early.
     """
 
-    closes_when_complete = False  # workers that were lost come back
+    closes_when_complete = False  # lost workers may reconnect
 
     def __init__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int,
                  on_end: Callable[[Cause], None]) -> None:
@@ -48,10 +49,10 @@ class Membership(ControlServer):
         self._no_worker_since = 0.0
 
     def wait_for_all(self) -> None:
-        """Waits until all workers and parameter servers are there.
+        """Waits until all workers and parameter servers have connected.
 
         Raises:
-            PeerError: Some did not come in time, which are named, or one came and was lost.
+            PeerError: Some tasks, which the message names, did not connect in time, or one connected and was lost.
         """
         waiting = Waiting(self._start_timeout)
         while missing := [rank for rank in range(1, self.size) if rank not in self._members]:
@@ -62,11 +63,11 @@ class Membership(ControlServer):
         self._all_came = True
 
     def task_of(self, rank: int) -> str:
-        """What TF_CONFIG calls a task: `worker 0`."""
+        """Returns the name of a task in TF_CONFIG: `worker 0`."""
         tasks = self._launch.tasks
         return tasks[rank] if rank < len(tasks) else f"evaluator {rank - self.size}"
 
-    # What follows runs in the server's thread.
+    # The methods below run in the server's thread.
 
     def _words(self, member: Member) -> str:
         return f"{self.task_of(member.rank)} on {member.host} (pid {member.pid})"
@@ -77,7 +78,7 @@ class Membership(ControlServer):
     def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
         rank = int(hello["rank"])
         first = self._members.get(rank)
-        if first is not None or int(hello["size"]) != self.size:  # the others go on without the newcomer
+        if first is not None or int(hello["size"]) != self.size:  # the other tasks continue without the newcomer
             reason = (f"{self._words(first)} is there already; give each process a task of its own" if first is not None
                       else f"the newcomer was told of {hello['size']} tasks, the chief of {self.size}")
             Member(rank, "", 0, writer, seal, 0.0).send({"type": "refused", "reason": reason})

@@ -1,7 +1,7 @@
-"""Where variables live: each as a whole on the parameter server that holds the least so far.
+"""Placement of variables: each is placed as a whole on the parameter server that holds the least data so far.
 
-Keras 3's variables cannot be sharded. `variable_partitioner` makes a `ShardedVariable`, which has no `handle`, and
-Keras's `Variable` takes it for a `tf.Variable`: `GradientTape.gradient` fails with its first weights.
+Keras 3's variables cannot be sharded. `variable_partitioner` creates a `ShardedVariable`, which has no `handle`, and
+Keras's `Variable` treats it as a `tf.Variable`: `GradientTape.gradient` fails on the first weights.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def balanced_over(strategy: Any, servers: int) -> Iterator[None]:
-    """Enters a strategy's scope, and places what is made there by its size.
+    """Enters a strategy's scope, and places the variables created in it by their size.
 
     Args:
         strategy: A `ParameterServerStrategy`.
-        servers: How many parameter servers it has.
+        servers: The number of its parameter servers.
     """
     loads = dict.fromkeys(range(servers), 0)
     anchors: list[Any] = []
 
     def create(next_creator: Callable[..., Any], **options: Any) -> Any:
-        if options.get("colocate_with") is None:  # the slots of optimizers stay beside their variables
+        if options.get("colocate_with") is None:  # optimizer slots are placed with their variables
             options["colocate_with"] = anchors[min(loads, key=lambda server: loads[server])]
         variable = next_creator(**options)
         loads[server_of(variable)] += _size(variable)
@@ -40,7 +40,7 @@ def balanced_over(strategy: Any, servers: int) -> Iterator[None]:
 
 
 def server_of(variable: Any) -> int:
-    """The number of the parameter server that holds a `tf.Variable`."""
+    """Returns the number of the parameter server that holds a `tf.Variable`."""
     return int(tf.DeviceSpec.from_string(variable.device).task)
 
 

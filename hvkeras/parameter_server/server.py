@@ -1,4 +1,4 @@
-"""Workers and parameter servers: TensorFlow's server, up until the chief says that the job is over."""
+"""Workers and parameter servers: they run TensorFlow's server until the chief reports that the job is over."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
-_LOOK = 0.1  # seconds between two looks at whether the job is over
-_UNWIND = 1.0  # seconds that a task may take to unwind before it is ended
+_LOOK = 0.1  # seconds between checks of whether the job is over
+_UNWIND = 1.0  # seconds that a task may take to unwind before its process is forced to end
 
 
 class Registration:
-    """A task's tie to its chief: whether the job is over, and how it ended.
+    """A task's connection to its chief, which reports whether the job is over and how it ended.
 
     Args:
         launch: The task's place in the cluster.
@@ -44,7 +44,7 @@ class Registration:
             self._signals.install()
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the job is over, or for some seconds; says whether it is over."""
+        """Waits until the job is over, or for some seconds; returns whether it is over."""
         while seconds > 0 and not self.is_over:
             self._over.wait(min(_LOOK, seconds))
             seconds -= _LOOK
@@ -52,16 +52,16 @@ class Registration:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, well or not."""
+        """Whether the job has ended, successfully or not."""
         return self._over.is_set() or self._client.detached
 
     @property
     def failed(self) -> bool:
-        """Whether the job has ended, and not well."""
+        """Whether the job has ended in failure."""
         return self._client.cause is not None
 
     def leave(self) -> NoReturn:
-        """Ends this process as the job has ended: with 0 at a good end, else with one last line that says why."""
+        """Ends this process: with exit code 0 if the job succeeded, else with 1, after a last line that says why."""
         self._signals.uninstall()
         self._client.leave()
         cause = self._client.cause
@@ -76,7 +76,7 @@ class Registration:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTERM:
             who = f"{self._name} on {socket.gethostname()} (pid {os.getpid()})"
-            if self._name.startswith("ps "):  # the others learn why
+            if self._name.startswith("ps "):  # reports the cause to the other tasks
                 self._client.fail(Cause("signal", None, "", None, f"{who} received SIGTERM"))
             say(f"{who} received SIGTERM")
             silence_engines()
@@ -91,7 +91,7 @@ def serve(launch: Launch, settings: Settings) -> NoReturn:
         settings: The settings in force.
 
     Raises:
-        MachineError: The task's port is taken.
+        MachineError: The task's port is in use.
         PeerError: The chief cannot be found in time.
         SystemExit: The job has ended.
     """
@@ -99,7 +99,7 @@ def serve(launch: Launch, settings: Settings) -> NoReturn:
     registration = Registration(launch, settings)
     while not registration.wait(60.0):
         pass
-    del server  # TensorFlow cannot stop it; it ends with this process
+    del server  # TensorFlow cannot stop the server; it ends with this process
     registration.leave()
 
 
@@ -122,12 +122,12 @@ def _started(launch: Launch) -> Any:
 
 
 def _sentence(cause: Cause) -> str:
-    """Why the job ended; the control channel calls the chief rank 0."""
+    """Returns why the job ended; the control channel calls the chief rank 0."""
     return f"chief 0 on {cause.host} {cause.error}" if cause.rank == 0 else cause.sentence()
 
 
 def _end_anyway(code: int, exit_process: Callable[[int], None] = os._exit) -> None:
-    """Ends the process soon, whatever the interpreter still waits for: threads of TensorFlow's server outlive it."""
+    """Forces the process to end soon, as threads of TensorFlow's server can keep the interpreter waiting."""
     timer = threading.Timer(_UNWIND, exit_process, (code,))
     timer.daemon = True
     timer.start()

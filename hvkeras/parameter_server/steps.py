@@ -1,7 +1,7 @@
-"""What workers do: steps of training and evaluation on variables that all of them share.
+"""Worker steps: training and evaluation on variables that all workers share.
 
-A step returns what it adds to the metrics. So a step that is done again, since its worker was lost, counts once, and
-no two workers change the same metric.
+A step returns what it adds to the metrics. Therefore, a step that is repeated because its worker was lost counts once,
+and no two workers change the same metric.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ASSOCIATIVE = ("sum", "max", "min", "first")
 
 
 class Tally:
-    """The metrics of a model, summed up over steps that run elsewhere.
+    """The metrics of a model, accumulated over steps that run elsewhere.
 
     Args:
         model: The compiled model, whose metrics have their variables.
 
     Raises:
-        UsageError: A metric does not say how it is merged.
+        UsageError: A metric does not define how its states are merged.
     """
 
     def __init__(self, model: Any) -> None:
@@ -40,20 +40,20 @@ class Tally:
         self._added: list[list[Any]] = []
 
     def reset(self) -> None:
-        """Forgets all steps."""
+        """Discards all steps."""
         self._added = []
 
     def add(self, states: Sequence[Any]) -> None:
         """Adds steps.
 
         Args:
-            states: For each variable its values after one or several steps, each of which began anew.
+            states: For each variable, its values after one or several steps, each of which began with a reset metric.
         """
         for number in range(len(states[0]) if states else 0):
             self._added.append([np.asarray(values)[number] for values in states])
 
     def _merged(self) -> list[Any]:
-        """The state of all steps together; kept in their place where that makes no difference."""
+        """Returns the merged state of all steps; it replaces their states if that makes no difference later."""
         merged: list[Any] = []
         for metric in self._metrics:
             mine = slice(len(merged), len(merged) + len(metric.variables))
@@ -64,7 +64,7 @@ class Tally:
         return merged
 
     def logs(self) -> dict[str, float]:
-        """The results, as Keras's `fit` gives them to callbacks."""
+        """Returns the results in the form in which Keras's `fit` passes them to callbacks."""
         values = self._merged() if self._added else self.initial
         typed = [(variable, np.asarray(value).astype(initial.dtype)) for variable, value, initial in
                  zip(self.variables, values, self.initial, strict=True)]
@@ -74,23 +74,23 @@ class Tally:
 
 
 def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
-    """Makes the function that a worker runs for some steps of training.
+    """Builds the function that a worker runs for a number of training steps.
 
     Args:
         model: The compiled model, with all its variables.
-        strategy: The strategy it was made under.
+        strategy: The strategy under which the model was created.
         tally: The model's metrics.
-        steps: How many steps it makes in one call.
+        steps: The number of steps in one call.
 
     Returns:
-        A `tf.function` that takes an iterator of pairs of a worker's number and a batch, and returns for each variable
-        of the metrics the values after each step and replica.
+        A `tf.function` that takes an iterator of pairs of a worker's number and a batch, and returns, for each variable
+        of the metrics, the values after each step and replica.
     """
     seeds, counters = asynchronous.seed_states(model), asynchronous.step_counters(model.optimizer)
 
     def on_replica(iterator: Any) -> list[Any]:
         worker, batch = next(iterator)
-        # Workers that draw at the same time would read the same state: each has another seed, the first one Keras's.
+        # Workers that draw at the same time would read the same state, so each uses another seed, the first Keras's.
         drawn = [tf.convert_to_tensor(compat.native(seed)) for seed in seeds]
         begin = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in drawn]
         own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
@@ -118,16 +118,16 @@ def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
 
 
 def evaluation(model: Any, tally: Tally, function: DatasetFunction, parts: int) -> Any:
-    """Makes the function with which a worker evaluates one part of the validation data.
+    """Builds the function with which a worker evaluates one part of the validation data.
 
     Args:
         model: The compiled model.
         tally: The model's metrics.
-        function: Makes the validation data.
-        parts: How many parts there are.
+        function: Creates the validation data.
+        parts: The number of parts.
 
     Returns:
-        A `tf.function` that takes the number of the part, and returns for each variable of the metrics one value.
+        A `tf.function` that takes the index of the part, and returns one value for each variable of the metrics.
     """
 
     def evaluate(index: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The chief's training loop: it hands out steps, gathers what they add to the metrics, and calls Keras's callbacks."""
+"""The chief's training loop: schedules steps, gathers what they add to the metrics, and calls Keras's callbacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hvkeras.parameter_server.chief import Chief
 from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_workers, steps_of, whole
 from hvkeras.parameter_server.steps import Tally, evaluation, training_steps
 
-_AHEAD = 16  # executions a worker that are handed out before the oldest one is done
-_RETRY = 0.1  # seconds until a result that could not be brought here is asked for again
-_LOGS_EVERY = 0.1  # seconds between two looks at the metrics within an epoch
+_AHEAD = 16  # executions per worker that are scheduled before the oldest one is done
+_RETRY = 0.1  # seconds until a result that could not be fetched is requested again
+_LOGS_EVERY = 0.1  # seconds between computations of the logs within an epoch
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `train` was asked for; see there."""
+    """The arguments of `train`; see there."""
 
     build_model: Any
     dataset_fn: DatasetFunction
@@ -43,7 +43,7 @@ class Plan:
 
 
 def built_model(plan: Plan, spec: Any) -> Any:
-    """Makes the model, with all variables of its layers, metrics and optimizer.
+    """Builds the model with all variables of its layers, metrics and optimizer.
 
     Raises:
         UsageError: `build_model` returned no compiled Keras 3 model.
@@ -68,11 +68,11 @@ def fit(chief: Chief, plan: Plan) -> Any:
     """Trains on the workers of a cluster.
 
     Args:
-        chief: The cluster.
-        plan: What to do.
+        chief: The chief of the cluster.
+        plan: The arguments of `train`.
 
     Returns:
-        Keras's `History`, whose model is a plain one with the trained variables.
+        Keras's `History`, whose model is a plain model with the trained variables.
     """
     dataset = whole(plan.dataset_fn, "dataset_fn")
     steps = plan.steps_per_epoch or steps_of(dataset)
@@ -88,7 +88,7 @@ def fit(chief: Chief, plan: Plan) -> Any:
 
 
 def _restored_epoch(plan: Plan, model: Any) -> int:
-    """Restores the last checkpoint, if there is one; returns how many epochs it was trained."""
+    """Restores the last checkpoint, if there is one; returns the number of epochs that it was trained for."""
     found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
     if not found or plan.checkpoints is None:
         return 0
@@ -98,7 +98,7 @@ def _restored_epoch(plan: Plan, model: Any) -> int:
 
 
 def _copy(model: Any, plain: Any) -> None:
-    """Gives a model that was built alike the values of another one's variables."""
+    """Copies the values of a model's variables to a model that was built in the same way."""
     for source, target in zip(_everything(model), _everything(plain), strict=True):
         compat.native(target).assign(compat.native(source).numpy())
 
@@ -108,7 +108,7 @@ def _everything(model: Any) -> list[Any]:
 
 
 class _Loop:
-    """One training."""
+    """One training run."""
 
     def __init__(self, chief: Chief, plan: Plan, model: Any, steps: int) -> None:
         self._coordinator = chief.coordinator
@@ -130,7 +130,7 @@ class _Loop:
             steps=steps, model=model)
 
     def run(self, first: int) -> Any:
-        """Trains from an epoch on, and returns the history."""
+        """Trains from epoch `first` on, and returns the history."""
         model, plan, logs = self._model, self._plan, {}
         model.stop_training = False
         batches = endless_on_workers(self._coordinator, plan.dataset_fn, self._workers)
@@ -181,7 +181,7 @@ class _Loop:
         return logs
 
     def _result(self, remote: Any) -> Any:
-        """What a step gave.
+        """Returns the result of a step.
 
         Raises:
             UsageError: A worker's part has no batches.
@@ -193,7 +193,7 @@ class _Loop:
                                      " or start fewer workers", workers=self._workers)) from None
 
     def _fetched(self, remote: Any) -> Any:
-        """Brings a result here; one that is lost with its worker is computed again by another, and replaced."""
+        """Fetches a result; if it was lost with its worker, another worker computes it again and replaces it."""
         all_done = False
         while True:
             try:
@@ -201,5 +201,5 @@ class _Loop:
             except tf.errors.OpError:
                 if all_done:
                     raise
-                all_done = self._coordinator.done()  # raises what a step failed with
+                all_done = self._coordinator.done()  # raises the exception of a failed step
                 time.sleep(_RETRY)

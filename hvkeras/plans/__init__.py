@@ -1,1 +1,1 @@
-"""What a collective consists of, and how often this rank has entered it."""
+"""Plans: what a collective consists of, and how often this rank has entered it."""

@@ -1,8 +1,8 @@
-"""How often this rank entered each plan (`hvkeras.plans.plan`).
+"""Counts how often this rank has entered each plan (`hvkeras.plans.plan`).
 
-Just before a collective runs, the rank counts that it enters the plan. The counts travel with the heartbeats of the
-control channel, and its server sees who waits for whom in what: it names ranks that run different plans, ranks that
-are late, and ranks that have left (`hvkeras.control.waits`).
+A rank counts each entry to a plan just before the collective runs. It sends the counts with the heartbeats of the
+control channel, so that the server sees which rank waits for which other rank, and in which plan. The server names
+ranks that run different plans, ranks that are late, and ranks that have left (`hvkeras.control.waits`).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
 
 
-OWED_WITHIN = 20.0  # seconds that a refused plan takes to end, at most (hvkeras.control.join)
+OWED_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)
 
 
 class EntryCounts:
-    """How often this rank entered each plan.
+    """Counts how often this rank has entered each plan.
 
-    Counted in graphs by a variable, in eager mode and in sessions of TensorFlow 1 by a number, and in what XLA compiles
-    by the engine.
+    A variable counts in graphs, a Python integer in eager mode and in sessions of TensorFlow 1, and the engine in code
+    compiled by XLA.
     """
 
     def __init__(self) -> None:
-        self.backend: Backend | None = None  # the engine, which counts in what XLA compiles
+        self.backend: Backend | None = None  # the engine, which counts in code compiled by XLA
         self._lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
@@ -55,7 +55,7 @@ class EntryCounts:
 
     @contextlib.contextmanager
     def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True) -> Iterator[None]:
-        """Counts one entry of `plan`, now or whenever the graph under construction runs, before the body's ops.
+        """Counts one entry to `plan` before the body's ops, now or whenever the graph under construction runs.
 
         Example:
             call = Call("allgather", tensor, plan.key, plan.ranks)
@@ -63,11 +63,11 @@ class EntryCounts:
                 gathered = call.run(backend)
 
         Args:
-            plan: What the collectives belong to.
-            calls: All that the body makes, which a rank that has joined makes as well; an empty list where they have
-                plans of their own. None if this rank takes part for others, who have described them.
-            can_raise: Whether the body ends where others make these calls for it; else the job ends if ranks enter
-                different plans.
+            plan: The plan to which the collectives belong.
+            calls: All calls that the body makes; joined ranks make them as well. An empty list if the calls have plans
+                of their own. None if this rank participates on behalf of others, who have described the calls.
+            can_raise: Whether the body completes if other ranks make these calls on its behalf; otherwise, the job ends
+                if ranks enter different plans.
 
         Raises:
             DuplicateNameError: Another thread is in the same plan, in eager mode.
@@ -99,7 +99,7 @@ class EntryCounts:
             yield
 
     def _know(self, plan: Plan, calls: Sequence[Call] | None) -> None:
-        """Keeps what a plan consists of, and where this rank enters it; called under the lock."""
+        """Stores what a plan consists of, and where this rank enters it; called with the lock held."""
         if plan.key not in self._plans:
             self._plans[plan.key] = plan
         if calls is None:
@@ -110,13 +110,13 @@ class EntryCounts:
         self._sites[plan.key] = call_site() if traced is None else innermost(traced)
 
     def forget(self, counts: Mapping[str, int]) -> list[str]:
-        """Forgets plans that this rank has entered so often and no more, and that no graph enters.
+        """Forgets plans that this rank has entered exactly as often as given, and that no graph enters.
 
         Args:
-            counts: How often, by the plan's key.
+            counts: The numbers of entries, by plan key.
 
         Returns:
-            The keys of those forgotten; whoever enters one again describes it anew, and counts from zero.
+            The keys of the forgotten plans; the next entry to one describes it again and counts from zero.
         """
         with self._lock:
             busy = {*self._graph, *self._compiled, *self._in_sessions, *self._flying, *self._owed,
@@ -129,9 +129,9 @@ class EntryCounts:
 
     @contextlib.contextmanager
     def _in_flight(self, plan: Plan, calls: Sequence[Call] | None) -> Iterator[None]:
-        """Keeps other threads out of the plan meanwhile: nobody could tell the two apart on other ranks.
+        """Keeps other threads out of the plan in the meantime: other ranks could not tell the two entries apart.
 
-        A thread that takes part for other ranks is waited for, since it will not be long.
+        It waits for a thread that participates on behalf of other ranks, since that does not take long.
         """
         for_others = calls is None
         with self._left:
@@ -169,12 +169,12 @@ class EntryCounts:
             return self._graph[plan.key].count_one()
 
     def _close_counts(self) -> None:
-        """Lets go of the counters whose functions are all gone, and keeps what they counted; called under the lock."""
+        """Releases counters whose functions are all gone, and keeps their counts; called with the lock held."""
         for key in [key for key, counter in self._graph.items() if not counter.is_captured]:
             self._eager[key] = self._eager.get(key, 0) + self._graph.pop(key).read()
 
     def site(self, key: str) -> str:
-        """Where the user's code entered a plan last, or was traced to do so; "" where it did not.
+        """Where the user's code last entered a plan, or was traced to do so; "" if it did not.
 
         Args:
             key: The plan's key.
@@ -182,22 +182,22 @@ class EntryCounts:
         return self._sites.get(key, "")
 
     def set_refusable(self, key: str) -> None:
-        """Learns that graphs raise if a plan is refused (`hvkeras.collectives.mismatch`)."""
+        """Records that graphs raise if a plan is refused (`hvkeras.collectives.mismatch`)."""
         self._refusable.add(key)
 
     def set_owed(self, keys: Sequence[str]) -> None:
-        """Learns the keys of plans that this rank takes part in for others, before it may enter them by itself."""
+        """Records the keys of plans in which this rank participates for others before it may enter them itself."""
         with self._lock:
             self._owed.update(keys)
 
     def can_raise(self, key: str) -> bool:
-        """Whether this rank raises wherever it enters a plan, if that is refused."""
+        """Whether this rank raises everywhere it enters a plan if that plan is refused."""
         with self._lock:
             in_graphs = key in self._graph or key in self._in_sessions
             return key not in self._compiled and key not in self._stuck and (not in_graphs or key in self._refusable)
 
     def calls(self) -> dict[str, list[dict[str, Any]]]:
-        """What this rank's plans consist of, by key; see `Call.describe`."""
+        """The calls that this rank's plans consist of, by plan key; see `Call.describe`."""
         with self._lock:
             return dict(self._calls)
 

@@ -1,7 +1,7 @@
-"""What the ranks are about to communicate, described so that a difference is an error and never a hang.
+"""Describes what ranks are about to communicate, so that a difference is an error and never a hang.
 
-A `Plan` says what one collective (or one bucket of gradients) consists of; its key is a hash of that content, so data
-of different plans can never mix.
+A `Plan` describes what one collective (or one bucket of gradients) consists of. Its key is a hash of that content, so
+data of different plans can never mix.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Plan:
     """The content of one collective.
 
     Attributes:
-        operation: `allreduce`, `allgather` or `broadcast`, with what qualifies it (`allreduce sum`).
-        names: The tensors' names, in the order in which they are fused; for messages alone, since
-            Keras numbers the names of equal models differently (`dense`, `dense_1`).
-        dtypes: Their dtypes' names.
+        operation: `allreduce`, `allgather` or `broadcast`, with its qualifiers (`allreduce sum`).
+        names: The tensors' names, in the order in which they are fused; only for messages, since Keras numbers the
+            names of equal models differently (`dense`, `dense_1`).
+        dtypes: The names of their dtypes.
         shapes: Their static shapes; an unknown dimension is None, and so is an unknown shape.
-        ranks: The global ranks that take part, ascending.
-        label: How messages call it: `gradients of Adam`, `allreduce "loss"`.
-        identity: What tells it from collectives of the same content: the name that the user gave
-            it, or its number among the equal ones of a graph.
+        ranks: The global ranks that participate, ascending.
+        label: Its name in messages: `gradients of Adam`, `allreduce "loss"`.
+        identity: Distinguishes it from collectives with the same content: the name that the user gave it, or its
+            number among the equal collectives of a graph.
     """
 
     operation: str
@@ -50,12 +50,12 @@ class Plan:
         """Describes tensors that are about to be communicated.
 
         Args:
-            operation: The collective with what qualifies it.
+            operation: The collective with its qualifiers.
             tensors: `tf.Tensor`s, eager or symbolic.
-            ranks: The global ranks that take part.
-            label: How messages call it.
+            ranks: The global ranks that participate.
+            label: Its name in messages.
             names: The tensors' names; `label` alone for a single unnamed tensor.
-            identity: What tells it from collectives of the same content.
+            identity: Distinguishes it from collectives with the same content.
         """
         return cls(
             operation,
@@ -74,7 +74,7 @@ class Plan:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data, for the control channel; `kinds` is what of the tensors must be equal."""
+        """The plan as plain data for the control channel; `kinds` holds what must be equal about the tensors."""
         kinds = [f"{dtype}{'[?]' if shape is None else list(shape)}"
                  for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         return {"operation": self.operation, "label": self.label, "ranks": list(self.ranks), "names": list(self.names),
@@ -83,7 +83,7 @@ class Plan:
 
     @classmethod
     def described(cls, text: Mapping[str, Any]) -> Plan:
-        """Makes the plan that another rank has described.
+        """Creates a plan from another rank's description.
 
         Args:
             text: What `describe` returned there.
@@ -94,10 +94,10 @@ class Plan:
 
 
 class Call:
-    """One of the calls of a backend that a plan consists of, which can be described to another rank.
+    """One of the backend calls that a plan consists of; it can be described to another rank.
 
     Args:
-        operation: The method of `hvkeras.backends.interface.Backend`.
+        operation: The name of a method of `hvkeras.backends.interface.Backend`.
         data: Its first argument: a tensor, or a list of them.
         *arguments: Its other arguments.
     """
@@ -115,19 +115,19 @@ class Call:
 
     @property
     def tensors(self) -> list[Any]:
-        """What is communicated."""
+        """The tensors that are communicated."""
         return self.data if isinstance(self.data, list) else [self.data]
 
     def on(self, tensors: list[Any]) -> Call:
         """The same call on other tensors.
 
         Args:
-            tensors: As many.
+            tensors: The same number of tensors.
         """
         return Call(self.operation, tensors if isinstance(self.data, list) else tensors[0], *self.arguments)
 
     def describe(self) -> dict[str, Any]:
-        """The call as plain data; a tensor is its dtype and static shape."""
+        """The call as plain data; a tensor is represented by its dtype and static shape."""
         return {"operation": self.operation, "eager": tf.executing_eagerly(),
                 "arguments": [_plain(argument) for argument in self.arguments],
                 "data": [_plain(tensor) for tensor in self.data] if isinstance(self.data, list) else _plain(self.data)}

@@ -1,1 +1,1 @@
-"""When things happened on this rank: recorders, and the readers that make timelines and traces of them."""
+"""Timing of this rank: recorders, and the code that turns their data into timelines and traces."""

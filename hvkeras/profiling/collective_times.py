@@ -1,10 +1,10 @@
-"""When the collectives of training steps begin and end on this rank, for the TensorBoard callback and for records.
+"""Start and end times of the collectives in this rank's training steps, for the TensorBoard callback and for records.
 
-While it is on, functions that are traced get two stamps around each collective, and so do collectives that steps make
-in eager mode; but where the engine keeps the times by itself (`Backend.keep_times`). Otherwise nothing is added to any
-graph. Nothing is stamped inside XLA, which cannot ask for the time.
+While recording is on, two timestamps surround each collective in functions that are traced, and each collective that
+a training step runs eagerly. Engines that record the times themselves (`Backend.keep_times`) need no timestamps.
+While recording is off, nothing is added to any graph. Nothing is recorded inside XLA, which cannot read the clock.
 
-Unlike the timeline, this runs no Python and keeps no order among collectives, so that several stay in flight.
+Unlike the timeline, this runs no Python and does not serialize collectives, so several can be in flight.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
     from hvkeras.plans.plan import Plan
 
-CAPACITY = 1024  # runs of a collective that are kept, the latest ones: 16 KiB
-COLLECTIVES = 1024  # that are stamped, at most
+CAPACITY = 1024  # latest runs kept per collective: 16 KiB
+COLLECTIVES = 1024  # maximum number of collectives that are recorded
 
 Array = np.ndarray[Any, Any]
 
-# All of this process; functions that were traced meanwhile write to their stamps for as long as they live.
+# One per process: functions traced while recording was on write to their timestamps for as long as they live.
 _stamps: dict[str, Stamps | EngineTimes] = {}
 _lock = threading.Lock()
 
 
 class _State:
-    users: set[str] = set()  # noqa: RUF012 - one per process on purpose: who wants functions to get stamps
-    in_step = False  # eager collectives belong to a training step
+    users: set[str] = set()  # noqa: RUF012 - one per process on purpose: the users that requested timestamps
+    in_step = False  # whether eager collectives belong to a training step
 
 
 def start(user: str) -> None:
-    """Begins to stamp what is traced from now on, for somebody who calls `stop` with the same name."""
+    """Starts to time collectives traced from now on, on behalf of a user who later calls `stop` with the same name."""
     _State.users.add(user)
 
 
 def stop(user: str) -> None:
-    """Ends it; functions that have stamps keep them."""
+    """Stops recording for this user; functions that already have timestamps keep them."""
     _State.users.discard(user)
     _State.in_step = False
 
 
 def set_in_step(inside: bool) -> None:
-    """Says whether a training step runs, outside of which eager collectives are not stamped."""
+    """Sets whether a training step is running; outside of steps, eager collectives are not timed."""
     _State.in_step = inside and bool(_State.users)
 
 
 @contextlib.contextmanager
 def in_step() -> Iterator[None]:
-    """A context that belongs to a training step, as the exchange of its gradients does."""
+    """Marks its body as part of a training step, such as the exchange of gradients."""
     before = _State.in_step
     set_in_step(True)
     try:
@@ -68,17 +68,17 @@ def in_step() -> Iterator[None]:
 
 
 def collected() -> dict[str, Array]:
-    """The latest runs of each collective by its key: float64, [runs, 2], seconds since the epoch at begin and end."""
+    """The latest runs of each collective by key: float64, [runs, 2], start and end in seconds since the epoch."""
     return {key: stamps.rows()[0] for key, stamps in _snapshot().items()}
 
 
 def numbered() -> dict[str, tuple[Array, int]]:
-    """The same, each with the number of its first row among all runs of that collective in this process."""
+    """Like `collected`, each with the index of its first row among all runs of that collective in this process."""
     return {key: stamps.rows() for key, stamps in _snapshot().items()}
 
 
 def described() -> dict[str, Content]:
-    """What the stamped collectives carry, by key."""
+    """The content of the recorded collectives, by key."""
     return {key: stamps.content for key, stamps in _snapshot().items()}
 
 
@@ -88,7 +88,7 @@ def _snapshot() -> dict[str, Stamps | EngineTimes]:
 
 
 def stamped(backend: Backend, plan: Plan) -> Any:
-    """The backend, whose collectives are stamped if that is on."""
+    """Returns the backend, wrapped so that its collectives are timed if recording is on."""
     if tf.executing_eagerly():
         return _Stamped(backend, plan) if _State.in_step else backend
     off = not _State.users or graphs.compiled_by_xla() or not graphs.of_functions()
@@ -97,13 +97,13 @@ def stamped(backend: Backend, plan: Plan) -> Any:
 
 @dataclass(frozen=True)
 class Content:
-    """What a collective carries.
+    """The content of a collective.
 
     Attributes:
-        label: How messages call it.
-        operation: What is done, as its plan says: `gradients average`, `allgather`, ...
-        bytes: The size of this rank's tensors; None where their shapes are not known before they are there.
-        collective: What the engine does: `allreduce`, ...
+        label: Its name in messages.
+        operation: The operation of its plan: `gradients average`, `allgather`, ...
+        bytes: The size of this rank's tensors; None if their shapes are known only at run time.
+        collective: The engine's operation: `allreduce`, ...
     """
 
     label: str
@@ -113,31 +113,31 @@ class Content:
 
 
 class Stamps:
-    """The stamps of one collective, in variables on the CPU that functions write to without Python."""
+    """The timestamps of one collective, in variables on the CPU that functions write to without running Python."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
         self._runs = ring("hvkeras_stamps", 2, CAPACITY)
 
     def end(self, began: Any, count: Any = 1) -> None:
-        """Keeps a run that began then and ends now; one of count 0 gives way to the next."""
+        """Records a run that started at `began` and ends now; the next run overwrites one whose `count` is 0."""
         with tf.device("CPU:0"):
             self._runs.append([began, graphs.now()], count)
 
     def rows(self) -> tuple[Array, int]:
-        """The latest runs, the oldest one first, and the number of that one."""
+        """The latest runs, oldest first, and the index of the first of them."""
         return self._runs.rows()
 
 
 class EngineTimes:
-    """The same of a collective whose times its engine keeps by itself, which costs the graph nothing."""
+    """The timestamps of a collective that its engine records itself, at no cost to the graph."""
 
     def __init__(self, content: Content, backend: Backend, key: str) -> None:
         self.content = content
         self._backend, self._key = backend, key
 
     def rows(self) -> tuple[Array, int]:
-        """The latest runs, the oldest one first, and the number of that one."""
+        """The latest runs, oldest first, and the index of the first of them."""
         return self._backend.times(self._key, CAPACITY)
 
 
@@ -150,7 +150,7 @@ def _stamps_of(key: str, backend: Backend, content: Callable[[], Content]) -> St
 
 
 class _Stamped:
-    """A backend whose collectives are stamped."""
+    """A backend whose collectives are timed."""
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self._backend, self._plan = backend, plan
@@ -182,6 +182,6 @@ class _Stamped:
 
 
 def labelled(plan: Plan, key: str) -> str:
-    """How messages call one collective of a plan."""
+    """The name of one of a plan's collectives in messages."""
     part = key.removeprefix(plan.key).lstrip(".")
     return plan.label + (f", part {part}" if part else "")

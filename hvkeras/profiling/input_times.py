@@ -1,4 +1,4 @@
-"""When this rank's training fetched batches from a `tf.data.Dataset`, eagerly and inside functions."""
+"""Input waits: when this rank's training fetched batches from a `tf.data.Dataset`, eagerly and in functions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _METHODS = ("__next__", "get_next", "get_next_as_optional")
 
 
 class Fetches:
-    """Stamps each fetch of a batch, but for those of `evaluate` and `predict`.
+    """Records when each batch is fetched, except for those of `evaluate` and `predict`.
 
-    Functions that are traced while it is on stamp their fetches whenever they run.
+    Functions traced while recording is on record their fetches whenever they run.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class Fetches:
             compat.hook(iterator, method, self._around)
 
     def stop(self) -> None:
-        """Ends it for what runs eagerly and what is traced from now on."""
+        """Stops recording in eager mode and in functions traced from now on."""
         self._on = False
 
     @contextlib.contextmanager
     def of_others(self) -> Iterator[None]:
-        """A context whose fetches are not those of training."""
+        """Marks the fetches in its body as not part of training."""
         self._others += 1
         try:
             yield
@@ -47,7 +47,7 @@ class Fetches:
             self._others -= 1
 
     def rows(self) -> Array:
-        """The latest fetches in the order of their ends: float64, [fetches, 2], seconds since the epoch."""
+        """The latest fetches, ordered by end: float64, [fetches, 2], start and end in seconds since the epoch."""
         eager = np.array(self._eager.copy(), np.float64).reshape(-1, 2)
         rows = eager if self._stamps is None else np.concatenate([eager, self._stamps.rows()[0]])
         return rows[np.argsort(rows[:, 1], kind="stable")]
@@ -68,6 +68,6 @@ class Fetches:
         optional = isinstance(batch, tf.experimental.Optional)  # empty at the end of the data
         parts = [batch.has_value()] if optional else tf.nest.flatten(batch, expand_composites=True)
         count = tf.cast(parts[0], tf.int64) if optional else tf.constant(1, tf.int64)
-        with tf.control_dependencies(parts):  # in which no constant is made: folding it would cut them off
+        with tf.control_dependencies(parts):  # create no constant here: constant folding would drop the dependencies
             self._stamps.end(began, count)
         return batch

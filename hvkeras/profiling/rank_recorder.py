@@ -1,4 +1,4 @@
-"""The recorder of one rank: fills its record, in a thread that writes it now and then."""
+"""The recorder of one rank: fills the rank's record and writes it periodically from a thread."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from hvkeras.report.after_run import await_records, report_on_run
 if TYPE_CHECKING:
     from hvkeras.control.client import ControlClient
 
-CAPACITY = 16_384  # steps, and calls of fit's train function, that are kept, the latest ones: 0.5 MiB each
-STALLS = 100  # warnings that are kept, the first ones
-LOSS_EVERY = 1.0  # seconds between two losses that are kept within an epoch
-LOSSES = 10_000  # that are kept, the latest ones
-WRITE_EVERY = 2.0  # seconds between two writes of the record,
-WRITE_SHARE = 0.005  # and more of them where writing would take a larger share of the time
-CLOCKS_EVERY = 60.0  # seconds between two comparisons of the hosts' clocks
-LAST_WRITE = 5.0  # seconds that a rank which ends waits for a write that is under way
+CAPACITY = 16_384  # latest steps, and latest calls of fit's train function, that are kept: 0.5 MiB each
+STALLS = 100  # first warnings that are kept
+LOSS_EVERY = 1.0  # seconds between two recorded losses within an epoch
+LOSSES = 10_000  # latest losses that are kept
+WRITE_EVERY = 2.0  # seconds between two writes of the record
+WRITE_SHARE = 0.005  # maximum share of the time spent writing; the interval grows to respect it
+CLOCKS_EVERY = 60.0  # seconds between two measurements of the hosts' clock offset
+LAST_WRITE = 5.0  # seconds that an exiting rank waits for a write in progress
 COMPILED = "the step is compiled by XLA, where no clock can be read"
 SESSIONS = "sessions of TensorFlow 1 are not recorded"
 SEVERAL_CALLS = "a model is called more than once in a step"
 
 
 class Recorder:
-    """Fills the record of this rank, and a thread that writes it now and then.
+    """Fills the record of this rank, and writes it periodically from a thread.
 
     Args:
-        folder: Where it is written; None if it is not.
-        record: What is known already.
-        keeps_weights: Whether the final weights are written as well.
-        control: Who knows the common clock; None for a single process.
+        folder: The folder to write to; None to write nothing.
+        record: The record, with what is known so far.
+        keeps_weights: Whether to write the final weights as well.
+        control: The control client, which knows the common clock; None for a single process.
     """
 
     def __init__(self, folder: Path | None, record: Record, keeps_weights: bool = False,
@@ -60,7 +60,7 @@ class Recorder:
         self._control = control
         self._clocks_compared = -CLOCKS_EVERY
         self.tracer: Tracer | None = None
-        self.is_on: Callable[[], bool] = lambda: False  # whether it is the one that records now
+        self.is_on: Callable[[], bool] = lambda: False  # whether this recorder is the active one
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
         self._steps: StepStamps | None = None
@@ -70,21 +70,21 @@ class Recorder:
         self._depth = threading.local()
         self._eager_models: set[int] = set()
         self._runs_before = {key: first + len(rows) for key, (rows, first) in collective_times.numbered().items()}
-        self._wrote = 0.0  # seconds that the thread was at work
+        self._wrote = 0.0  # seconds of CPU time that the thread has used
         self._over = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
         self.fetches = Fetches()
-        self.report: Path | None = None  # where this rank writes a report on all when it is over
+        self.report: Path | None = None  # folder for the report on the whole job, if this rank writes it at the end
 
     def begin(self) -> None:
-        """Writes what is known already, in the place of an earlier job's record, and begins to keep it up to date."""
+        """Writes what is known so far, replacing an earlier job's record, and starts the writer thread."""
         self._write()
         self._writer.start()
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
-        """Leaves a stamp, and remembers the variables; see the module's `step`."""
-        sources = [getattr(variable, "source", variable) for variable in variables]  # a tape's may be tensors
+        """Adds a timestamp and remembers the variables; see `recorder.step`."""
+        sources = [getattr(variable, "source", variable) for variable in variables]  # those of a tape may be tensors
         known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
         if self._keeps_weights:
             for key, variable in known.items():
@@ -99,7 +99,7 @@ class Recorder:
         self._ready_steps().ready(done, kind)
 
     def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a model, and counts the samples if it is the outermost one and trains."""
+        """Calls a model, and counts its samples if this is the outermost call and trains."""
         depth = getattr(self._depth, "value", 0)
         if depth == 0 and self.is_on() and graphs.under_tape():
             self._count(model, (args, kwargs))
@@ -110,7 +110,7 @@ class Recorder:
             self._depth.value = depth
 
     def _count(self, model: Any, inputs: Any) -> None:
-        """Adds the rows of a model call; of several models in one step, those of the first one alone."""
+        """Adds the rows of a model call; if a step calls several models, only the first one counts."""
         models = self._models_of_step()
         if id(model) in models:
             self._record.no_samples = SEVERAL_CALLS
@@ -121,7 +121,7 @@ class Recorder:
             self._ready_steps().batch_came(rows, tensors)
 
     def _models_of_step(self) -> set[int]:
-        """The models that were called since the last step, in the function under construction or eagerly."""
+        """The models called since the last step, in the function under construction or eagerly."""
         graph = graphs.function_graph()
         if graph is None:
             return self._eager_models
@@ -131,12 +131,12 @@ class Recorder:
         return models
 
     def _ready_steps(self) -> StepStamps:
-        if self._steps is None:  # not before it is needed: scripts set up devices after init()
+        if self._steps is None:  # created lazily: scripts configure devices after init()
             self._steps = StepStamps(CAPACITY)
         return self._steps
 
     def note_call(self, began: float, ended: float, logs: Any) -> None:
-        """Keeps when a call of fit's train function began and ended, and now and then its loss."""
+        """Records when a call of fit's train function began and ended, and from time to time its loss."""
         if not self.is_on():
             return
         self._calls.append((began, ended))
@@ -145,22 +145,22 @@ class Recorder:
             self.note_loss(ended, logs)
 
     def note_loss(self, now: float, logs: Any) -> None:
-        """Keeps the loss of logs that have one."""
+        """Records the loss, if the logs have one."""
         self._last_loss = now
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
             self._losses.append((now - self._training_began, float(logs["loss"])))
 
     def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
-        """Keeps the latest logs of a kind; see the module's `note_logs`."""
+        """Records the latest logs of a kind; see `recorder.note_logs`."""
         numbers = {}
         for name, value in logs.items():
             with contextlib.suppress(TypeError, ValueError):
                 numbers[name] = float(value)
-        self._record.logs = {**self._record.logs, kind: numbers}  # whole, as the writer may be reading
+        self._record.logs = {**self._record.logs, kind: numbers}  # replaced, not modified: the writer may be reading it
         self._record.last_logs = kind
 
     def note_stall(self, text: str) -> None:
-        """Keeps a warning; see the module's `note_stall`."""
+        """Records a warning; see `recorder.note_stall`."""
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
 
@@ -172,14 +172,14 @@ class Recorder:
         return first + len(rows)
 
     def current(self) -> Record:
-        """The record as it is now."""
+        """The record in its current state."""
         with self._updating:
             self._update()
             return dataclasses.replace(self._record)
 
     def finish(self, ended: str) -> None:
-        """Ends the thread, and writes the record for the last time."""
-        if os.getpid() != self._record.pid:  # a forked process is no rank
+        """Ends the thread and writes the record for the last time."""
+        if os.getpid() != self._record.pid:  # a forked process is not a rank
             return
         self._over.set()
         self.fetches.stop()
@@ -196,14 +196,14 @@ class Recorder:
             self.tracer.finish(ended)
 
     def write_report(self, patient: bool) -> None:
-        """Writes the report, if that is for this rank to do; a patient one waits for the others' last records."""
+        """Writes the report if this rank is responsible for it; `patient` waits for the other ranks' last records."""
         if self.report is not None and os.getpid() == self._record.pid:
             if patient:
                 await_records(self.report, self._record.size)
             say(report_on_run(self.report).removeprefix("hvkeras: "))
 
     def amend(self, ended: str) -> None:
-        """Writes the record once more, when the job has failed after it was finished."""
+        """Writes the record once more when the job failed after `finish`."""
         if self._folder is not None and os.getpid() == self._record.pid and self._record.ended != ended:
             self._record.ended = ended
             self._record.write(self._folder)
@@ -222,11 +222,11 @@ class Recorder:
             pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
 
     def writing_share(self) -> float:
-        """The part of the time that this rank's thread was at work; see the module's `writing_share`."""
+        """The fraction of time that the writer thread was busy; see `recorder.writing_share`."""
         return self._wrote / (time.time() - self._record.began)
 
     def _write(self) -> None:
-        """Brings the record up to date, and writes it whole or not at all."""
+        """Updates the record and writes it atomically."""
         if not self._writing.acquire(timeout=LAST_WRITE):
             return
         try:
@@ -254,7 +254,7 @@ class Recorder:
 
 
     def _compare_clocks(self) -> None:
-        """Notes how far this host's clock is from the common one, and has it measured now and then."""
+        """Records this host's offset from the common clock, and requests a new measurement from time to time."""
         if self._control is None:
             self._record.clock_uncertainty = 0.0
             return
@@ -266,19 +266,19 @@ class Recorder:
 
 
 def _since(rows: Array, first: int, before: int) -> tuple[Array, int]:
-    """The runs of an earlier job of this process taken away, and the first number counted from there."""
+    """Drops the runs of an earlier job of this process, and counts the first index from this job's start."""
     skipped = max(0, before - first)
     return rows[skipped:], first + skipped - before
 
 
 def _with_steps(calls: Array, record: Record) -> Array:
-    """Calls with the numbers of the steps that were made in them."""
+    """The calls, each with the indices of its first and last step."""
     places = np.searchsorted(record.stamps[:, 0], calls) + record.first_step
     return np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64)
 
 
 def _rows_of(inputs: Any) -> Any:
-    """The length of the first axis of the first tensor among a call's arguments; None where there is none."""
+    """The length of the first axis of the first tensor among a call's arguments; None if there is none."""
     for tensor in tf.nest.flatten(inputs):
         if isinstance(tensor, tf.SparseTensor):
             return tf.cast(tensor.dense_shape[0], tf.int64)
@@ -292,6 +292,6 @@ def _rows_of(inputs: Any) -> Any:
 
 
 def _value(variable: Any) -> Array:
-    """A variable's value, in a dtype that numpy's files know."""
+    """A variable's value, in a dtype that NumPy's file format supports."""
     value = np.asarray(compat.native(variable))
     return value if value.dtype.kind in "biufc" else value.astype(np.float32)

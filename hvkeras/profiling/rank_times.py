@@ -1,4 +1,4 @@
-"""Where the time of training steps goes: what each rank measures, and what all of it says together."""
+"""Time breakdown of training steps: what each rank measures, and the figures derived from all ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from hvkeras.profiling import collective_times
 
 STEP_TIME, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
-LATEST = 512  # executions of an epoch that are looked at, at most
+LATEST = 512  # maximum number of an epoch's executions that are considered
 
-_TICK = 1e-5  # seconds by which TensorFlow's clock may lag behind Python's: it counts whole microseconds
+_TICK = 1e-5  # seconds that TensorFlow's clock may lag behind Python's: it has microsecond resolution
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One call of the train function: seconds since the epoch, and the numbers of its first and last step."""
+    """One call of the train function: start and end in seconds since the epoch, and its first and last step."""
 
     began: float
     ended: float
@@ -30,12 +30,12 @@ class Execution:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank measured of an epoch.
+    """What one rank measured in an epoch.
 
     Attributes:
-        steps: The steps that were measured.
-        seconds: How long they took together, with what callbacks did between them.
-        collectives: When the collectives in them began and ended, by key: float64, [runs, 2].
+        steps: The number of steps measured.
+        seconds: Their total duration, including callbacks between them.
+        collectives: Start and end of the collectives in these steps, by key: float64, [runs, 2].
     """
 
     steps: int
@@ -44,11 +44,11 @@ class RankTimes:
 
     @classmethod
     def of(cls, executions: Sequence[Execution], collected: Mapping[str, Array]) -> RankTimes:
-        """Puts together what is known of all given executions.
+        """Summarizes the given executions, as far as all of their collectives are known.
 
         Args:
-            executions: Those of one epoch, one after the other.
-            collected: What `stamps.collected` returns.
+            executions: The executions of one epoch, in order.
+            collected: What `collective_times.collected` returns.
         """
         known = _known_since(collected, executions[0].began if executions else 0.0)
         seen = [execution for execution in executions if execution.began >= known]
@@ -61,20 +61,20 @@ class RankTimes:
 
 
 def _known_since(collected: Mapping[str, Array], began: float) -> float:
-    """From when on no run of a collective is lost, counted from `began`."""
+    """The time from which on no run of a collective has been lost; `began` at the earliest."""
     full = [float(rows[0, 0]) for rows in collected.values() if len(rows) >= collective_times.CAPACITY]
     return max([began, *full])
 
 
 def figures(everyone: Mapping[int, RankTimes]) -> dict[int, dict[str, float]]:
-    """Milliseconds in each step by rank and tag.
+    """Milliseconds per step, by rank and tag.
 
-    A rank's communication is the time in which at least one collective of the step was running on it. Its wait is the
-    part of that which it would have been spared had it come last: the time in a collective beyond the shortest that any
-    rank was in the same one. So no two ranks' clocks are compared.
+    A rank's communication is the time during which at least one collective of the step was running on it. Its wait is
+    the part of that time that it would have saved by arriving last: the time it spent in a collective beyond the
+    shortest time that any rank spent in the same one. Clocks of different ranks are never compared.
 
     Args:
-        everyone: The times of all ranks, or of the chief alone, which says nothing of its wait.
+        everyone: The times of all ranks, or of the chief alone, for which no wait can be computed.
     """
     shortest = _shortest(everyone)
     found: dict[int, dict[str, float]] = {}
@@ -95,7 +95,7 @@ def figures(everyone: Mapping[int, RankTimes]) -> dict[int, dict[str, float]]:
 
 
 def _shortest(everyone: Mapping[int, RankTimes]) -> dict[str, Array]:
-    """The shortest time that a rank was in each run of each collective; the latest runs that all ranks know of."""
+    """The shortest time that any rank spent in each run of each collective, for the latest runs known to all ranks."""
     shortest = {}
     for key in dict.fromkeys(key for times in everyone.values() for key in times.collectives):
         runs = [times.collectives[key] for times in everyone.values() if key in times.collectives]
@@ -105,7 +105,7 @@ def _shortest(everyone: Mapping[int, RankTimes]) -> dict[str, Array]:
 
 
 def _covered(spans: Sequence[Array]) -> float:
-    """The length of the union of intervals, each a row of begin and end."""
+    """The length of the union of intervals, each a row of start and end."""
     rows = np.concatenate(spans)
     rows = rows[np.argsort(rows[:, 0])]
     reached = np.maximum.accumulate(np.concatenate([[-np.inf], rows[:-1, 1]]))

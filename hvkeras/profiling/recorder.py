@@ -1,13 +1,13 @@
-"""What is learned of a rank: when it made steps, on how many samples, where its time went, and where they led.
+"""Records a rank's training: when its steps ran, on how many samples, where the time went, and the results.
 
-With HVKERAS_REPORT=<folder>, which users set, or HVKERAS_RECORD=<folder>, which `hvkeras compare` sets, each rank keeps
-`rank.<n>.npz` there up to date; with the latter, rank 0 writes `weights.npz` when it leaves the job. With
-HVKERAS_TRACE_STEPS, `hvkeras.profiling.tracer` makes a trace of it. Otherwise nothing is added to any graph.
+With HVKERAS_REPORT=<folder> (set by users) or HVKERAS_RECORD=<folder> (set by `hvkeras compare`), each rank keeps
+`rank.<n>.npz` in that folder up to date; with the latter, rank 0 also writes `weights.npz` when it leaves the job. With
+HVKERAS_TRACE_STEPS, `hvkeras.profiling.tracer` writes a trace. Otherwise nothing is added to any graph.
 
-Every step of a distributed optimizer or tape passes `hvkeras.gradients.buckets.reduce_gradients`, and leaves a stamp
-there once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient tape,
-so that loops of one's own are counted as `fit` is. Collectives are stamped by `hvkeras.profiling.collective_times`, and
-fetches of batches by `hvkeras.profiling.input_times`.
+Every step of a distributed optimizer or tape calls `hvkeras.gradients.buckets.reduce_gradients`, which records a
+timestamp once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient
+tape, so custom training loops are counted like `fit`. `hvkeras.profiling.collective_times` times collectives, and
+`hvkeras.profiling.input_times` times the fetching of batches.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 _USER = "recording"
 
-# All of this process; stamps that are in graphs write to their variables for as long as the graphs live.
+# One per process: timestamps in graphs write to their variables for as long as the graphs live.
 _recorders: list[Recorder] = []
 _recording: Recorder | None = None
 
 
 def folder_of(settings: Any) -> Path | None:
-    """Where a job's records go by its settings; None if it leaves none."""
+    """The folder for a job's records according to its settings; None if it writes none."""
     if settings.record:
         return Path(settings.record)
     return Path(settings.report) / "records" if settings.report else None
 
 
 def start(job: Job) -> None:
-    """Begins to record; called by `init()` when the settings name a folder.
+    """Starts to record if the settings ask for it; called by `init()`.
 
     Args:
         job: The job that has just been built.
     """
-    global _recording  # noqa: PLW0603 - a process takes part in one job
+    global _recording  # noqa: PLW0603 - a process belongs to one job
     folder = folder_of(job.settings)
     if folder is None and job.settings.trace_steps is None:
         return
@@ -65,7 +65,7 @@ def start(job: Job) -> None:
         remove(folder, since=size)
     record = Record(rank, size, job.backend.name, host=job.topology.hosts[rank], pid=os.getpid(), began=time.time())
     recorder = _recording = Recorder(folder, record, bool(job.settings.record) and rank == 0, job.control)
-    if rank == 0 and job.launch.launcher != hvkeras_run.LAUNCHER:  # which writes the report itself
+    if rank == 0 and job.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
         recorder.report = reports_to(job.settings)
     recorder.is_on = lambda: _recording is recorder
     _recorders.append(recorder)
@@ -81,19 +81,19 @@ def start(job: Job) -> None:
 
 
 def step(gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
-    """Records a step; in graphs, each run of the step under construction.
+    """Records a step; in a graph, each run of the step under construction.
 
     Args:
         gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
         variables: Their variables.
-        local: Keys of the variables that are this rank's own, whose values say nothing of the job.
+        local: Keys of the variables that are local to this rank; their values do not represent the job.
     """
     if _recording is not None:
         _recording.step(gradients, variables, local)
 
 
 def note_logs(kind: str, logs: Mapping[str, Any]) -> None:
-    """Records what Keras says at the end of an epoch or an evaluation.
+    """Records the logs of Keras at the end of an epoch or an evaluation.
 
     Args:
         kind: `fit` or `evaluate`.
@@ -107,14 +107,14 @@ def note_epoch(logs: Any) -> None:
     """Records the loss at the end of an epoch.
 
     Args:
-        logs: Keras's, those of all ranks.
+        logs: The logs of Keras, combined over all ranks.
     """
     if _recording is not None:
         _recording.note_loss(time.time(), logs)
 
 
 def note_stall(text: str) -> None:
-    """Records what is said of late ranks, on the rank that hears it first.
+    """Records a warning about late ranks, on the rank that receives it first.
 
     Args:
         text: The warning.
@@ -127,19 +127,19 @@ stalls.listeners.append(note_stall)
 
 
 def evaluating() -> contextlib.AbstractContextManager[None]:
-    """A context whose batches are not those of training."""
+    """Returns a context whose batches do not count as training."""
     return contextlib.nullcontext() if _recording is None else _recording.fetches.of_others()
 
 
 def is_on() -> bool:
-    """Whether this rank is recorded now."""
+    """Whether this rank is being recorded."""
     return _recording is not None
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A context in which nothing is recorded, neither now nor of functions that are traced in it."""
-    global _recording  # noqa: PLW0603 - a process takes part in one job
+    """Suspends recording in its body, and for functions that are traced in it."""
+    global _recording  # noqa: PLW0603 - a process belongs to one job
     recorder, _recording = _recording, None
     collective_times.stop(_USER)
     try:
@@ -152,15 +152,15 @@ def paused() -> Iterator[None]:
 
 
 def writing_share() -> float:
-    """The part of the time that the thread which writes the record was at work."""
+    """The fraction of time that the thread which writes the record was busy."""
     return 0.0 if _recording is None else _recording.writing_share()
 
 
 def finish(ended: str | None = None) -> None:
-    """Writes what was recorded; at `shutdown()`, at the process's exit or at the job's end, whichever comes first.
+    """Writes the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
 
     Args:
-        ended: How this rank ends; by default it ends well, or with the exception that is being handled.
+        ended: How this rank ends; by default, well, or with the exception being handled.
     """
     global _recording
     recorder, _recording = _recording, None

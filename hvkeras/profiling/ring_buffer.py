@@ -1,4 +1,4 @@
-"""A table of numbers that graphs append to, of which the latest rows are kept."""
+"""A ring buffer of numbers: graphs append rows, and the latest rows are kept."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _numbers = itertools.count()
 
 
 def ring(name: str, columns: int, capacity: int) -> Ring | NativeRing:
-    """Makes a table, which functions write to without Python and any thread may read meanwhile.
+    """Makes a ring buffer that functions append to without running Python, and that any thread may read meanwhile.
 
     Args:
-        name: What it is called.
-        columns: The numbers of a row.
-        capacity: How many rows are kept, the latest ones.
+        name: Its name.
+        columns: How many numbers a row has.
+        capacity: How many of the latest rows are kept.
     """
     kind = NativeRing if availability().ok else Ring
     return kind(name, columns, capacity)
 
 
 class NativeRing:
-    """Rows in the native engine's library, whatever engine is used: one operation a row."""
+    """A ring buffer in the native engine's library, usable with any engine: one operation per row."""
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._key, self._columns, self._capacity = f"{name} {next(_numbers)}", columns, capacity
@@ -38,27 +38,27 @@ class NativeRing:
         self._library.keep(self._key, columns, capacity)
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
-        """Adds a row of float64 numbers, unless `count`, an int64, is 0."""
+        """Appends a row of float64 numbers, unless `count`, an int64, is 0."""
         with tf.device("CPU:0"):
             noted = self._library.operations.hvkeras_note(
                 numbers=list(numbers), keep=tf.convert_to_tensor(count, tf.int64), key=self._key)
         graphs.run_independently(noted)
 
     def rows(self) -> tuple[Array, int]:
-        """The latest rows, the oldest one first, and the number of that one among all that there were."""
+        """The latest rows, oldest first, and the index of the first of them among all rows ever appended."""
         return self._library.kept(self._key, self._columns, self._capacity)
 
 
 class Ring:
-    """Rows in variables on the CPU, for where that library is not."""
+    """A ring buffer in variables on the CPU, for where the native library is not available."""
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
-        self._slots = capacity + 1  # the one that is written next is never read
+        self._slots = capacity + 1  # the slot that is written next is never read
         self._count = graphs.lasting_variable(0, tf.int64, f"{name}_count")
         self._rows = graphs.lasting_variable(np.zeros((self._slots, columns)), tf.float64, f"{name}_rows")
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
-        """Adds a row of float64 numbers; the next one takes its place where `count`, an int64, is 0."""
+        """Appends a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""
         with tf.device("CPU:0"):
             row = tf.stack(list(numbers))
             place = self._count.read_value() % self._slots
@@ -67,8 +67,8 @@ class Ring:
                 self._count.assign_add(count, read_value=False)
 
     def rows(self) -> tuple[Array, int]:
-        """The latest rows, the oldest one first, and the number of that one among all that there were."""
+        """The latest rows, oldest first, and the index of the first of them among all rows ever appended."""
         count = int(self._count.numpy())
         rows: Array = self._rows.numpy()
-        first = max(0, int(self._count.numpy()) - self._slots + 1)  # none of which was written to since
+        first = max(0, int(self._count.numpy()) - self._slots + 1)  # rows from here on were not overwritten meanwhile
         return rows[np.arange(first, count) % self._slots], first

@@ -1,4 +1,4 @@
-"""When the steps of training were made, and on how many samples: stamps in the graphs of steps, and out of them."""
+"""When training steps ran, and on how many samples: timestamps recorded in the graphs of steps and in eager mode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvkeras.profiling.ring_buffer import Array, ring
 
 
 class StepStamps:
-    """What steps write to, in variables on the CPU.
+    """The timestamps that training steps write, in variables on the CPU.
 
     Args:
-        capacity: How many steps are kept, the latest ones.
+        capacity: How many of the latest steps are kept.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -24,7 +24,7 @@ class StepStamps:
         self._steps = ring("hvkeras_recorded_steps", 4, capacity)
 
     def batch_came(self, rows: Any, inputs: Sequence[Any]) -> None:
-        """Counts the samples of a batch once a model is given it, when its tensors are there."""
+        """Counts the samples of a batch that a model is called on, and records when its tensors are available."""
         with tf.device("CPU:0"):
             count = tf.cast(rows, tf.int64)
             with tf.control_dependencies(inputs):
@@ -32,7 +32,7 @@ class StepStamps:
                 self._samples.assign_add(count, read_value=False)
 
     def ready(self, gradients: Sequence[Any], kind: int) -> None:
-        """Ends a step of this kind, once its gradients are there."""
+        """Ends a step of this kind once its gradients are computed."""
         with tf.device("CPU:0"), tf.control_dependencies(gradients):
             samples = tf.cast(self._samples.read_value(), tf.float64)
             number = tf.constant(kind, tf.float64)
@@ -40,5 +40,5 @@ class StepStamps:
             self._came.assign(0.0, read_value=False)
 
     def rows(self) -> tuple[Array, int]:
-        """The latest steps as `Record.stamps` has them, and the number of the first of them."""
+        """The latest steps in the format of `Record.stamps`, and the index of the first of them."""
         return self._steps.rows()

@@ -1,11 +1,11 @@
 """The timeline: when each collective of a rank began and ended, as a trace for Chrome and Perfetto.
 
-While it is on, collectives that run in eager mode are timed, and so are those in functions that are traced meanwhile;
-with HVKERAS_TIMELINE it is on from `init()`, and so for all. Otherwise nothing is added to any graph. Nothing is timed
-inside XLA, which cannot ask for the time.
+While the timeline is on, it times collectives that run eagerly and those in functions traced meanwhile. With
+HVKERAS_TIMELINE it is on from `init()` onwards and therefore covers all of them. While it is off, nothing is added to
+any graph. Nothing is timed inside XLA, which cannot read the clock.
 
-Functions leave stamps (`hvkeras.profiling.collective_times`), which a thread collects: no Python runs in them, and no
-order is kept among their collectives. What runs eagerly, and sessions of TensorFlow 1, are timed by Python.
+Functions record timestamps (`hvkeras.profiling.collective_times`), which a thread collects: they run no Python and do
+not serialize their collectives. Eager collectives and those of TensorFlow 1 sessions are timed by Python.
 
 The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
     from hvkeras.plans.plan import Plan
 
-CAPACITY = 200_000  # collectives that a timeline holds, about 40 MB; it says so where there were more
-FLUSH_EVERY = 1.0  # seconds between two looks for what is to be written,
-COLLECT_EVERY = 0.2  # and for what functions have stamped, of which the latest 1,024 runs of each collective are kept
+CAPACITY = 200_000  # maximum number of collectives in a timeline, about 40 MB; the file says how many were left out
+FLUSH_EVERY = 1.0  # seconds between two writes
+COLLECT_EVERY = 0.2  # seconds between two reads of the timestamps, which hold each collective's latest 1,024 runs
 _END = b"\n]\n"
 _USER = "timeline"
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter
-    """Begins a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
+    """Starts a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
 
-    Rank 0 writes its own; with `{rank}` in the path each rank does, on one clock where the hosts' clocks agree. The
-    file is written about once a second, and whole after each write. Functions that were traced before, such as those
-    of a running `fit`, are not timed; `fit` traces anew when it is called.
+    Only rank 0 writes a timeline, unless the path contains `{rank}`: then every rank writes its own. The timelines
+    share a time base if the hosts' clocks agree. The file is updated about once a second and is valid after each
+    write. Functions traced earlier, such as those of a running `fit`, are not timed; `fit` retraces when it is called.
 
     Example:
         hvd.start_timeline("timeline.{rank}.json")
@@ -53,12 +53,12 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
         hvd.stop_timeline()
 
     Args:
-        file_path: The file; one that exists is replaced.
-        mark_cycles: Accepted for Horovod's sake: there are no cycles of negotiation.
+        file_path: The file; an existing one is replaced.
+        mark_cycles: Accepted for compatibility with Horovod and ignored: there are no negotiation cycles.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: A timeline is running.
+        UsageError: A timeline is already running.
         MachineError: The file cannot be written.
     """
     global _running  # noqa: PLW0603 - a process has one timeline
@@ -80,7 +80,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
 
 
 def stop_timeline() -> None:
-    """Ends the timeline, if one is running, and writes what is left of it."""
+    """Stops the timeline, if one is running, and writes what remains."""
     global _running
     timeline, _running = _running, None
     if timeline is not None:
@@ -89,16 +89,16 @@ def stop_timeline() -> None:
 
 
 def is_on() -> bool:
-    """Whether this rank's collectives are timed now."""
+    """Whether this rank's collectives are being timed."""
     return _running is not None
 
 
 def watched(backend: Backend, plan: Plan) -> Any:
-    """The backend, whose collectives are timed if a timeline is running, and stamped if somebody wants it.
+    """Returns the backend, wrapped to time its collectives if a timeline is running or timestamps were requested.
 
     Args:
         backend: The engine.
-        plan: What the collectives belong to.
+        plan: The plan that the collectives belong to.
     """
     stamped = collective_times.stamped(backend, plan)
     if stamped is not backend or _running is None or graphs.compiled_by_xla():
@@ -140,10 +140,10 @@ class Timeline:
         """Adds a collective.
 
         Args:
-            label: How messages call it; each label has a row of its own.
+            label: Its name in messages; each label has its own row.
             operation: `allreduce`, ...
-            began: Nanoseconds since the epoch when its tensors were there.
-            ended: The same when its results were.
+            began: When its tensors were available, in nanoseconds since the epoch.
+            ended: When its results were available, in nanoseconds since the epoch.
             size: Bytes of this rank's tensors; None if unknown.
         """
         with self._lock:
@@ -158,7 +158,7 @@ class Timeline:
                                                                                   "bytes": size}})
 
     def close(self) -> None:
-        """Writes what is left, and ends the thread."""
+        """Writes what remains and ends the thread."""
         if self._over.is_set():
             return
         self._over.set()
@@ -184,7 +184,7 @@ class Timeline:
                 written = time.monotonic()
 
     def _collect(self) -> None:
-        """Adds what functions have stamped since the last look."""
+        """Adds the runs that functions have recorded since the last call."""
         found, contents = collective_times.numbered(), collective_times.described()
         for key, (rows, first) in found.items():
             seen, content = self._seen.get(key, 0), contents[key]
@@ -194,7 +194,7 @@ class Timeline:
             self._seen[key] = first + len(rows)
 
     def _write(self) -> None:
-        """Appends in front of the bracket that ends the file, so that it is whole after every write."""
+        """Appends the events before the bracket that ends the file, so that it is valid JSON after every write."""
         with self._lock:
             events, self._events = self._events, []
         if not events:
@@ -209,7 +209,7 @@ _running: Timeline | None = None
 
 
 class _Watched:
-    """A backend whose collectives Python times: those of eager mode now, those of a session whenever it runs."""
+    """A backend whose collectives Python times: eager ones now, those of a session whenever it runs."""
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self._backend, self._plan = backend, plan

@@ -1,4 +1,4 @@
-"""From what a rank recorded to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
+"""Converts a rank's recording to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
 
 The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -18,10 +18,10 @@ import numpy as np
 from hvkeras.profiling.trace_files import Event
 
 STEPS, INPUT, CALLS, COMPUTING = "steps", "input", "train function", "computing"
-ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # above those of collectives
+ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # shown above the rows of collectives
 
 Array = np.ndarray[Any, Any]
-_Found = tuple[str, str, float, float, Event]  # row, name, begin, end, arguments
+_Found = tuple[str, str, float, float, Event]  # row, name, start, end, arguments
 
 
 def _none(columns: int) -> Array:
@@ -30,15 +30,15 @@ def _none(columns: int) -> Array:
 
 @dataclass
 class Recorded:
-    """What a rank recorded around a window of steps; all times in seconds of its own clock since the epoch.
+    """What a rank recorded around a window of steps; all times are in seconds since the epoch by the rank's own clock.
 
     Attributes:
-        first_stamp: The number of the step that the first stamp belongs to.
-        stamps: float64, [steps]: when this rank's gradients of each step were there.
-        inputs: float64, [n, 2]: begin and end of each fetch of a batch.
-        calls: float64, [n, 4]: begin and end of each call of the train function, and its first and last step.
-        collectives: float64, [runs, 2]: begin and end of each run, by key.
-        buckets: `label`, `operation`, `bytes` and `collective` by the same key; see
+        first_stamp: The index of the step that the first timestamp belongs to.
+        stamps: float64, [steps]: when this rank's gradients of each step were ready.
+        inputs: float64, [n, 2]: start and end of each fetch of a batch.
+        calls: float64, [n, 4]: start and end of each call of the train function, and its first and last step.
+        collectives: float64, [runs, 2]: start and end of each run, by key.
+        buckets: `label`, `operation`, `bytes` and `collective`, by the same key; see
             `hvkeras.profiling.collective_times.Content`.
     """
 
@@ -52,9 +52,9 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Span:
-    """One step: its number, its begin and end, and when its gradients were there (0: unknown).
+    """One step: its index, its start and end, and when its gradients were ready (0: unknown).
 
-    Several steps, from `step` to `last`, where nothing tells when each of them began.
+    A span covers several steps, from `step` to `last`, if it is unknown when each of them began.
     """
 
     step: int
@@ -65,9 +65,10 @@ class Span:
 
 
 def spans(recorded: Recorded) -> list[Span]:
-    """The steps in order: those of the train function's calls; in loops of one's own, from one to the next.
+    """The steps in order: those of the train function's calls or, in custom training loops, consecutive steps.
 
-    There a step lasts until its last collective ends, or, without any, until its gradients are there.
+    In a custom training loop, a step lasts until its last collective ends or, without any, until its gradients are
+    ready.
     """
     if len(recorded.calls):
         return [span for call in recorded.calls for span in _of_call(call, recorded)]
@@ -79,32 +80,32 @@ def spans(recorded: Recorded) -> list[Span]:
 
 
 def _of_call(call: Array, recorded: Recorded) -> list[Span]:
-    """The steps of one call; several end as their collectives do."""
+    """The steps of one call; if there are several, they end when their collectives end."""
     begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
     if last < first:
         return []
     stamps = recorded.stamps[max(0, first - recorded.first_stamp):max(0, last + 1 - recorded.first_stamp)]
-    if len(stamps) != last + 1 - first:  # they were made long before the window
+    if len(stamps) != last + 1 - first:  # the steps ran long before the window
         return [Span(first, last, begin, end)]
     within = [runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)] for runs in recorded.collectives.values()]
     within = [runs for runs in within if len(runs)]
     if within and all(len(runs) == len(stamps) for runs in within):
-        ends = np.max([runs[:, 1] for runs in within], axis=0).tolist()  # each once a step
+        ends = np.max([runs[:, 1] for runs in within], axis=0).tolist()  # each runs once per step
     else:
         ends = _ends(stamps, np.concatenate([_none(2), *within]))
     return _consecutive(first, begin, [*ends[:-1], end], stamps)
 
 
 def _consecutive(first: int, begin: float, ends: Sequence[float], stamps: Array) -> list[Span]:
-    # A busy rank may stamp its gradients late, but they were there before their collectives ended.
+    # A busy rank may record the timestamp late, but gradients are ready before their collectives end.
     return [Span(first + place, first + place, since, until, min(float(stamp), until))
             for place, (since, until, stamp) in enumerate(zip([begin, *ends[:-1]], ends, stamps, strict=True))]
 
 
 def _ends(stamps: Array, runs: Array) -> list[float]:
-    """When steps end: as the last of their collectives do, all of which precede those of the next step.
+    """When steps end: with the last of their collectives, all of which precede those of the next step.
 
-    So the collectives between two stamps are parted at their widest gap, in which the next step computes.
+    The collectives between two timestamps are therefore split at their widest gap, in which the next step computes.
     """
     runs = runs[np.argsort(runs[:, 0])]
     reached = np.maximum.accumulate(np.concatenate([[-math.inf], runs[:, 1]]))
@@ -112,7 +113,7 @@ def _ends(stamps: Array, runs: Array) -> list[float]:
     ends = []
     for stamp, later, since, until in zip(stamps, [*stamps[1:], math.inf], places, [*places[1:], len(runs)],
                                           strict=True):
-        busy = np.maximum(reached[since:until + 1], stamp)  # until when, before each of them and after the last
+        busy = np.maximum(reached[since:until + 1], stamp)  # end of the busy time before each run, and after the last
         ends.append(float(busy[np.argmax(np.append(runs[since:until, 0], later) - busy)]))
     return ends
 
@@ -121,14 +122,14 @@ def events(recorded: Recorded, rank: int, first: int, after: int, offset: float 
     """Makes the events of a window of steps.
 
     Args:
-        recorded: What was recorded, of these steps and around them.
-        rank: The rank, which is the process of the trace.
+        recorded: The recording of these steps and those around them.
+        rank: The rank, which is the process ID in the trace.
         first: The first step.
-        after: The one after the last.
-        offset: Seconds to add to this rank's times to get those of the common clock.
+        after: The step after the last one.
+        offset: Seconds to add to this rank's times to convert them to the common clock.
 
     Returns:
-        Complete events in order of time, after the metadata events that name their rows.
+        The metadata events that name the rows, then the complete events in order of time.
     """
     everyone = spans(recorded)
     wanted = [span for span in everyone if first <= span.last and span.step < after]
@@ -164,7 +165,7 @@ def _calls(calls: Array, first: int, after: int) -> Iterator[_Found]:
 
 
 def _natural(label: str) -> list[tuple[int, str]]:
-    """Sorts part 2 before part 10."""
+    """A sort key that puts part 2 before part 10."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", label)]
 
 
@@ -173,7 +174,7 @@ def _named(first: int, last: int) -> str:
 
 
 def _computing(steps: Sequence[Span], inputs: Array) -> Iterator[_Found]:
-    """From a step's begin, or the end of its input, until its gradients are there."""
+    """The time from the start of each step, or the end of its input, until its gradients are ready."""
     for span in steps:
         if span.computed:
             fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]

@@ -1,7 +1,7 @@
-"""The trace of a job: a file for each rank, whole after every write, and the one that they are merged into.
+"""The trace files of a job: one per rank, written atomically, and the file that they are merged into.
 
-Ranks write `trace.rank.0.json` and so on beside `trace.json`, all on the common clock, so that merging is no more than
-putting them together.
+Ranks write `trace.rank.0.json` and so on next to `trace.json`. All of them use the common clock, so merging only
+concatenates the events.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ VIEWER = "ui.perfetto.dev"
 
 
 def process_name(rank: int, name: str) -> list[Event]:
-    """The events that name a rank, and put ranks into their order.
+    """The metadata events that name a rank and sort the ranks.
 
     Args:
         rank: The rank.
-        name: How it is called.
+        name: Its name in the trace.
     """
     return [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}},
             {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
 
 
 def rank_file(path: Path, rank: int) -> Path:
-    """Where a rank writes its part of a trace.
+    """The path of a rank's part of a trace.
 
     Args:
         path: The merged file.
@@ -47,7 +47,7 @@ def rank_file(path: Path, rank: int) -> Path:
 
 
 def rank_files(path: Path) -> dict[int, Path]:
-    """The files of ranks that are there, by rank.
+    """The existing files of ranks, by rank.
 
     Args:
         path: The merged file.
@@ -63,10 +63,10 @@ class Merged:
     Attributes:
         path: The file.
         ranks: The ranks in it.
-        missing: Those of the job that have left no file here.
-        cut_off: Those of whose steps some are not there.
-        no_steps: Why a rank's steps cannot be seen, or "".
-        uncertainty: Seconds by which times of two ranks may be wrong against each other, at most; None if unknown.
+        missing: The job's ranks without a file here.
+        cut_off: The ranks some of whose steps are missing.
+        no_steps: Why a rank's steps are not recorded, or "".
+        uncertainty: The maximum error between the times of two ranks, in seconds; None if unknown.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class Merged:
     uncertainty: float | None
 
     def sentence(self) -> str:
-        """What there is to say of it."""
+        """A summary of the trace in one sentence."""
         text = f"trace of {in_words(self.ranks)} in {self.path}, to be opened at {VIEWER}"
         if self.no_steps:
             text += f"; steps cannot be seen: {self.no_steps}"
@@ -93,15 +93,15 @@ class Merged:
 
 
 def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
-    """Writes a trace, whole or not at all.
+    """Writes a trace atomically.
 
     Args:
         path: The file.
         events: Its events.
-        facts: What else is known; viewers show it beside the trace.
+        facts: Metadata, which viewers show along with the trace.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})[:-1]
@@ -117,34 +117,34 @@ def write_rank(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> No
     """Writes one rank's part of a trace.
 
     Args:
-        path: The merged file, beside which it is written.
+        path: The merged file; the rank's file is written next to it.
         events: The events.
-        facts: At least `rank`, `size`, `host`, `machine` (what tells hosts apart), `pid`; the window as text, `steps`;
-            `missing_steps`, how many of it are not there; `over`, whether the rank will write no more; and
-            `clock_offset`, which is in the times, with `clock_uncertainty`.
+        facts: At least `rank`, `size`, `host`, `machine` (which identifies the host), `pid`; `steps`, the window as
+            text; `missing_steps`, how many steps of the window are missing; `over`, whether this is the rank's last
+            write; and `clock_offset`, which the times include, with `clock_uncertainty`.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     named = process_name(facts["rank"], f"rank {facts['rank']} on {facts['host']}, pid {facts['pid']}")
     write(rank_file(path, facts["rank"]), [*named, *events], facts)
 
 
 def parts(path: Path) -> dict[int, dict[str, Any]]:
-    """Reads what the ranks of the latest job have written, by rank.
+    """Reads the files that the ranks of the latest job have written, by rank.
 
     Args:
         path: The merged file.
 
     Raises:
-        UsageError: A file is no rank's trace.
+        UsageError: A file is not a rank's trace.
     """
     found = rank_files(path)
     if not found:
         return {}
     latest = max(found, key=lambda rank: (found[rank].stat().st_mtime, -rank))
     read = {rank: _read(file) for rank, file in sorted(found.items())}
-    # What an earlier job of another size, or with another window, has left does not belong to it.
+    # Ignores files of an earlier job with another size or another window.
     of_job = [read[latest]["otherData"][name] for name in ("size", "steps")]
     return {rank: part for rank, part in read.items()
             if [part["otherData"][name] for name in ("size", "steps")] == of_job}
@@ -163,17 +163,17 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def merge(path: Path) -> Merged | None:
-    """Merges what is there of a trace.
+    """Merges the existing rank files of a trace.
 
     Args:
         path: The merged file, which is replaced if it exists.
 
     Returns:
-        What is in it; None if no rank has written anything.
+        A description of the merged trace; None if no rank has written a file.
 
     Raises:
         MachineError: The file cannot be written.
-        UsageError: A file is no rank's trace.
+        UsageError: A file is not a rank's trace.
     """
     found = parts(path)
     if not found:
@@ -194,9 +194,9 @@ def merge(path: Path) -> Merged | None:
 
 
 def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
-    """Gives the ranks of one machine the best offset that any of them has measured: they have one clock.
+    """Applies the best offset measured on each machine to all of its ranks, since they share one clock.
 
-    Returns the seconds by which times of two machines may be wrong against each other, at most; None if unknown.
+    Returns the maximum error between the times of two machines, in seconds; None if unknown.
     """
     best: dict[str, tuple[float, float]] = {}
     for facts in (part["otherData"] for part in found):
@@ -216,14 +216,14 @@ def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
 
 
 def merge_all(place: Path) -> list[Merged]:
-    """Merges every trace of a folder, or the one of a file.
+    """Merges every trace in a folder, or a single trace.
 
     Args:
         place: A folder, or a merged file, which need not exist.
 
     Raises:
         MachineError: A file cannot be written.
-        UsageError: There is no rank's trace.
+        UsageError: No rank's trace was found.
     """
     folder = place if place.is_dir() else place.parent
     names = os.listdir(folder) if folder.is_dir() else []

@@ -1,7 +1,7 @@
-"""Traces a window of this rank's steps into a file: HVKERAS_TRACE_STEPS, `hvkeras run --trace-steps`.
+"""Writes a trace of a window of this rank's steps: HVKERAS_TRACE_STEPS, `hvkeras run --trace-steps`.
 
-What is recorded anyway (`hvkeras.profiling.recorder`) is kept from the window's first step on, before newer steps take
-its place, and written as a trace now and then until the window has passed.
+From the first step of the window on, the tracer copies the recorder's data (`hvkeras.profiling.recorder`) before newer
+steps overwrite it, and writes it as a trace periodically until the window has passed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from hvkeras.job.state import Job
     from hvkeras.profiling.rank_recorder import Recorder
 
-LOOK_EVERY = 0.25  # seconds between two looks at what is recorded: hundreds of steps, of a thousand that are kept,
-LOOK_SHARE = 0.01  # and more of them where looking would take a larger share of the time
-WRITE_EVERY = 2.0  # seconds between two writes,
-WRITE_SHARE = 0.01  # and more of them where writing would take a larger share of the time
-BEFORE = 1024  # steps before the window that are kept, for the call that it begins in
-CLOCK_WAIT = 1.0  # seconds that the last write waits for a new look at the clocks
-OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the last writes of other ranks whose files it sees
+LOOK_EVERY = 0.25  # seconds between two reads of the recording: hundreds of steps, of the thousand that are kept
+LOOK_SHARE = 0.01  # maximum share of the time spent reading; the interval grows to respect it
+WRITE_EVERY = 2.0  # seconds between two writes
+WRITE_SHARE = 0.01  # maximum share of the time spent writing; the interval grows to respect it
+BEFORE = 1024  # steps kept from before the window, for the train function call in which the window begins
+CLOCK_WAIT = 1.0  # seconds that the last write waits for a new clock measurement
+OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the last writes of the ranks whose files it can see
 
 
 class Tracer:
-    """Traces this rank, and has a thread for it.
+    """Traces this rank in a thread.
 
     Args:
         job: The job.
-        recorder: What records this rank.
+        recorder: The recorder of this rank.
 
     Raises:
         MachineError: The rank's file cannot be written.
@@ -63,7 +63,7 @@ class Tracer:
         self._thread.start()
 
     def finish(self, ended: str) -> None:
-        """Ends the thread, writes what is left, and on rank 0 merges the ranks' files where no launcher does.
+        """Ends the thread, writes what remains, and on rank 0 merges the ranks' files unless the launcher does.
 
         Args:
             ended: How this rank ends; see `Record.ended`.
@@ -87,7 +87,7 @@ class Tracer:
         while not self._over.wait(look):
             if self._recorder.steps_made() <= self._first:
                 continue
-            if not began and self._job.control is not None:  # a clock is compared best when it is needed
+            if not began and self._job.control is not None:  # an offset is most accurate close to its measurement
                 self._job.control.measure_clock()
             began = True
             looked = time.monotonic()
@@ -147,11 +147,11 @@ class Tracer:
 
 
 class Kept:
-    """What has been recorded of a window of steps, and of some before it.
+    """The recorded data of a window of steps, and of some steps before it.
 
     Args:
         first: The window's first step.
-        after: The step after the last.
+        after: The step after the last one.
     """
 
     def __init__(self, first: int, after: int) -> None:
@@ -159,25 +159,25 @@ class Kept:
         self._stamps = _Rows(4, max(0, first - BEFORE))
         self._runs: dict[str, _Rows] = {}
         self._inputs: dict[tuple[float, ...], None] = {}
-        self._calls: dict[float, list[float]] = {}  # by their begin
+        self._calls: dict[float, list[float]] = {}  # by start time
 
     @property
     def passed(self) -> bool:
-        """Whether the window has: the next step has been computed, so that all of the last one is over."""
+        """Whether the window has passed: the step after it has been computed, so its last step is complete."""
         return self._stamps.after > self._after
 
     @property
     def count(self) -> int:
-        """Grows with what is kept."""
+        """A number that grows with the amount of data kept."""
         return len(self._calls) + self._stamps.count + sum(rows.count for rows in self._runs.values())
 
     @property
     def steps(self) -> int:
-        """How many steps of the window are there."""
+        """How many steps of the window have been recorded."""
         return max(0, min(self._stamps.after, self._after) - max(self._stamps.after - self._stamps.count, self._first))
 
     def add(self, record: Record) -> None:
-        """Keeps what is new in a record."""
+        """Copies what is new in a record."""
         self._stamps.add(record.stamps[:max(0, self._after + 1 - record.first_step)], record.first_step)
         calls = record.calls
         near = (calls[:, 3] >= np.maximum(calls[:, 2], self._first - 1)) & (calls[:, 2] <= self._after)
@@ -187,7 +187,7 @@ class Kept:
             self._runs.setdefault(key, _Rows(2)).add(rows, record.first_runs.get(key, 0))
 
     def recorded(self, buckets: dict[str, dict[str, Any]]) -> Recorded:
-        """All of it, as it becomes a trace."""
+        """All data kept, in the form that becomes a trace."""
         stamps = self._stamps.table()
         inputs, calls = np.array(sorted(self._inputs)), np.array(sorted(self._calls.values()))
         return Recorded(self._stamps.after - len(stamps), stamps[:, 0], inputs.reshape(-1, 2),
@@ -196,11 +196,11 @@ class Kept:
 
 
 class _Rows:
-    """Numbered rows, of which each look at a ring brings some more."""
+    """Numbered rows, extended at each read of a ring buffer."""
 
     def __init__(self, columns: int, first: int = 0) -> None:
         self._parts = [np.zeros((0, columns))]
-        self.after = first  # the number that comes next
+        self.after = first  # the next index
         self.count = 0
 
     def add(self, rows: Array, first: int) -> None:

@@ -1,1 +1,1 @@
-"""What this rank is doing, and where in the user's code it is."""
+"""Progress of this rank: what it is doing, and where in the user's code it is."""

@@ -1,9 +1,9 @@
-"""What this rank is doing, and whether it gets on: its phase, step and callback.
+"""Tracks what this rank is doing (its phase, step and callback), and whether it makes progress.
 
-The hooks around Keras's `fit`, `evaluate` and `predict` keep it up to date (`hvkeras.training.fit_hooks`), for a
-microsecond or two a step; everything else is looked up when somebody asks. Keras fetches the batch of a step inside of
-its compiled function, which counts the batches that have come: while it has run for a batch more, it waits for its
-input.
+The hooks around Keras's `fit`, `evaluate` and `predict` keep this up to date (`hvkeras.training.fit_hooks`), at a cost
+of one or two microseconds per step; everything else is looked up on request. Keras fetches a step's batch inside its
+compiled function, which counts the batches that have arrived: while the calls outnumber the batches, the running call
+waits for its input.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any
 
 TRAIN, TEST, PREDICT = "train", "test", "predict"
-_TRACING = "func_graph_from_py_func"  # TensorFlow's, in whose frame a function is traced
-_FETCHING = os.path.join("data", "ops", "iterator_ops.py")  # TensorFlow's, where eager code waits for a batch
+_TRACING = "func_graph_from_py_func"  # TensorFlow's function in whose frame tracing happens
+_FETCHING = os.path.join("data", "ops", "iterator_ops.py")  # TensorFlow's file in which eager code waits for a batch
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Doing:
 
     Attributes:
         phase: `train`, `validation`, `evaluation`, `prediction`, `callback`, `input` or `outside`.
-        text: The same in words, with step and epoch.
-        may_end: Whether the job may end if it does not get on from there.
-        within: Whether it is within a loop of Keras's.
+        text: A description of the phase, with step and epoch.
+        may_end: Whether the job may end if the rank makes no further progress.
+        within: Whether it is inside a Keras loop.
         lacks_batch: Whether it waits for data, or may do so.
     """
 
@@ -52,7 +52,7 @@ class Loop:
     Args:
         kind: `TRAIN`, `TEST` or `PREDICT`.
         model: The model.
-        outer: What it was called in, or None.
+        outer: The loop in which it was called, or None.
     """
 
     def __init__(self, kind: str, model: Any, outer: Loop | None) -> None:
@@ -61,24 +61,24 @@ class Loop:
         self.thread = threading.get_ident()
         self.epoch: int | None = None
         self.step: int | None = None
-        self.hook = ""  # of the callbacks, while they run
-        self.stepping = False  # in Keras's function of a step
-        self.calls = 0  # of that function, since its batches were last counted
-        self.first = True  # no call has come to its end
+        self.hook = ""  # the hook of the callbacks, while they run
+        self.stepping = False  # inside Keras's step function
+        self.calls = 0  # calls of that function since the count was last reset
+        self.first = True  # no call has completed yet
         self.batches = batches()
 
     def count_anew(self) -> None:
-        """Begins to count calls and batches together, after calls that may have found no batch."""
+        """Resets the counts of calls and batches together, after calls that may have found no batch."""
         self.calls, self.batches = 0, batches()
 
 
 class _Process:
-    """What there is one of."""
+    """The state of this process."""
 
     loop: Loop | None = None
     moves = 0
-    fetched = 0  # batches in eager mode
-    in_graphs: Any = None  # and in graphs
+    fetched = 0  # number of batches in eager mode
+    in_graphs: Any = None  # the variable that counts batches in graphs
 
 
 _counted: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose functions count their batches
@@ -86,7 +86,7 @@ _counted: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose functions cou
 
 @contextlib.contextmanager
 def running(kind: str, model: Any) -> Iterator[None]:
-    """A context in which `fit`, `evaluate` or `predict` runs.
+    """Context manager around a running `fit`, `evaluate` or `predict`.
 
     Args:
         kind: `TRAIN`, `TEST` or `PREDICT`.
@@ -105,7 +105,7 @@ def running(kind: str, model: Any) -> Iterator[None]:
 
 
 def around_callbacks(name: str) -> Callable[..., Any]:
-    """What stands around one hook of Keras's `CallbackList`.
+    """Makes a wrapper for one hook of Keras's `CallbackList`.
 
     Args:
         name: The hook, such as `on_train_batch_begin`.
@@ -142,11 +142,11 @@ def around_callbacks(name: str) -> Callable[..., Any]:
 
 
 def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Has a function of a step count its batch as soon as it is there.
+    """Makes a step function count its batch as soon as the batch arrives.
 
     Args:
-        model: The model whose function it is.
-        step: Takes a batch; called in graphs and eagerly.
+        model: The model to which the function belongs.
+        step: The step function. It takes a batch, and is called in graphs and eagerly.
     """
     _counted.add(model)
 
@@ -163,7 +163,7 @@ def _count(batch: Any) -> None:
     from hvkeras.compat import graphs
 
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-        return  # each replica would count
+        return  # each replica would count the batch
     if tf.executing_eagerly():
         _Process.fetched += 1
         return
@@ -175,23 +175,23 @@ def _count(batch: Any) -> None:
 
 
 def batches() -> int:
-    """How many batches have come to Keras's functions in this process."""
+    """The number of batches that have reached Keras's functions in this process."""
     return _Process.fetched + (0 if _Process.in_graphs is None else int(_Process.in_graphs.numpy()))
 
 
 def moves() -> int:
-    """Grows whenever Keras's loops get on, except for batches."""
+    """A counter that grows whenever Keras's loops make progress; it does not include batches."""
     return _Process.moves
 
 
 def thread() -> int:
-    """The thread that matters: that of the running `fit`, else the main one."""
+    """The thread to observe: that of the running `fit`, else the main thread."""
     loop = _Process.loop
     return loop.thread if loop is not None else threading.main_thread().ident or 0
 
 
 def standing() -> tuple[tuple[int, int], ...]:
-    """At which instruction each frame of the thread stands; the same as long as the innermost call lasts."""
+    """The current instruction of each frame of the thread; unchanged as long as the innermost call lasts."""
     return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(thread()))
 
 
@@ -199,7 +199,7 @@ def doing(steps: str = "") -> Doing:
     """What this rank is doing now.
 
     Args:
-        steps: What a loop of one's own has done so far, in words.
+        steps: A description of what a custom training loop has done so far.
     """
     loop, frames = _Process.loop, frames_of(thread())
     tracing = any(frame.f_code.co_name == _TRACING for frame in frames)
@@ -217,7 +217,7 @@ def doing(steps: str = "") -> Doing:
     if waits:
         return Doing("input", f"input, the batch of {where}", True, lacks_batch=True)
     where += ", or its input" if waits is None else ""
-    # The first call may compile, for as long as it takes, and with XLA any other may as well.
+    # The first call may compile, however long that takes; with XLA, any other call may as well.
     compiles = loop.first or bool(getattr(loop.model(), "jit_compile", False))
     may_end = loop.step is not None and not (loop.stepping and compiles)
     return Doing(_phase(loop), where, may_end, lacks_batch=waits is None)
@@ -254,11 +254,11 @@ def frames_of(ident: int) -> list[FrameType]:
     Args:
         ident: The thread.
     """
-    # All in C, so that no other thread runs in the meantime: stacks that change are broken, and Python 3.11 even gave
-    # what is no frame as `f_back`.
+    # All of this runs in C, so that no other thread runs in between. If the thread continued meanwhile, its stack would
+    # be broken; Python 3.11 even returned objects that are not frames as `f_back`.
     innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
     found: collections.deque[Any] = collections.deque()
-    with _collector_off, contextlib.suppress(AttributeError, KeyError):  # None behind the last; a thread that has ended
+    with _collector_off, contextlib.suppress(AttributeError, KeyError):  # None after the last; a thread that has ended
         found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
     return [frame for frame in found if isinstance(frame, FrameType)]
 
@@ -270,7 +270,7 @@ def all_threads() -> list[int]:
 
 
 def _waits_for_batch(loop: Loop) -> bool | None:
-    """Whether the running call still lacks its batch; None where nobody counts, or several steps run in a call."""
+    """Whether the running call still lacks its batch; None if nobody counts, or if a call runs several steps."""
     from hvkeras import compat
 
     model = loop.model()
@@ -292,7 +292,7 @@ def _fit_around(loop: Loop) -> Loop | None:
 
 
 def _step(loop: Loop) -> str:
-    """Names a step as Keras's progress bar counts: from one."""
+    """Names a step, counting from one as Keras's progress bar does."""
     fit = loop if loop.kind == TRAIN else _fit_around(loop)
     epoch = "" if fit is None or fit.epoch is None else f" of epoch {fit.epoch + 1}"
     phase = _phase(loop)
@@ -302,7 +302,7 @@ def _step(loop: Loop) -> str:
 
 
 def _callback(frames: list[FrameType], hook: str) -> str:
-    """Which callback runs, as `Checkpoint.on_epoch_end`; the hook alone where it is not to be seen."""
+    """The running callback, such as `Checkpoint.on_epoch_end`; only the hook if the callback cannot be identified."""
     for frame in frames:
         code = frame.f_code
         if code.co_name.startswith("on_") and code.co_varnames:

@@ -1,4 +1,4 @@
-"""Where this process is: its phase and step, and its stack, as far as it is the user's own code."""
+"""The location of this process: its phase and step, and the part of its stack that is the user's own code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hvkeras.progress import activity, stalls
 from hvkeras.progress.user_code import folders_of, innermost, is_library, place
 
 MOST = 12  # lines of a stack
-MOST_THREADS = 3  # of those that make data
-# Where TensorFlow calls Python for data, and Keras fills its queues.
+MOST_THREADS = 3  # threads that produce data
+# Files in which TensorFlow calls Python for data, and Keras fills its queues.
 _MAKES_DATA = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
 def here(steps: str) -> tuple[activity.Doing, str]:
-    """What this rank is doing, and the same in words, with the line of the user's code.
+    """What this rank is doing, and a description of it with the line of the user's code.
 
     Args:
-        steps: What a loop of one's own has done so far, in words.
+        steps: A description of what a custom training loop has done so far.
     """
     doing = activity.doing(steps)
     makers = _data_makers() if doing.lacks_batch else []
@@ -30,17 +30,17 @@ def here(steps: str) -> tuple[activity.Doing, str]:
 
 
 def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
-    """Prints where this rank is; from another thread than the one that is told of.
+    """Prints this rank's location and stack; called from a thread other than the one reported.
 
     Args:
         rank: This rank.
         host: Its host.
-        steps: What a loop of one's own has done so far, in words.
-        still: For how many seconds it has not moved.
-        stall: Why it is told, if because it is late; None if somebody asked.
+        steps: A description of what a custom training loop has done so far.
+        still: Seconds since it last made progress.
+        stall: The reason for the report if the rank is late; None if somebody asked.
 
     Returns:
-        What it is doing, in words.
+        A description of what it is doing.
     """
     _, text = here(steps)
     moved = f"has not moved for {still:.0f} s" if still >= 1.0 else "is here"
@@ -55,9 +55,9 @@ def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> s
 
 
 def keeping() -> tuple[str, list[str]]:
-    """What keeps this process from ending: the line of a thread that is no daemon, and the stacks of all such.
+    """What keeps this process from exiting: the line of a non-daemon thread, and the stacks of all such threads.
 
-    At exit Python waits for threads that are no daemons first, and runs the functions of `atexit` then.
+    At exit, Python first waits for non-daemon threads, and then runs the `atexit` functions.
     """
     main = threading.main_thread()
     others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not main]
@@ -71,14 +71,14 @@ def keeping() -> tuple[str, list[str]]:
 
 
 def outside_tensorflow() -> str:
-    """Where the main thread is, if it is in no call of TensorFlow's, and so waits for no collective of its; else ""."""
+    """The main thread's location if it is outside TensorFlow, and so waits for no TensorFlow collective; else ""."""
     frames = activity.frames_of(threading.main_thread().ident or 0)
     inside = not frames or frames[0].f_code.co_filename.startswith(folders_of("tensorflow"))
     return "" if inside else _line(frames[0]).strip()
 
 
 def _lines(frames: list[FrameType]) -> list[str]:
-    """A stack, a line a frame: the user's code, and the call in which it is."""
+    """A stack, one line per frame: the user's code, and the innermost call."""
     own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MOST + 1:]
     return [_line(frame) for frame in [*own, *frames[:1]]]
 
@@ -94,7 +94,7 @@ def _place(frames: list[FrameType]) -> str:
 
 
 def _data_makers() -> list[list[FrameType]]:
-    """The stacks of threads in which the user's code makes data."""
+    """The stacks of threads in which the user's code produces data."""
     mine = (threading.get_ident(), activity.thread())
     stacks = [activity.frames_of(ident) for ident in activity.all_threads() if ident not in mine]
     return [frames for frames in stacks

@@ -1,4 +1,4 @@
-"""Who hears of ranks that stand still, besides those who read the console: the record of this rank, if there is one."""
+"""Listeners for stall reports, in addition to the console: the record of this rank, if there is one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ listeners: list[Callable[[str], None]] = []
 
 
 def note(stall: str) -> None:
-    """Tells all listeners.
+    """Notifies all listeners of a stall.
 
     Args:
-        stall: Who stands still, and where.
+        stall: Which rank makes no progress, and where.
     """
     for listener in listeners:
         listener(stall)

@@ -1,4 +1,4 @@
-"""Which frames of a stack are the user's own code, and how messages call them."""
+"""Finds the frames of a stack that are the user's own code, and names them in messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")  
 
 @functools.cache
 def folders_of(package: str) -> tuple[str, ...]:
-    """Where a package's files are, each folder with a separator at its end; () where it is not installed.
+    """The folders of a package's files, each with a trailing separator; () if the package is not installed.
 
-    An editable install also searches the folder around the sources, which is the user's.
+    An editable install also searches the folder around the sources; that one belongs to the user and is left out.
 
     Args:
-        package: Its name, of a module that need not be imported.
+        package: Its name; the package need not be imported.
     """
     spec = importlib.util.find_spec(package)
     folders = (spec and spec.submodule_search_locations) or ()
@@ -42,13 +42,13 @@ def is_library(path: str) -> bool:
 
 
 def short(path: str) -> str:
-    """A file's path without the folder in which packages are installed, or the current one.
+    """A file's path relative to the folder in which packages are installed, or to the current folder.
 
     Args:
         path: The file, as a frame names it.
     """
     folders = list(_INSTALLED)
-    with contextlib.suppress(FileNotFoundError):  # it may have been removed
+    with contextlib.suppress(FileNotFoundError):  # the current folder may have been removed
         folders.append(os.getcwd() + os.sep)
     for folder in folders:
         path = path.rpartition(folder)[2]
@@ -56,14 +56,14 @@ def short(path: str) -> str:
 
 
 def place(path: str, line: int | None, function: str) -> str:
-    """How messages call a line of code: `train.py:31 in step`."""
-    return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph makes functions without a name of them
+    """Names a line of code in messages: `train.py:31 in step`."""
+    return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph turns lambdas into unnamed functions
 
 
 def call_site() -> str:
-    """The line of the user's code that this thread is being called from; "" where there is none.
+    """The line of the user's code from which this thread is being called; "" if there is none.
 
-    In eager mode it takes a few microseconds.
+    In eager mode, this takes a few microseconds.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -74,7 +74,7 @@ def call_site() -> str:
 
 
 def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
-    """The user's innermost line of a stack; "" where there is none.
+    """The innermost line of the user's code in a stack; "" if there is none.
 
     Args:
         stack: The file, line and function of each frame, the innermost first.

@@ -1,1 +1,1 @@
-"""Projections: what a measured job would do on more ranks, by a cost model; docs/projection.md has the formulas."""
+"""Projects a measured job to more ranks with a cost model; docs/projection.md has the formulas."""

@@ -1,4 +1,4 @@
-"""The flags that ask for a projection, and what they may say."""
+"""The command line flags of a projection, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def require_sense(flags: argparse.Namespace) -> None:
-    """Raises UsageError for an assumption where nothing is projected."""
+    """Raises UsageError if a projection's assumption is given without `--project`."""
     for name in ("ranks_per_host", "network_bandwidth", "network_latency", "project_algorithm"):
         if getattr(flags, name) is not None and not flags.project:
             flag = f"--{name.replace('_', '-')}"
@@ -43,17 +43,17 @@ def require_sense(flags: argparse.Namespace) -> None:
 
 def projected_by(flags: argparse.Namespace,
                  jobs: Sequence[tuple[Measured, Sequence[Record | None]]]) -> Projected | None:
-    """What the flags ask to project; None if that is nothing.
+    """Runs the projection that the flags ask for; returns None if they ask for none.
 
     Args:
-        flags: The command line.
-        jobs: The jobs that were measured, each with what its ranks recorded.
+        flags: The parsed command line.
+        jobs: The measured jobs, each with the records of its ranks.
     """
     return projected(jobs, flags.project, cluster_of(flags), flags.project_algorithm) if flags.project else None
 
 
 def cluster_of(flags: argparse.Namespace) -> Cluster:
-    """What the flags assume."""
+    """The hosts and the network that the flags assume."""
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
 
@@ -62,7 +62,7 @@ def cluster_of(flags: argparse.Namespace) -> Cluster:
 
 
 def rank_counts(text: str) -> tuple[int, ...]:
-    """Reads numbers of ranks between commas; they come in ascending order, each once."""
+    """Parses comma-separated numbers of ranks; returns them in ascending order without duplicates."""
     try:
         counts = sorted({int(each) for each in text.split(",")})
     except ValueError:
@@ -73,7 +73,7 @@ def rank_counts(text: str) -> tuple[int, ...]:
 
 
 def bandwidth(text: str) -> float:
-    """Reads bits or bytes per second, as bytes per second."""
+    """Parses a rate in bits or bytes per second; returns bytes per second."""
     bits = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:[bB]it(?:/s|ps)?|bps)\s*", text)
     try:
         value = float(bits[1]) * _BITS.get(bits[2].lower(), 1.0) / 8 if bits else float(_bytes(text))
@@ -86,14 +86,14 @@ def bandwidth(text: str) -> float:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(.*B)(?:/s|ps)?\s*", text)  # 10Gb may be meant as bits, and a bare number as anything
+    match = re.fullmatch(r"(.*B)(?:/s|ps)?\s*", text)  # 10Gb may mean bits, and a bare number is ambiguous
     if match is None:
         raise ValueError("no bytes")
     return size_in_bytes(match[1])
 
 
 def duration(text: str) -> float:
-    """Reads a time with its unit, as seconds."""
+    """Parses a time with its unit; returns seconds."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"a time is a number with ns, us, ms or s, such as 50us, not {text!r}")

@@ -1,4 +1,4 @@
-"""The model of a job: an engine as it was measured within a host, hosts and a network as they are assumed."""
+"""The model of a job: an engine measured within a host, and assumed hosts and network."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hvkeras.projection.pipeline import exposed
 
 RING, HIERARCHICAL, RECURSIVE = "ring", "hierarchical", "recursive"
 ALGORITHMS = (RING, HIERARCHICAL, RECURSIVE)
-# What backends do among hosts, and the share of a network's bandwidth that they reach with 1 MiB or more, as measured:
-# docs/projection.md. What else there is goes round a ring of all ranks.
+# The algorithm that backends use between hosts, and the measured share of the network's bandwidth that they reach with
+# 1 MiB or more: docs/projection.md. All other backends use a ring of all ranks.
 ENGINES = {"native": (HIERARCHICAL, 0.65)}
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that travel together, once a step.
+    """Gradients that are reduced together, once per step.
 
     Attributes:
-        size: Bytes.
-        lead: Seconds before the end of the backward pass at which it is ready.
-        seconds: What its allreduce took where it was measured; 0 if unknown.
+        size: Its size in bytes.
+        lead: How many seconds before the end of the backward pass it is ready.
+        seconds: The measured time of its allreduce; 0 if unknown.
     """
 
     size: int
@@ -35,13 +35,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine as it was measured within a host, where an allreduce takes `start` and a ring over `inside`.
+    """An engine as measured within a host, where an allreduce takes `start` plus a ring over `inside`.
 
     Attributes:
-        algorithm: One of `ALGORITHMS`, for what it does among hosts.
-        start: Seconds that any allreduce takes.
-        inside: The way between two ranks of a host, all the engine's work on a byte included.
-        share: Of a network's bandwidth, what it reaches.
+        algorithm: Its algorithm between hosts, one of `ALGORITHMS`.
+        start: Seconds that every allreduce takes, regardless of its size.
+        inside: The link between two ranks of a host, including all of the engine's work per byte.
+        share: The share of a network's bandwidth that it reaches.
     """
 
     algorithm: str
@@ -52,12 +52,12 @@ class Engine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The hosts and the network that are assumed.
+    """The assumed hosts and network.
 
     Attributes:
-        ranks_per_host: How many ranks a host has.
-        latency: Seconds that a message between two hosts takes, however short.
-        bandwidth: Bytes per second that a host can send while it receives as many.
+        ranks_per_host: The number of ranks on a host.
+        latency: Seconds that the shortest message between two hosts takes.
+        bandwidth: Bytes per second that a host can send while it receives at the same rate.
     """
 
     ranks_per_host: int
@@ -65,26 +65,26 @@ class Cluster:
     bandwidth: float
 
     def hosts(self, ranks: int) -> int:
-        """How many hosts so many ranks need."""
+        """The number of hosts that `ranks` ranks need."""
         return -(-ranks // self.ranks_per_host)
 
 
 def engine_of(backend: str, sizes: Sequence[float], seconds: Sequence[float], ranks: int,
               algorithm: str | None = None) -> Engine:
-    """Describes a backend's engine by what allreduces took within a host.
+    """Fits the model of a backend's engine to the times of allreduces within a host.
 
-    The line through the times is the one with the least relative errors, and has no negative part: with one size,
-    all of the time is the bytes'.
+    The line through the times minimizes the squared relative errors, without negative coefficients. With a single
+    size, all of the time is attributed to the bytes.
 
     Args:
         backend: The backend.
         sizes: Bytes of each allreduce.
-        seconds: What each took.
-        ranks: How many ranks took part, 2 at least.
-        algorithm: What it does among hosts; by default, what it does in fact.
+        seconds: The time of each allreduce.
+        ranks: The number of participating ranks, at least 2.
+        algorithm: The algorithm between hosts; by default, the one that the backend uses.
     """
     own, share = ENGINES.get(backend, (RING, 1.0))
-    # Seconds that each would take at a byte per second, and what it took.
+    # Seconds that each allreduce would take at one byte per second, and those that it took.
     unit = np.array([cost.ring(size, ranks, Link(0.0, 1.0)) for size in sizes])
     taken = np.array(seconds)
     start, per_byte = 0.0, float(np.mean(taken / unit))
@@ -99,7 +99,7 @@ def engine_of(backend: str, sizes: Sequence[float], seconds: Sequence[float], ra
 
 
 def allreduce(size: float, ranks: int, engine: Engine, cluster: Cluster) -> float:
-    """Seconds of an allreduce of so many bytes."""
+    """Seconds of an allreduce of `size` bytes."""
     if ranks == 1:
         return 0.0
     hosts, on_each = cluster.hosts(ranks), min(ranks, cluster.ranks_per_host)
@@ -120,12 +120,12 @@ def step(rest: float, buckets: Sequence[Bucket], ranks: int, engine: Engine, clu
     """Seconds of a training step.
 
     Args:
-        rest: All of the step but the communication that nothing runs beside.
-        buckets: What travels, in order.
-        ranks: How many ranks.
-        engine: What carries it.
-        cluster: Over what.
-        factor: By how much allreduces take longer than the model says.
+        rest: The step's seconds without exposed communication.
+        buckets: The buckets, in the order of their transfer.
+        ranks: The number of ranks.
+        engine: The engine that reduces them.
+        cluster: The hosts and the network.
+        factor: The ratio of actual to modelled allreduce times.
     """
     durations = [factor * allreduce(bucket.size, ranks, engine, cluster) for bucket in buckets]
     return rest + exposed([bucket.lead for bucket in buckets], durations)

@@ -1,4 +1,4 @@
-"""What a projection starts from: a job's step without its communication, and its buckets, from the ranks' records."""
+"""The input of a projection, from the ranks' records: a job's buckets and its exposed communication."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from hvkeras.projection.model import Bucket
 from hvkeras.records.record import Array, Record
 
-WARM_UP = 5  # first runs of each collective that are left out, or half of few
-GRADIENTS = "gradients "  # how the operation of a bucket begins
-SHORTEST = 1e-6  # seconds that an allreduce takes at least, whatever the clocks say
+WARM_UP = 5  # first runs of each collective to skip (at most half of all)
+GRADIENTS = "gradients "  # prefix of a bucket's operation
+SHORTEST = 1e-6  # minimum seconds of an allreduce, whatever the clocks say
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A job of several ranks of one host.
+    """A job with several ranks on one host.
 
     Attributes:
-        ranks: How many.
-        buckets: The gradients that travel in each step, in order.
-        exposed: Seconds of a step in which all gradients are there and communication goes on.
+        ranks: The number of ranks.
+        buckets: The buckets of gradients that are reduced in each step, in order.
+        exposed: Seconds of a step during which communication continues after all gradients are ready.
     """
 
     ranks: int
@@ -31,13 +31,13 @@ class Observed:
 
 
 def observed(records: Sequence[Record | None]) -> Observed | str:
-    """Finds the communication of a typical step.
+    """Extracts the communication of a typical step.
 
     Args:
-        records: What each rank recorded, in rank order.
+        records: The record of each rank, in rank order.
 
     Returns:
-        What was found, or why nothing was.
+        The observed job, or why it cannot be used.
     """
     known = [record for record in records if record is not None]
     if len(known) < len(records):
@@ -66,7 +66,7 @@ def observed(records: Sequence[Record | None]) -> Observed | str:
 
 
 def _keys_of_steps(records: Sequence[Record]) -> list[str]:
-    """The buckets of gradients that travel in every step: those that do most often, at half of that at least."""
+    """The buckets that every step reduces: those that ran at least half as often as the most frequent one."""
     first = records[0]
     sized = [key for key, bucket in first.buckets.items()
              if bucket["operation"].startswith(GRADIENTS) and bucket["bytes"]]
@@ -76,7 +76,7 @@ def _keys_of_steps(records: Sequence[Record]) -> list[str]:
 
 
 def _spans(key: str, records: Sequence[Record]) -> Array:
-    """When the last rank came to each run that all have recorded, and when the last one left it."""
+    """When the last rank entered, and when the last rank left, each run that all ranks have recorded."""
     firsts = [record.first_runs.get(key, 0) for record in records]
     ends = [first + len(record.collectives[key]) for first, record in zip(firsts, records, strict=True)]
     begin, end = max(firsts), max(min(ends), *firsts)

@@ -1,4 +1,4 @@
-"""The rows of a projection: each backend of a comparison on each number of ranks."""
+"""The rows of a projection: one for each backend of a comparison and each number of ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvkeras.records.record import Record
 
 ONE_PROCESS = "one process"
 
-# How much longer or shorter allreduces took than the model said, where both were measured: docs/projection.md.
+# Ratios of measured to modelled allreduce times, from validation measurements: docs/projection.md.
 FASTEST, SLOWEST = 0.8, 1.4
 
 
 class Measured(Protocol):
-    """A job of a comparison: its backend, ranks, failure, quartiles of the step in seconds, and samples per second."""
+    """A job of a comparison: backend, ranks, failure, quartiles of the step time in seconds, and samples per second."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 - see above
@@ -37,18 +37,18 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Projection:
-    """A row: what a backend would do on so many ranks. Never measured.
+    """A row: the projected performance of a backend on a number of ranks. It is never measured.
 
     Attributes:
         backend: The backend.
-        ranks: How many ranks.
-        hosts: How many hosts.
-        algorithm: What it does among hosts.
+        ranks: The number of ranks.
+        hosts: The number of hosts.
+        algorithm: The algorithm between hosts.
         step: Seconds of a step.
-        low: The same if the model's error is to its advantage.
-        high: The same if it is to its disadvantage.
+        low: The lower end of the step's range: the lower quartile, with the model's error in the backend's favour.
+        high: The upper end of the step's range: the upper quartile, with the model's error against the backend.
         samples: Samples of all ranks per second; None if unknown.
-        share: Of as many times the speed of one process; None if unknown.
+        share: The scaling efficiency relative to one process; None if unknown.
     """
 
     backend: str
@@ -63,19 +63,19 @@ class Projection:
 
     @property
     def samples_range(self) -> tuple[float, float] | None:
-        """Samples per second with the slowest and with the fastest step; None if unknown."""
+        """Samples per second with the slowest and the fastest step; None if unknown."""
         return None if self.samples is None else (self.samples * self.step / self.high,
                                                   self.samples * self.step / self.low)
 
 
 @dataclass(frozen=True)
 class Projected:
-    """What was projected.
+    """The result of a projection.
 
     Attributes:
         rows: The rows: backend by backend, ranks ascending.
         reasons: For each backend that has no rows, a line that says why.
-        cluster: The hosts and the network that are assumed.
+        cluster: The assumed hosts and network.
     """
 
     rows: tuple[Projection, ...]
@@ -84,7 +84,7 @@ class Projected:
 
     @property
     def explanation(self) -> str:
-        """What was assumed, in one line; "" where nothing was projected."""
+        """The assumptions, in one line; "" if nothing was projected."""
         ways: dict[str, list[str]] = {}
         for row in self.rows:
             names = ways.setdefault(row.algorithm, [])
@@ -97,7 +97,7 @@ class Projected:
             " docs/projection.md")
 
     def to_json(self) -> dict[str, Any]:
-        """All of it for a file, every row with a mark that tells it from what was measured."""
+        """The result as plain data; every row is marked as a projection, to distinguish it from measurements."""
         return {
             "assumed": {"ranks_per_host": self.cluster.ranks_per_host, "network_latency_s": self.cluster.latency,
                         "network_bytes_per_s": self.cluster.bandwidth},
@@ -116,13 +116,13 @@ def projected(
     jobs: Sequence[tuple[Measured, Sequence[Record | None]]], counts: Sequence[int], cluster: Cluster,
     algorithm: str | None = None,
 ) -> Projected:
-    """Projects each backend of a comparison, from its job with the most ranks.
+    """Projects each backend of a comparison, based on its job with the most ranks.
 
     Args:
-        jobs: The jobs that were measured, each with what its ranks recorded.
-        counts: Numbers of ranks to project for.
-        cluster: The hosts and the network that are assumed.
-        algorithm: What all engines do among hosts; by default, what each does.
+        jobs: The measured jobs, each with the records of its ranks.
+        counts: The numbers of ranks to project to.
+        cluster: The assumed hosts and network.
+        algorithm: The algorithm of all engines between hosts; by default, each engine's own.
     """
     rows: list[Projection] = []
     reasons = []

@@ -1,1 +1,1 @@
-"""The records that ranks leave behind for reports, and what they say."""
+"""The records that ranks write for reports, and the figures derived from them."""

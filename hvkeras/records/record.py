@@ -1,4 +1,4 @@
-"""The record of a rank: the files between the ranks, which write them, and the commands that read them."""
+"""The record of a rank: the file that each rank writes and that commands read."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from typing import Any
 import numpy as np
 
 WEIGHTS = "weights.npz"
-WELL = "well"  # how a rank ended that did so in good order
+WELL = "well"  # the value of `ended` for a rank that ended well
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Record:
-    """What one rank knows of its training. Times are seconds since the epoch, by the clock of the rank's host.
+    """The record of one rank's training. Times are in seconds since the epoch, by the clock of the rank's host.
 
     Attributes:
         rank: The rank.
-        size: The number of ranks of its job.
-        backend: The engine that served the job.
+        size: The number of ranks in its job.
+        backend: The engine of the job.
         logs: The last logs of Keras by kind, `fit` and `evaluate`: numbers by name.
-        last_logs: The kind of the very last ones, or "".
+        last_logs: The kind of the most recent logs, or "".
         no_steps: Why steps could not be recorded, or "".
         no_samples: Why the samples of a step are not known, or "".
-        stamps: float64, [steps, 4]: when this rank's gradients of each step were ready, the samples until then, the
-            step's kind, and when the batch came to the model (0 if unknown).
-        first_step: The number of the first of these steps among all of the job.
+        stamps: float64, [steps, 4]: when this rank's gradients of each step were ready, the cumulative samples, the
+            step's kind, and when the batch reached the model (0 if unknown).
+        first_step: The index of the first of these steps among all steps of the job.
         host: The rank's host.
-        pid: Its process.
-        inputs: float64, [fetches, 2]: begin and end of each fetch of a training batch from its dataset.
-        calls: float64, [calls, 4]: begin and end of each call of fit's train function, and the numbers of its first and
-            last step since the job began; of loops of one's own none.
-        collectives: float64, [runs, 2]: begin and end of each run of a collective, by its key.
-        first_runs: The number of the first of these runs among all of the job, by the same key.
-        buckets: By the same key `label`, `operation`, and `bytes` of this rank's tensors (None if not known before
-            they are there).
-        peak_memory: The most resident memory so far in bytes; 0 if unknown.
-        losses: float64, [losses, 2]: seconds since training began, and fit's loss then.
-        stalls: What was said of late ranks.
-        ended: `WELL` after a good end, "" while the rank runs or after a crash, else the error's last line.
-        clock_offset: Seconds to add to this rank's times to get those of the job's common clock, which is that of rank
-            0's host, or of `hvkeras run`.
-        clock_uncertainty: By how many seconds that may be wrong; None while nothing is known.
-        began: When it began to record.
-        written: When this was written.
+        pid: Its process ID.
+        inputs: float64, [fetches, 2]: start and end of each fetch of a training batch from its dataset.
+        calls: float64, [calls, 4]: start and end of each call of fit's train function, and the indices of its first
+            and last step since the job began; empty for custom training loops.
+        collectives: float64, [runs, 2]: start and end of each run of a collective, by its key.
+        first_runs: The index of the first of these runs among all runs of the job, by the same key.
+        buckets: `label`, `operation`, and `bytes` of this rank's tensors (None if known only at run time), by the
+            same key.
+        peak_memory: The peak resident memory so far, in bytes; 0 if unknown.
+        losses: float64, [losses, 2]: seconds since training began, and fit's loss at that time.
+        stalls: The warnings about late ranks.
+        ended: `WELL` after a normal end, "" while the rank runs or after a crash, else the error's last line.
+        clock_offset: Seconds to add to this rank's times to convert them to the job's common clock, which is that of
+            rank 0's host, or of `hvkeras run`.
+        clock_uncertainty: The maximum error of that offset in seconds; None while it is unknown.
+        began: When recording began.
+        written: When the record was written.
     """
 
     rank: int
@@ -79,7 +79,7 @@ class Record:
     written: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Writes the record into a folder, whole or not at all."""
+        """Writes the record into a folder atomically."""
         facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)
                  if each.name not in (*_TABLES, "collectives")}
         tables = {name: getattr(self, name) for name in _TABLES}
@@ -88,7 +88,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Record | None:
-        """Reads a rank's record; None where it has left none."""
+        """Reads a rank's record; None if there is none."""
         if not (folder / _name(rank)).is_file():
             return None
         with np.load(folder / _name(rank)) as file:
@@ -101,10 +101,10 @@ _RUNS = "collective "
 
 
 def remove(folder: Path, since: int = 0) -> None:
-    """Removes what an earlier job left in a folder: the records of ranks from `since` on.
+    """Removes an earlier job's records from a folder: those of ranks from `since` on.
 
     Args:
-        folder: The folder, which need not be there.
+        folder: The folder, which need not exist.
         since: The first of these ranks.
     """
     for path in folder.glob("rank.*.npz"):
@@ -126,5 +126,5 @@ def _save(path: Path, arrays: Mapping[str, Array]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs take the names for flags
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs mistake the names for options
     temporary.replace(path)

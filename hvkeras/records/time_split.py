@@ -1,7 +1,7 @@
-"""Where a typical step's time goes on each rank, from the records of all ranks.
+"""Time breakdown of a typical step on each rank, from the records of all ranks.
 
-A step lasts from the moment in which a rank's gradients were ready to the same moment of the next step: first comes
-what is left of communication, then the update of the weights, the next batch, and its forward and backward pass.
+A step lasts from the moment a rank's gradients are ready to the same moment of the next step. It consists of the
+remaining communication, the weight update, the next batch, and that batch's forward and backward pass.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from hvkeras.records.record import Array, Record
 
-WARM_UP = 5  # first steps that are left out, or half of few: TensorFlow traces graphs and fills caches in them
-LATEST = 1000  # steps that are looked at, at most
-PAUSE = 5.0  # times the median step, beyond which something else happened: a validation, a checkpoint, ...
+WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
+LATEST = 1000  # maximum number of steps considered
+PAUSE = 5.0  # times the median; a longer step included something else: validation, a checkpoint, ...
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class TimeSplit:
     """A rank's typical step in seconds: step = input + compute + wait + communication.
 
     Attributes:
-        step: From gradients to gradients: the mean over all steps but pauses (see `PAUSE`).
-        input: Waiting for the next batch from a dataset; nothing where no fetch was seen.
-        compute: What is left: the forward and backward pass, the update, and what callbacks do.
-        wait: Waiting for other ranks: what of communication the rank would have been spared, had it come last. None
-            where not all ranks have left a record; it is part of communication then.
+        step: From gradients to gradients: the mean over all steps except pauses (see `PAUSE`).
+        input: Waiting for the next batch from a dataset; 0 if no fetch was recorded.
+        compute: The remainder: the forward and backward pass, the weight update, and callbacks.
+        wait: Waiting for other ranks: the part of communication that the rank would have saved by arriving last. None
+            if records of some ranks are missing; it is then part of communication.
         communication: Collectives that ran while the rank had nothing else to do, without `wait`.
-        hidden: Collectives that ran beside computing; no part of the step.
-        steps: How many steps this is the mean of.
+        hidden: Collectives that overlapped with computing; not part of the step.
+        steps: The number of steps averaged.
     """
 
     step: float
@@ -45,14 +45,14 @@ class TimeSplit:
 def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
     """Splits the typical step of each rank whose steps are known.
 
-    No two ranks' clocks are compared: a rank waits in a collective as long as it is in it beyond the shortest time that
-    any rank was in the same run of it.
+    Clocks of different ranks are never compared: a rank's wait in a collective is the time it spends there beyond the
+    shortest time that any rank spent in the same run.
 
     Args:
-        records: What each rank recorded, in rank order.
+        records: The record of each rank, in rank order.
 
     Returns:
-        The split by rank; without ranks that have no record, or too little in it.
+        The split by rank, omitting ranks that have no record or too few recorded steps.
     """
     there = [record for record in records if record is not None]
     complete = len(there) == len(records) and all(len(there) >= record.size for record in there)
@@ -62,9 +62,9 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
 
 
 def pauses(record: Record) -> tuple[float, float]:
-    """How long a rank's steps with a pause took together, and all of its steps; of those that are on record.
+    """The total duration of a rank's recorded steps with a pause, and of all its recorded steps.
 
-    The first pause is left out, as the first steps are: validation is traced in it, and what saves begins.
+    The first pause is skipped like the first steps, because validation is traced and saving is set up in it.
     """
     lengths = np.diff(record.stamps[:, 0])[min(WARM_UP, len(record.stamps) // 2):]
     if not len(lengths):
@@ -75,13 +75,13 @@ def pauses(record: Record) -> tuple[float, float]:
 
 
 def shortest_runs(records: Sequence[Record]) -> dict[str, tuple[Array, int]]:
-    """The shortest time that a rank was in each run of each collective, and the number of the first of these runs.
+    """The shortest time that any rank spent in each run of each collective, and the index of the first of these runs.
 
     Args:
-        records: Of the ranks that are compared.
+        records: The records of the ranks to compare.
 
     Returns:
-        By key: seconds for the runs that all records know of.
+        By key: the seconds of each run that all records contain, and the index of the first of these runs.
     """
     found = {}
     for key in dict.fromkeys(key for record in records for key in record.collectives):
@@ -111,13 +111,13 @@ def _split(record: Record, shortest: Mapping[str, tuple[Array, int]], complete: 
         lengths, number = shortest[key]
         begin, end = number - first, number - first + len(lengths)
         waits.append(np.column_stack([starts[begin:end], runs[begin:end, 1] - lengths]))
-        since = max(since, runs[begin - 1, 1]) if begin else since  # runs that other ranks know nothing of
+        since = max(since, runs[begin - 1, 1]) if begin else since  # earlier runs are missing on other ranks
         until = min(until, runs[end, 0]) if end < len(runs) else until
     return steps.split(_Cover(*exposed), _Cover(*waits), _Cover(*everything), since, until, complete)
 
 
 def _of_gradients(record: Record, key: str) -> bool:
-    """Whether a collective exchanges gradients, which the backward pass does not wait for."""
+    """Whether a collective exchanges gradients; the backward pass does not wait for those."""
     return str(record.buckets.get(key, {}).get("operation", "")).startswith("gradients")
 
 
@@ -130,7 +130,7 @@ class _Steps:
         self._kinds = stamps[:, 2]
         self._inputs = record.inputs
         before = np.concatenate([stamps[:1, 0], stamps[:-1, 0]])
-        # When the batch came to the model; where that is unknown, when it was fetched, or else half the time.
+        # When the batch reached the model; if unknown, when it was fetched; failing that, the middle of the step.
         fetched = self._last_fetch_before(self._ready)
         guess = np.where(fetched > before, fetched, (before + self._ready) / 2)
         self._came = np.where(stamps[:, 3] > before, stamps[:, 3], guess)
@@ -143,7 +143,7 @@ class _Steps:
         return np.where(places >= 0, ends[places], 0.0)
 
     def exposed_from(self, runs: Array) -> Array:
-        """From when on nothing runs beside runs of an exchange of gradients: when all gradients are there."""
+        """The time from which each run of a gradient exchange is exposed: once all gradients are ready."""
         if not len(self._ready):
             return runs[:, 0]
         places = np.minimum(np.searchsorted(self._ready, runs[:, 0]), len(self._ready) - 1)
@@ -152,7 +152,7 @@ class _Steps:
 
     def split(self, exposed: _Cover, waits: _Cover, everything: _Cover, since: float, until: float,
               complete: bool) -> TimeSplit | None:
-        """The mean over the steps that began after `since` and ended before `until`, but for the warm-up and pauses."""
+        """The mean over the steps that began after `since` and ended before `until`, except warm-up and pauses."""
         chosen = self._chosen(since, until)
         if not len(chosen):
             return None
@@ -167,7 +167,7 @@ class _Steps:
                          communication - wait, hidden, len(chosen))
 
     def _chosen(self, since: float, until: float) -> Array:
-        """The numbers of the steps that count, of the most frequent kind."""
+        """The indices of the steps to average, among those of the most frequent kind."""
         kinds, counts = np.unique(self._kinds, return_counts=True)
         own = self._kinds == kinds[counts.argmax()] if len(kinds) else np.zeros(0, bool)
         times, arrivals = self._ready[own], self._came[own]
@@ -175,7 +175,7 @@ class _Steps:
         lengths = self._ends - self._begins
         if not len(lengths):
             return np.zeros(0, np.int64)
-        if len(self._inputs) >= LATEST:  # of earlier steps the fetches are not known any more
+        if len(self._inputs) >= LATEST:  # the fetches of earlier steps are no longer known
             since = max(since, self._inputs[0, 0])
         fits = (self._begins >= since) & (self._ends <= until) & (lengths <= PAUSE * np.median(lengths))
         fits[: min(WARM_UP, len(lengths) // 2)] = False
@@ -183,7 +183,7 @@ class _Steps:
 
 
 class _Cover:
-    """The union of time spans, and how much of a time it covers."""
+    """The union of time spans, and how much of an interval it covers."""
 
     def __init__(self, *spans: Array) -> None:
         rows = np.concatenate(spans)
@@ -196,7 +196,7 @@ class _Cover:
         self.spans = rows
 
     def mean(self, begins: Array, ends: Array) -> float:
-        """How much of the times from `begins` to `ends` is covered, in seconds, on average."""
+        """The mean time covered, in seconds, of the intervals from `begins` to `ends`."""
         if not len(self.spans):
             return 0.0
         total = np.concatenate([[0.0], np.cumsum(self.spans @ (-1.0, 1.0))])

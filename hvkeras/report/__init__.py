@@ -1,1 +1,1 @@
-"""Reports on training as pages of HTML that need nothing else: `page` lays them out, `charts` draws."""
+"""Reports on training as self-contained HTML pages: `page` lays them out, `charts` draws the charts."""

@@ -1,4 +1,4 @@
-"""The report that is written when a job is over: by its launcher, or by rank 0 where that is not `hvkeras run`."""
+"""The report written at the end of a job: by `hvkeras run`, or by rank 0 under any other launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TICK = 0.1
 
 
 def reports_to(settings: Any) -> Path | None:
-    """The folder of the report that settings ask for; what `hvkeras compare` records is reported by it alone."""
+    """The folder of the report that the settings ask for; None under `hvkeras compare`, which writes its own."""
     return Path(settings.report) if settings.report and not settings.record else None
 
 
@@ -28,31 +28,31 @@ def forget_run(folder: Path | None) -> None:
 
 
 def tell_outcome(folder: Path | None, outcome: Outcome) -> None:
-    """Leaves beside the records how the job ended."""
+    """Writes how the job ended next to the records."""
     if folder is not None:
         try:
             outcome.write(folder / "records")
         except OSError:
-            return  # the report, which is written next, says why
+            return  # writing the report comes next and reports the error
 
 
 def report_on_run(folder: Path) -> str:
     """Writes the report.
 
     Returns:
-        The line that says where it is, or why there is none.
+        A line that says where the report is, or why there is none.
     """
     from hvkeras.report.run_report import write_report
 
     try:
         return f"hvkeras: the report on this run is {write_report(folder)}"
-    except Exception as error:  # noqa: BLE001 - the job has an end of its own, which a report must not change
+    except Exception as error:  # noqa: BLE001 - a failed report must not change how the job ends
         why = str(error) if isinstance(error, (HvkerasError, OSError)) else f"{type(error).__name__}: {error}"
         return f"hvkeras: there is no report on this run: {why}"
 
 
 def await_records(folder: Path, size: int) -> None:
-    """Waits until all ranks have written their last record, or long enough."""
+    """Waits until all ranks have written their last record, for `PATIENCE` seconds at most."""
     deadline = time.monotonic() + PATIENCE
     waiting = set(range(size))
     while waiting and time.monotonic() < deadline:
@@ -65,6 +65,6 @@ def _is_over(folder: Path, rank: int) -> bool:
 
     try:
         record = Record.read(folder / "records", rank)
-    except Exception:  # noqa: BLE001 - whatever numpy says of a damaged file
+    except Exception:  # noqa: BLE001 - NumPy may raise anything for a damaged file
         return True
     return record is not None and bool(record.ended)

@@ -1,6 +1,6 @@
-"""Charts by matplotlib, for pages as SVG that follows the page's colours, and as PNG files.
+"""Charts drawn with matplotlib: as SVG that follows a page's colours, and as PNG files.
 
-matplotlib comes with the extra `report`, and is imported when a chart is drawn; `missing()` says where it cannot be.
+matplotlib comes with the extra `report` and is imported only when a chart is drawn; `missing()` reports its absence.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 
 INSTALL = "pip install 'hvkeras[report]'"
 
-# In a PNG these are what they are; in a page they become the page's own.
+# PNG files use these colours as they are; in a page they are replaced by the page's own.
 INK, PAPER, LINE = "#1d2127", "#ffffff", "#d9dde3"
 _OF_THE_PAGE = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(--line, #d9dde3)"}
-# Okabe and Ito's colours, which are told apart without full colour vision; patterns tell the parts apart without any.
+# Okabe and Ito's colours can be told apart without full colour vision; patterns tell the parts apart without any.
 PARTS = {"compute": ("#0072b2", ""), "input": ("#e69f00", "xxx"), "wait": ("#56b4e9", "///"),
          "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
 _ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
-PROJECTION = ", projection"  # ends the name of a line that has its engine's colour, and was not measured
-IDEAL = "ideal"  # the name of a line that is drawn in no engine's colour
+PROJECTION = ", projection"  # suffix of a line that is projected, not measured; it has its engine's colour
+IDEAL = "ideal"  # the name of the ideal line, which has no engine's colour
 _OTHERS = ("#cc79a7", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#0072b2")
 _PATTERNS = ("\\\\\\", "++", "oo")
 _MARKERS, _DASHES = "osD^vPX*", ("-", "--", "-.", ":")
@@ -42,7 +42,7 @@ _STYLE = {"font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": Fals
 
 
 def missing() -> str:
-    """Why there are no charts, as a line that says what to do; "" where matplotlib can be imported."""
+    """Why there are no charts, as a line that says what to do; "" if matplotlib can be imported."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -51,27 +51,27 @@ def missing() -> str:
 
 
 class Chart:
-    """A chart, drawn when it is asked for.
+    """A chart, drawn on demand.
 
     Args:
         draw: Draws into a matplotlib axes.
-        width: Inches.
-        height: Inches.
-        description: What it shows, for those who do not see it.
+        width: Width in inches.
+        height: Height in inches.
+        description: What it shows, for screen readers.
     """
 
     def __init__(self, draw: Callable[[Any], None], width: float, height: float, description: str) -> None:
         self._draw, self._size, self._description = draw, (width, height), description
 
     def svg(self) -> str:
-        """The chart as an SVG element to put into a page, whose text and axes have the page's colours."""
+        """The chart as an SVG element for a page; its text and axes have the page's colours."""
         file = io.StringIO()
         self._save(file, format="svg", transparent=True,
                    metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
         return _for_a_page(file.getvalue(), self._description)
 
     def png(self, path: Path) -> None:
-        """Writes the chart to a PNG file, on white."""
+        """Writes the chart to a PNG file, on a white background."""
         self._save(path, format="png", dpi=150, facecolor=PAPER)
 
     def _save(self, target: Any, **options: Any) -> None:
@@ -87,9 +87,9 @@ class Chart:
 
 
 def _for_a_page(svg: str, description: str) -> str:
-    """Leaves the element alone, with colours of the page, and with ids that no other chart has."""
+    """Extracts the SVG element, with the colours of the page and with IDs that are unique in it."""
     svg = svg[svg.index("<svg"):].strip()
-    svg = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg)  # HTML knows them, and a page has no addresses
+    svg = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg)  # not needed in HTML, and a page contains no addresses
     for colour, name in _OF_THE_PAGE.items():
         svg = svg.replace(colour, name)
     own = "c" + hashlib.sha256(svg.encode()).hexdigest()[:8]
@@ -99,11 +99,11 @@ def _for_a_page(svg: str, description: str) -> str:
 
 
 def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws a horizontal bar for each label, made of parts.
+    """Draws a horizontal stacked bar for each label.
 
     Args:
         labels: The bars, from top to bottom.
-        parts: The lengths by part, each as long as `labels`; nan counts as nothing. `PARTS` have colours of their own.
+        parts: The lengths by part, each as long as `labels`; nan counts as 0. `PARTS` have fixed colours.
         x_label: What the lengths are.
     """
     styles = zip(itertools.cycle(_OTHERS), itertools.cycle(_PATTERNS))
@@ -131,11 +131,11 @@ def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label
 
 
 def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws for each group its quartiles as a box, nine tenths as whiskers, and its values as points beneath.
+    """Draws a box plot for each group: quartiles as a box, 5th to 95th percentile as whiskers, values as points below.
 
     Args:
-        groups: The values by name, from top to bottom. Of many values, some stand for all as points; what is far
-            beyond the whiskers is a point at the end of the axis, so that it does not squeeze the others.
+        groups: The values by name, from top to bottom. Of many values, only a sample is drawn as points. Values far
+            beyond the whiskers are drawn at the end of the axis, so that they do not compress the others.
         x_label: What the values are.
     """
     known = {name: np.array(values, float) for name, values in groups.items()}
@@ -163,7 +163,7 @@ def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
 
 
 def _rows(axes: Any, labels: Sequence[str], x_label: str) -> None:
-    """Names the rows, the first one on top."""
+    """Labels the rows, with the first one at the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -177,12 +177,12 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: What it is.
-        x: Where its points are.
-        y: What they are.
-        low: The lower ends of the points' spread, or none.
-        high: The upper ends.
-        dashed: Whether it is no measurement but an ideal or a projection.
+        name: Its name.
+        x: The x values of its points.
+        y: The y values of its points.
+        low: The lower ends of the points' spread, or empty.
+        high: The upper ends of the points' spread, or empty.
+        dashed: Whether it is an ideal or a projection rather than a measurement.
     """
 
     name: str
@@ -194,12 +194,12 @@ class Line:
 
 
 def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> Chart:
-    """Draws what grows with the number of processes, with a tick at each number; of a wide range, on logarithmic axes.
+    """Draws a quantity against the number of processes, with a tick at each number; logarithmic for a wide range.
 
     Args:
         lines: The lines; `dashed` ones are thin.
-        y_label: What is drawn.
-        x_label: What it is drawn against.
+        y_label: The label of the y axis.
+        x_label: The label of the x axis.
     """
     def draw(axes: Any) -> None:
         _lines(axes, lines, points=True)
@@ -218,12 +218,12 @@ def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> 
 
 
 def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
-    """Draws lines of many points, such as a loss against time.
+    """Draws lines with many points, such as loss against time.
 
     Args:
         lines: The lines.
-        x_label: What x is.
-        y_label: What y is.
+        x_label: The label of the x axis.
+        y_label: The label of the y axis.
     """
     def draw(axes: Any) -> None:
         _lines(axes, lines, points=False)
@@ -254,7 +254,7 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name; an engine has the same one in all charts."""
+    """Assigns a colour to each name; an engine has the same colour in all charts."""
     names = list(names)
     engines = dict.fromkeys(name.removesuffix(PROJECTION) for name in names)
     taken = {_ENGINES.get(name) for name in engines}

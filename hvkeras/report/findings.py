@@ -1,4 +1,4 @@
-"""What limits a job, by name, and what to do about it: the advice of a report on one run."""
+"""What limits a job and what to do about it: the advice in a report on one run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from statistics import median
 from hvkeras.records.time_split import TimeSplit
 from hvkeras.report.run_summary import Summary
 
-# From when on a share of the typical step, or of all time, is worth a word; docs/report.md has the same table.
+# Shares of the typical step, or of all time, from which on something is reported; docs/report.md has the same table.
 THRESHOLDS: Mapping[str, float] = {
-    "steps": 20,  # that must have been timed on each rank for anything to be said,
-    "seconds": 5,  # and how long they must have taken together: what else a machine does comes and goes in seconds
-    "slow rank": 0.10,  # of a step by which a rank is busy longer than the others
+    "steps": 20,  # minimum number of steps timed on each rank for any finding
+    "seconds": 5,  # their minimum total duration: other load on a machine comes and goes in seconds
+    "slow rank": 0.10,  # of a step that a rank is busy longer than the others
     "input": 0.10,  # of a step, waiting for the next batch
-    "wait": 0.15,  # of a step, waiting for other ranks, where none is slow all the time
+    "wait": 0.15,  # of a step, waiting for other ranks, if no rank is consistently slow
     "communication": 0.20,  # of a step
-    "pauses": 0.30,  # of all time, in validation, checkpoints, and whatever else takes long between steps
+    "pauses": 0.30,  # of all time, in validation, checkpoints, and anything else that takes long between steps
 }
-_REASON = 0.25  # of a rank's delay: parts of it that are smaller are not named
+_REASON = 0.25  # of a rank's delay; smaller parts of it are not mentioned
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Slowest:
     """The rank that the others wait for.
 
     Attributes:
-        rank: Its number.
+        rank: The rank.
         seconds: How much longer it is busy in a step than the others.
-        parts: How much of that is due to `input` and to `compute`, in seconds; only what matters.
+        parts: How much of that is due to `input` and to `compute`, in seconds; negligible parts are left out.
     """
 
     rank: int
@@ -43,9 +43,9 @@ class Finding:
 
     Attributes:
         what: `slow rank`, `input`, `wait`, `communication` or `pauses`, as in `THRESHOLDS`.
-        share: Of a step, or of all time for pauses.
-        text: What it is.
-        remedy: What to do.
+        share: Its share of a step or, for pauses, of all time.
+        text: A description of the problem.
+        remedy: What to do about it.
     """
 
     what: str
@@ -55,7 +55,7 @@ class Finding:
 
 
 def enough(splits: Mapping[int, TimeSplit]) -> bool:
-    """Whether steps enough were timed to say anything."""
+    """Whether enough steps were timed to draw conclusions."""
     return bool(splits) and all(split.steps >= THRESHOLDS["steps"] and split.steps * split.step >= THRESHOLDS["seconds"]
                                 for split in splits.values())
 
@@ -64,10 +64,10 @@ def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
     """Finds the rank that is busy longest, if it stands out from the others.
 
     Args:
-        splits: Where the time of a typical step goes, by rank.
+        splits: The time breakdown of a typical step, by rank.
 
     Returns:
-        None where the ranks are alike, or too few steps were timed.
+        The rank; None if the ranks are similar or too few steps were timed.
     """
     if len(splits) < 2 or not enough(splits):
         return None
@@ -83,7 +83,7 @@ def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
 
 
 def findings(summary: Summary) -> list[Finding]:
-    """What limits a job, the largest share first; nothing where too few steps were timed."""
+    """What limits a job, the largest share first; empty if too few steps were timed."""
     splits = summary.splits
     if not enough(splits):
         return []
@@ -91,16 +91,16 @@ def findings(summary: Summary) -> list[Finding]:
     return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
 
 
-# What the report on one run advises, and a comparison has done.
+# Advice in the report on one run; a comparison removes it, as it is the answer.
 COMPARE = " hvkeras compare says whether another backend is faster here."
 
 
 def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
-    """What limits a job most, and what to do, in words; "" where nothing is known of its steps.
+    """What limits a job most, and what to do, as text; "" if nothing is known about its steps.
 
     Args:
-        splits: Where the time of a typical step goes, by rank.
-        found: What `findings` found.
+        splits: The time breakdown of a typical step, by rank.
+        found: The result of `findings`.
     """
     if found:
         return f"What limits training most: {found[0].text} {found[0].remedy}"
@@ -144,7 +144,7 @@ def _slow_rank(summary: Summary) -> Finding | None:
 def _input(splits: Mapping[int, TimeSplit]) -> Finding | None:
     slowest = slowest_rank(splits)
     others = [split for rank, split in splits.items() if slowest is None or rank != slowest.rank]
-    share = median(split.input / split.step for split in others)  # one slow rank has a finding of its own
+    share = median(split.input / split.step for split in others)  # a slow rank is a separate finding
     if share < THRESHOLDS["input"]:
         return None
     return Finding("input", share, f"Training waits for data: {share:.0%} of a step goes by until the next batch is"
@@ -185,6 +185,6 @@ def _pauses(summary: Summary) -> Finding | None:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time in milliseconds, as people read it."""
+    """Formats a time in milliseconds for readers."""
     value = 1000 * seconds
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

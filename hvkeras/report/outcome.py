@@ -1,4 +1,4 @@
-"""How a job ended, as its launcher saw it: beside the records, for reports."""
+"""How a job ended, as seen by its launcher: stored next to the records, for reports."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NAME = "outcome.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `hvkeras run` knows of a job that is over.
+    """What `hvkeras run` knows about a finished job.
 
     Attributes:
-        size: How many ranks it had.
-        hosts: Each rank's host.
-        ended: How each rank's process ended, by its number as text.
+        size: The number of ranks.
+        hosts: The host of each rank.
+        ended: How each rank's process ended, by the rank as text.
         cause: Why the job ended early, or "".
-        stalls: What was said of late ranks.
+        stalls: The warnings about late ranks.
     """
 
     size: int
@@ -29,17 +29,17 @@ class Outcome:
     stalls: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """Writes it beside the records."""
+        """Writes it next to the records."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _NAME).write_text(json.dumps(dataclasses.asdict(self), indent=2))
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """Reads it; None where no launcher has left one."""
+        """Reads it; None if no launcher has written one."""
         path = folder / _NAME
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Removes that of an earlier job."""
+        """Removes the outcome of an earlier job."""
         (folder / _NAME).unlink(missing_ok=True)

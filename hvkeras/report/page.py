@@ -1,4 +1,4 @@
-"""A report as one HTML page: light and dark, on screen and on paper, with nothing fetched from elsewhere."""
+"""A report as one self-contained HTML page, with light and dark colours, for screen and print."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ body.hvkeras { margin: 0; }
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page.
+    """A section of a page.
 
     Attributes:
         title: Its heading.
-        html: What it shows, as HTML.
-        note: A line in small print under it, as text, or "".
+        html: Its content, as HTML.
+        note: A note in small print below it, as text, or "".
     """
 
     title: str
@@ -62,11 +62,11 @@ def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> s
 
     Args:
         title: Its heading, as text.
-        sentences: What it says first, as text: a paragraph each.
-        sections: What follows, in order.
+        sentences: The summary at the top, as text: one paragraph each.
+        sections: The sections that follow, in order.
 
     Returns:
-        The HTML of the whole page, which refers to nothing outside of it.
+        The HTML of the whole page, which has no external references.
     """
     return ("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
@@ -76,7 +76,7 @@ def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> s
 
 
 def fragment(sentences: Sequence[str], sections: Sequence[Section]) -> str:
-    """Lays out the same without a title as a part of another page, such as the output of a notebook's cell."""
+    """Lays out the same without a title, for embedding in another page such as the output of a notebook cell."""
     return f"<div class=\"hvkeras part\">\n<style>{STYLE}</style>\n{_body(sentences, sections)}</div>\n"
 
 
@@ -92,11 +92,11 @@ def _section(section: Section) -> str:
 
 
 def table_html(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Makes a table; numbers stand to the right, what is longer than a few words to the left.
+    """Makes a table; numbers are right-aligned, longer text is left-aligned.
 
     Args:
-        headers: The first line.
-        rows: The others; a row that is shorter lets its last cell have the rest of the line.
+        headers: The header row.
+        rows: The other rows; the last cell of a shorter row spans the remaining columns.
 
     Returns:
         The HTML, with the cells' text escaped.

@@ -1,4 +1,4 @@
-"""The report on one run: `report.html`, a page for people, and `report.json`, the same for programs."""
+"""The report on one run: `report.html`, a page for people, and `report.json`, the same data for programs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hvkeras.report.page import Section, page, table_html
 from hvkeras.report.run_summary import Summary
 
 PAGE, DATA = "report.html", "report.json"
-SCHEMA = 1  # of report.json; docs/report.md describes it
-SHOWN = 20  # collectives and stalls that the page shows, at most
-BARS = 32  # ranks that are drawn, at most
+SCHEMA = 1  # version of report.json, which docs/report.md describes
+SHOWN = 20  # maximum number of collectives, and of stalls, that the page shows
+BARS = 32  # maximum number of ranks that the chart shows
 _PARTS = ("input", "compute", "wait", "communication")
 _HOW = ("A step lasts from the moment in which a rank's gradients are there to the same moment of the next step."
         " Input: until the next batch is there. Compute: forward and backward pass, update, callbacks. Wait: for ranks"
@@ -36,13 +36,13 @@ _HOW = ("A step lasts from the moment in which a rank's gradients are there to t
 
 
 def write_report(folder: Path) -> Path:
-    """Writes the report on the records that lie in a folder, however the job ended, or while it runs.
+    """Writes the report on the records in a folder, however the job ended, or while it is running.
 
     Args:
-        folder: The folder that `hvkeras run --report` or HVKERAS_REPORT named.
+        folder: The folder given to `hvkeras run --report` or in HVKERAS_REPORT.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
         MachineError: There are no records.
@@ -58,7 +58,7 @@ def write_report(folder: Path) -> Path:
 
 
 def _put(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(text)
     temporary.replace(path)
@@ -106,7 +106,7 @@ _WORDS = {"input": "waiting for data", "compute": "computing", "wait": "waiting 
 def _slowest(summary: Summary, found: list[Finding]) -> str:
     slowest = slowest_rank(summary.splits)
     if slowest is not None and found and found[0].what == "slow rank":
-        return ""  # what limits training is this very rank
+        return ""  # this rank is reported as what limits training
     if slowest is not None:
         return (f"The slowest rank is {summary.name(slowest.rank)}: it is busy for {milliseconds(slowest.seconds)}"
                 f" longer in each step, as {because(summary, slowest)}.")

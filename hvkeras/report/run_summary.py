@@ -1,4 +1,4 @@
-"""What the records of one job say of it, put together for a report."""
+"""A summary of one job for a report, derived from the records of its ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Collective:
     """A collective that ran in training.
 
     Attributes:
-        label: How messages call it.
+        label: Its name in messages.
         operation: What it does.
-        bytes: This rank's tensors; None if unknown.
-        runs: How often it ran, on the rank that knows of most.
-        seconds: Its median time without waiting for late ranks, or with it where not all ranks have left a record.
+        bytes: Bytes of this rank's tensors; None if unknown.
+        runs: How often it ran, on the rank that recorded the most runs.
+        seconds: Its median time, without waiting for late ranks unless records of some ranks are missing.
     """
 
     label: str
@@ -37,22 +37,22 @@ class Collective:
 
     @property
     def rate(self) -> float | None:
-        """Bytes of a rank's tensors in a second; None if unknown."""
+        """Bytes of a rank's tensors per second; None if unknown."""
         return None if self.bytes is None or not self.seconds else self.bytes / self.seconds
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One job.
+    """A summary of one job.
 
     Attributes:
-        folder: Where its records lie.
-        size: How many ranks it had.
-        records: What each rank recorded; None where there is nothing to be read.
-        outcome: What the launcher saw, if it was `hvkeras run`.
-        splits: Where the time of a typical step goes, by rank.
-        collectives: Those of training, the one that takes most of the time first.
-        unreadable: The ranks whose record is damaged.
+        folder: The folder of its records.
+        size: The number of ranks.
+        records: The record of each rank; None if it is missing or unreadable.
+        outcome: How the job ended, if its launcher was `hvkeras run`.
+        splits: The time breakdown of a typical step, by rank.
+        collectives: The collectives of training, the most time-consuming first.
+        unreadable: The ranks whose records are damaged.
     """
 
     folder: Path
@@ -65,13 +65,13 @@ class Summary:
 
     @classmethod
     def of(cls, folder: Path) -> Summary:
-        """Reads what lies in a folder.
+        """Reads the records in a folder.
 
         Args:
             folder: The folder of the report, or that of the records.
 
         Raises:
-            MachineError: There is nothing.
+            MachineError: The folder contains neither records nor an outcome.
         """
         folder = folder / "records" if (folder / "records").is_dir() else folder
         outcome = Outcome.read(folder)
@@ -85,7 +85,7 @@ class Summary:
         for rank in numbers:
             try:
                 found[rank] = Record.read(folder, rank)
-            except Exception:  # noqa: BLE001 - whatever numpy says of a damaged file, the others are read
+            except Exception:  # noqa: BLE001 - whatever NumPy raises for a damaged file, read the others
                 unreadable.add(rank)
         sizes = [record.size for record in found.values() if record is not None]
         size = outcome.size if outcome is not None else max([*sizes, *(rank + 1 for rank in unreadable)])
@@ -94,32 +94,32 @@ class Summary:
 
     @property
     def there(self) -> list[Record]:
-        """The records that there are."""
+        """The records that exist."""
         return [record for record in self.records if record is not None]
 
     @property
     def backend(self) -> str:
-        """The engine; "" if no rank tells."""
+        """The engine; "" if there is no record."""
         return next((record.backend for record in self.there), "")
 
     @property
     def steps(self) -> int:
-        """How many steps were made, by the rank that knows of most."""
+        """The number of steps, on the rank that recorded the most."""
         return max((record.first_step + len(record.stamps) for record in self.there), default=0)
 
     @property
     def seconds(self) -> float:
-        """How long ranks recorded."""
+        """The longest time that a rank recorded."""
         return max((record.written - record.began for record in self.there), default=0.0)
 
     @property
     def stalls(self) -> list[str]:
-        """What was said of late ranks."""
+        """The warnings about late ranks."""
         own = [text for record in self.there for text in record.stalls]
         return own + (self.outcome.stalls if self.outcome is not None else [])
 
     def host(self, rank: int) -> str:
-        """Where a rank ran; "" if nobody tells."""
+        """The host of a rank; "" if unknown."""
         record = self.records[rank]
         if record is not None and record.host:
             return record.host
@@ -133,7 +133,7 @@ class Summary:
         """How a rank ended: `WELL`, or what happened to it."""
         record, process = self.records[rank], self.outcome.ended.get(str(rank), "") if self.outcome is not None else ""
         if record is not None and record.ended:
-            # A process that ended well by its own account, and failed later, has told its launcher alone.
+            # If a process failed after it recorded a normal end, only its launcher knows.
             return process if record.ended == WELL and process else record.ended
         if process:
             return process
@@ -145,7 +145,7 @@ class Summary:
 
     @property
     def pause_share(self) -> float:
-        """The part of training that went by in steps with a pause, on the rank that spent most in them."""
+        """The fraction of training spent in steps with a pause, on the rank where it is largest."""
         found = [pauses(record) for record in self.there]
         return max((seconds / whole for seconds, whole in found if whole), default=0.0)
 

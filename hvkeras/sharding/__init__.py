@@ -1,4 +1,4 @@
-"""Giving each rank its share of the data: `hvd.shard`."""
+"""Data sharding between ranks: `hvd.shard`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ def shard(
     data: Any, training: bool = True, *, shuffle: bool | int = False, seed: int = 0, batched: bool | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives each rank its share of the data; every rank passes the same data, the whole of them.
+    """Returns this rank's share of the data; every rank passes the same, complete data.
 
-    The ranks first prove to each other that they do: they compare how much they have, and some of the contents.
-    Then each prints a line such as `rank 1: 718 of 1,437, overlap 0, dropped 1`.
+    The ranks first verify that their data are the same: they compare the amount of data and some of the contents. Each
+    rank then prints a line such as `rank 1: 718 of 1,437, overlap 0, dropped 1`.
 
-    For training every rank gets equally many samples in every step, since the optimizer averages gradients
-    without seeing batch sizes; the last `samples mod ranks` are dropped. For evaluation (`training=False`) no
-    sample is dropped, none is padded, and ranks may get one more or fewer.
+    For training, every rank gets the same number of samples in every step, since the optimizer averages gradients
+    regardless of batch sizes; the last `samples mod ranks` samples are dropped. For evaluation (`training=False`), no
+    sample is dropped or padded, and some ranks may get one sample more than others.
 
-    - Arrays: rank r gets the rows r, r + size, r + 2 size, ...; fit's `batch_size` is that of one rank.
-    - A `tf.data.Dataset` of samples is dealt one by one; batch it afterwards, for one rank. One of batches is read
-      as batches of all ranks together, and each is cut in equal parts. The first elements are read once more, to
-      compare them. Shuffle after dealing (`shuffle=`), or before with a fixed seed.
-    - A `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: each rank loads whole batches of its own; only the
-      last few, which are not enough for all ranks, are cut in parts. The first and the last batch are loaded on all
-      ranks, to compare them; what `on_epoch_end` shuffles is shuffled alike on all ranks.
+    - Arrays: rank r gets the rows r, r + size, r + 2 size, ...; the `batch_size` of `fit` is that of one rank.
+    - `tf.data.Dataset`: samples are assigned to the ranks one by one; batch the share afterwards, for one rank. If the
+      elements are batches, each is taken as the batch of all ranks together and split into equal parts. The first
+      elements are read an additional time for the comparison. Shuffle after sharding (`shuffle=`), or before it with a
+      fixed seed.
+    - `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: each rank loads whole batches of its own; only the last few
+      batches, which are not enough for all ranks, are split. All ranks load the first and the last batch for the
+      comparison. What `on_epoch_end` shuffles is shuffled in the same way on all ranks.
 
     Example:
         >>> x_train, y_train = hvd.shard((x_train, y_train))
@@ -47,23 +48,24 @@ def shard(
         >>> model.fit(hvd.shard(MyPyDataset(files)))
 
     Args:
-        data: An array (NumPy, TensorFlow, pandas, or what has a length and can be sliced with a step), a tuple, list
-            or dict of arrays with equally many rows, a `tf.data.Dataset`, or a `PyDataset` or `Sequence`.
-        training: Whether all ranks must get equally many samples; False for validation and evaluation.
-        shuffle: For arrays, True permutes all rows alike on every rank before they are dealt, so that ranks do
-            not get, say, the even rows of sorted data. For a dataset of samples, the buffer size through which
-            each rank shuffles its share, anew in each epoch and in another order than the other ranks.
-        seed: Of all shuffling; the same on every rank.
-        batched: Whether a dataset's elements are batches, where the pipeline does not tell.
+        data: An array (NumPy, TensorFlow, pandas, or any object that has a length and can be sliced with a step), a
+            tuple, list or dict of arrays with the same number of rows, a `tf.data.Dataset`, or a `PyDataset` or
+            `Sequence`.
+        training: Whether all ranks must get the same number of samples; False for validation and evaluation.
+        shuffle: For arrays, True applies the same permutation of all rows on every rank before sharding, so that no
+            rank gets, for example, the even rows of sorted data. For a dataset of samples, the size of the buffer
+            through which each rank shuffles its share, in a new order in each epoch and on each rank.
+        seed: The seed of all shuffling; the same on every rank.
+        batched: Whether a dataset's elements are batches, if the pipeline does not show it.
         process_set: The ranks that share the data.
 
     Returns:
-        This rank's share, of the form of `data`; on one rank, `data`.
+        This rank's share, in the form of `data`; on one rank, `data`.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: Ranks pass different data or arguments, the data are of another kind, the dataset's order
-            can differ between ranks, or there are fewer samples than ranks in training.
+        UsageError: Ranks pass different data or arguments, the kind of data is not supported, the dataset's order can
+            differ between ranks, or there are fewer samples than ranks in training.
         PeerError: Reading the data failed on another rank.
     """
     ranks = members(process_set, "shard")

@@ -1,4 +1,4 @@
-"""Dealing arrays: rows one by one."""
+"""Sharding of arrays: rows are assigned to ranks one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HINTS = Hints(
 
 
 def shard_arrays(data: Any, deal: Partition, shuffle: Any, seed: int, process_set: ProcessSet) -> tuple[Any, Coverage]:
-    """This rank's rows of a structure of arrays."""
+    """Returns this rank's rows of a structure of arrays."""
     require_options(shuffle)
     require_arrays(data)
     if deal.size > 1:
@@ -32,7 +32,7 @@ def shard_arrays(data: Any, deal: Partition, shuffle: Any, seed: int, process_se
 
 
 def deal_arrays(data: Any, deal: Partition, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
-    """This rank's rows of a structure of arrays that all ranks hold."""
+    """Returns this rank's rows of a structure of arrays that all ranks hold."""
     count = count_rows(data)
     if deal.training and count < deal.size:
         raise UsageError(explain("Training needs at least one sample a rank", "start fewer ranks, or train without"
@@ -48,12 +48,12 @@ def deal_arrays(data: Any, deal: Partition, shuffle: bool = False, seed: int = 0
 
 
 def require_options(shuffle: Any) -> None:
-    """Checks the options that arrays have."""
+    """Checks the options for arrays."""
     if shuffle not in (True, False) or not isinstance(shuffle, (bool, np.bool_)):
         raise UsageError(explain("Arrays are shuffled as a whole or not at all", "pass shuffle=True, or leave it out"
                                  " as model.fit shuffles each rank's rows anyway", shuffle=shuffle))
 
 
 def arrays_facts(data: Any, call: str) -> Facts:
-    """What a rank tells of its arrays."""
+    """Returns the facts about a rank's arrays that all ranks compare."""
     return Facts(f"{len(leaves(data))} arrays, {call}", f"{count_rows(data):,} samples", "", fingerprint(data))

@@ -1,4 +1,4 @@
-"""Dealing a `tf.data.Dataset`: its samples one by one, or the rows of each of its batches."""
+"""Sharding of a `tf.data.Dataset`: its samples one by one, or the rows of each of its batches."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ HINTS = Hints(
     order=FIX,
     contents="pass the whole dataset to hvd.shard on every rank, not a part of it; and " + FIX,
 )
-FIRST_ELEMENTS = 8  # of an unbatched dataset that are read to compare ranks; of a batched one the first is
+FIRST_ELEMENTS = 8  # compared between ranks in an unbatched dataset; in a batched one, only the first is
 
 
 def shard_dataset(
     dataset: Any, deal: Partition, shuffle: Any, seed: int, batched: bool | None, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
-    """This rank's part of a dataset."""
+    """Returns this rank's share of a dataset."""
     _require_options(shuffle, batched)
     if deal.size == 1:
         return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
@@ -58,13 +58,13 @@ def shard_dataset(
 
 
 def prove_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -> tuple[bool, list[Any]]:
-    """Checks that all ranks read the same dataset in the same order, as `proof.prove_same`.
+    """Checks that all ranks read the same dataset in the same order, as `proof.prove_same` does.
 
     Returns:
-        Whether the contents could be compared, and the arrays of the elements that were.
+        Whether the contents could be compared, and the arrays of the elements that were compared.
 
     Raises:
-        UsageError: They do not, or its order is another one at every reading.
+        UsageError: They do not, or the dataset's order changes at every reading.
     """
     seeds = shuffle_seeds(dataset)
     count = int(dataset.cardinality())
@@ -88,7 +88,7 @@ def prove_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -
 
 
 def _first(dataset: Any) -> list[Any]:
-    """The elements that are compared between ranks."""
+    """Returns the arrays of the elements that are compared between ranks."""
     count = 1 if is_batched(dataset) else FIRST_ELEMENTS
     return [tf.expand_dims(leaf, 0) if isinstance(leaf, tf.Tensor) and leaf.shape.rank == 0 else leaf
             for element in itertools.islice(dataset, count) for leaf in tf.nest.flatten(element)]
@@ -107,7 +107,7 @@ def _shuffled(dataset: Any, buffer_size: int, seed: int) -> Any:
 
 
 def deal_samples(dataset: Any, deal: Partition) -> tuple[Any, Coverage]:
-    """This rank's samples of an unbatched dataset, dealt one by one."""
+    """Returns this rank's samples of an unbatched dataset, which are assigned to the ranks one by one."""
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         return dataset.shard(deal.size, deal.rank), _unknown(deal, "1 of every {size} samples of an endless dataset")
@@ -124,8 +124,8 @@ def deal_samples(dataset: Any, deal: Partition) -> tuple[Any, Coverage]:
 
 
 def _full_groups(dataset: Any, deal: Partition) -> Any:
-    """Deals groups of one sample a rank; the end shows only when it comes, so the last group may be incomplete."""
-    unpacked = type(dataset.element_spec) is tuple  # then tf.data calls functions with its items
+    """Assigns samples in groups of one per rank, as the length is unknown; drops the last group if it is incomplete."""
+    unpacked = type(dataset.element_spec) is tuple  # then tf.data passes its items as separate arguments
 
     def pick(*group: Any) -> Any:
         return tf.data.Dataset.zip(tf.nest.map_structure(lambda samples: samples.skip(deal.rank).take(1),
@@ -135,9 +135,9 @@ def _full_groups(dataset: Any, deal: Partition) -> Any:
 
 
 def deal_batches(dataset: Any, deal: Partition, first: list[Any]) -> tuple[Any, Coverage]:
-    """This rank's part of each batch; batches too small to give it any row are left out.
+    """Returns this rank's part of each batch; batches that are too small to give it any row are left out.
 
-    `first` are the arrays of the first batch: a map() may have given it other rows than batch() says.
+    `first` holds the arrays of the first batch: a map() may have changed the number of rows that batch() states.
     """
     rows = batch_size(dataset)
     if deal.training and rows is not None and rows < deal.size:
@@ -146,7 +146,7 @@ def deal_batches(dataset: Any, deal: Partition, first: list[Any]) -> tuple[Any, 
     known = batches_of(dataset)
     if first and known is not None and int(leading_rows(first[0])) != (known.rows if known.full else known.last):
         rows = known = None
-    unpacked = type(dataset.element_spec) is tuple  # then tf.data calls functions with its items
+    unpacked = type(dataset.element_spec) is tuple  # then tf.data passes its items as separate arguments
     share = dataset.map(lambda *element: _cut(element if unpacked else element[0], deal))
     if known is not None and not known.cut(deal)[1]:
         share = share.take(1)  # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric
@@ -177,7 +177,7 @@ def _unknown(deal: Partition, note: str) -> Coverage:
 
 
 def _cut(batch: Any, deal: Partition) -> Any:
-    """This rank's rows of a batch."""
+    """Returns this rank's rows of a batch."""
     leaf = tf.nest.flatten(batch)[0]
     static = leaf.shape[0] if leaf.shape.rank else None
     start, stop = deal.part(static if static is not None else leading_rows(leaf))
@@ -193,7 +193,7 @@ def _slice(rows: Any, start: Any, stop: Any) -> Any:
 
 
 def leading_rows(leaf: Any) -> Any:
-    """The rows of a dense, ragged or sparse tensor, as a tensor."""
+    """Returns the number of rows of a dense, ragged or sparse tensor, as a tensor."""
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
     return leaf.dense_shape[0] if isinstance(leaf, tf.sparse.SparseTensor) else tf.shape(leaf, tf.int64)[0]

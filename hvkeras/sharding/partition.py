@@ -1,4 +1,4 @@
-"""Which rows, batches and parts each rank gets: arithmetic alone, no data and no communication."""
+"""Partition arithmetic: which rows, batches and parts each rank gets, without data and without communication."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Partition:
-    """How data are dealt to ranks.
+    """How data are partitioned between ranks.
 
-    In training all ranks get equally many rows, in every step: the optimizer averages gradients without
-    seeing batch sizes, so a rank with fewer rows would give each of them more weight. In evaluation every row
-    goes to exactly one rank, since sums of metric states do not mind how many each rank has.
+    In training, all ranks get the same number of rows in every step: the optimizer averages gradients regardless of
+    batch sizes, so a rank with fewer rows would give each of them more weight. In evaluation, every row goes to exactly
+    one rank, since sums of metric states do not depend on how many rows each rank has.
 
     Attributes:
-        rank: This rank's number among those that share the data.
-        size: How many share them.
-        training: Whether all ranks must get equally many rows; what is left over is dropped.
+        rank: This rank's index among the ranks that share the data.
+        size: The number of ranks that share the data.
+        training: Whether all ranks must get the same number of rows; the remainder is dropped.
     """
 
     rank: int
@@ -25,38 +25,38 @@ class Partition:
     training: bool
 
     def rows(self, count: int) -> range:
-        """The rows of `count` that this rank gets when they are dealt one by one.
+        """Returns which of `count` rows this rank gets when rows are assigned one by one.
 
-        With the batch size b on every rank, step t's batches of all ranks are the rows t b size to (t + 1) b size.
+        With batch size b on every rank, the batches of all ranks in step t are the rows t b size to (t + 1) b size.
         """
         return range(self.rank, count - self.dropped(count), self.size)
 
     def part(self, count: Any) -> tuple[Any, Any]:
-        """The first row and the one after the last when `count` rows (a number or a tensor) are cut in parts."""
+        """Returns this rank's first row and the row after its last when `count` rows (number or tensor) are split."""
         if self.training:
             share = count // self.size
             return self.rank * share, (self.rank + 1) * share
         return self.rank * count // self.size, (self.rank + 1) * count // self.size
 
     def part_size(self, count: int) -> int:
-        """How many rows `part` has."""
+        """Returns the number of rows in `part`."""
         start, stop = self.part(count)
         return int(stop - start)
 
     def dropped(self, count: int) -> int:
-        """How many of `count` rows no rank gets."""
+        """Returns how many of `count` rows no rank gets."""
         return count % self.size if self.training else 0
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a rank got of the data.
+    """The part of the data that a rank gets.
 
     Attributes:
-        mine: This rank's samples; None when nobody knows.
-        total: All samples; None when nobody knows.
-        dropped: Samples that no rank gets.
-        note: What else the user has to know, in words.
+        mine: The number of this rank's samples; None if unknown.
+        total: The number of all samples; None if unknown.
+        dropped: The number of samples that no rank gets.
+        note: Other information that the user needs, as text.
     """
 
     mine: int | None
@@ -65,26 +65,26 @@ class Coverage:
     note: str = ""
 
     def line(self, rank: int) -> str:
-        """The line that is printed: `rank 1: 718 of 1,437, overlap 0, dropped 1`."""
+        """Returns the line to print: `rank 1: 718 of 1,437, overlap 0, dropped 1`."""
         if self.mine is None or self.total is None:
             return f"rank {rank}: {self.note}"
         line = f"rank {rank}: {self.mine:,} of {self.total:,}, overlap 0, dropped {self.dropped:,}"
         return f"{line} ({self.note})" if self.note else line
 
     def doubtful(self) -> Coverage:
-        """The same where the ranks could not compare what they have."""
+        """Returns the same coverage with a note that the ranks could not compare their data."""
         doubt = "contents are random at every reading, so the ranks could not compare them"
         return replace(self, note=f"{self.note}; {doubt}" if self.note else doubt)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of a series of batches, all but the last of which have equally many.
+    """The rows of a series of batches, all of which have the same number of rows except the last.
 
     Attributes:
-        rows: Rows of a full batch.
-        full: How many batches are full.
-        last: Rows of the shorter last batch; 0 if there is none.
+        rows: The number of rows in a full batch.
+        full: The number of full batches.
+        last: The number of rows in the shorter last batch; 0 if there is none.
     """
 
     rows: int
@@ -93,21 +93,21 @@ class Batches:
 
     @property
     def total(self) -> int:
-        """The rows of all batches."""
+        """The number of rows in all batches."""
         return self.rows * self.full + self.last
 
     def cut(self, deal: Partition) -> tuple[Coverage, int]:
-        """What a rank gets when each batch is cut in parts: its coverage, and how many parts are not empty."""
+        """Returns a rank's coverage and its number of non-empty parts when each batch is split into parts."""
         mine = self.full * deal.part_size(self.rows) + deal.part_size(self.last)
         dropped = self.full * deal.dropped(self.rows) + deal.dropped(self.last)
         parts = self.full * bool(deal.part_size(self.rows)) + bool(deal.part_size(self.last))
         return Coverage(mine, self.total, dropped), parts
 
     def rounds(self, deal: Partition) -> tuple[range, list[tuple[int, int, int]]]:
-        """What a rank gets when whole full batches are dealt in rounds, and the rest is cut in parts.
+        """Returns a rank's share when whole full batches are assigned in rounds and the remainder is split into parts.
 
         Returns:
-            The numbers of the rank's whole batches, one a round; and its part of the rest as
+            The indices of the rank's whole batches, one per round, and its part of the remainder as
             (batch, first row, row after the last).
         """
         dealt = self.full // deal.size * deal.size

@@ -1,6 +1,6 @@
-"""What a `tf.data` pipeline does, read from its stages: whether it batches, and whether its order can differ.
+"""Analysis of a `tf.data` pipeline from its stages: whether it batches, and whether its order can vary.
 
-The stages are known by the names of TensorFlow's private classes; a stage with another name makes the answer
+Stages are recognized by the names of TensorFlow's private classes; a stage with another name makes the answer
 "not known", and the user is asked.
 """
 
@@ -14,16 +14,16 @@ from hvkeras.sharding.partition import Batches
 
 _BATCHING = {"Batch", "ParallelBatch", "PaddedBatch", "DenseToSparseBatch", "MapAndBatch", "Rebatch", "LegacyRebatch"}
 _SINGLE = {"TensorSlice", "Range", "Random", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Unbatch"}
-# Stages that hand on each element as one.
+# Stages that produce one element for each input element.
 _ONE_TO_ONE = {"Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle", "AssertCardinality", "Model",
                "CopyToDevice", "MaxIntraOpParallelism", "PrivateThreadPool", "Restructured", "Snapshot"}
-# Stages that hand on elements as they are, but not all of them, or more than once.
+# Also stages that drop or repeat elements, and do not change whether elements are batches.
 _KEEPING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique", "IgnoreErrors"}
 _JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
 
 
 def _stage(dataset: Any) -> str:
-    """The name of the last stage: `Batch` for TensorFlow's class `_BatchDataset`."""
+    """Returns the name of the last stage: `Batch` for TensorFlow's class `_BatchDataset`."""
     return type(dataset).__name__.lstrip("_").split("Dataset")[0]
 
 
@@ -32,12 +32,12 @@ def _inputs(dataset: Any) -> list[Any]:
 
 
 def _stages(dataset: Any) -> list[Any]:
-    """All stages, the last first."""
+    """Returns all stages, the last one first."""
     return [dataset, *(stage for source in _inputs(dataset) for stage in _stages(source))]
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements are batches; None if it cannot be told."""
+    """Whether the elements are batches; None if unknown."""
     stage, sources = _stage(dataset), _inputs(dataset)
     if stage in _SINGLE or has_scalars(dataset):
         return False
@@ -46,20 +46,20 @@ def is_batched(dataset: Any) -> bool | None:
     if stage in _KEEPING and len(sources) == 1:
         return is_batched(sources[0])
     if stage in _JOINING:
-        sources = sources[1:] if stage == "DirectedInterleave" else sources  # the first says which to take from
+        sources = sources[1:] if stage == "DirectedInterleave" else sources  # the first selects the source
         found = {answer for answer in map(is_batched, sources) if answer is not None}
         return found.pop() if len(found) == 1 else None
     return None
 
 
 def has_scalars(dataset: Any) -> bool:
-    """Whether something in an element is a single number or string, as in no batch."""
+    """Whether an element contains a single number or string, which batches never do."""
     specs = tf.nest.flatten(dataset.element_spec)
     return any(getattr(getattr(spec, "shape", None), "rank", None) == 0 for spec in specs)
 
 
 def batches_of(dataset: Any) -> Batches | None:
-    """The rows of a batched pipeline's elements, if they can be told without reading it."""
+    """Returns the row counts of a batched pipeline's elements, if they are known without reading it."""
     count = int(dataset.cardinality())
     rows = static_rows(dataset)
     if count < 0:
@@ -77,7 +77,7 @@ def batches_of(dataset: Any) -> Batches | None:
 
 
 def static_rows(dataset: Any) -> int | None:
-    """The rows of every batch, if they are equally many and the shapes say so."""
+    """Returns the number of rows of every batch, if it is constant and part of the static shapes."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if spec.shape.rank:
             return None if spec.shape[0] is None else int(spec.shape[0])
@@ -85,7 +85,7 @@ def static_rows(dataset: Any) -> int | None:
 
 
 def batch_size(dataset: Any) -> int | None:
-    """The rows of a full batch, if the shapes or the batching stage say so."""
+    """Returns the number of rows in a full batch, if the static shapes or the batching stage state it."""
     rows = static_rows(dataset)
     if rows is not None:
         return rows
@@ -96,12 +96,12 @@ def batch_size(dataset: Any) -> int | None:
 
 
 def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
-    """The pair of seeds of each stage that shuffles or draws; (0, 0) means another order at every start."""
+    """Returns the seed pair of each stage that shuffles or draws; (0, 0) means a different order at every start."""
     return [(int(stage._seed), int(stage._seed2)) for stage in _stages(dataset)
             if hasattr(stage, "_seed") and hasattr(stage, "_seed2")]
 
 
 def lets_order_vary(dataset: Any) -> bool:
-    """Whether the pipeline may hand on elements as they get ready, in an order that no two runs share."""
+    """Whether the pipeline may yield elements as they become ready, in an order that differs between runs."""
     return dataset.options().deterministic is False or any(
         getattr(stage, "_deterministic", None) == "false" for stage in _stages(dataset))

@@ -1,4 +1,4 @@
-"""The proof that all ranks hold the same data: each tells the others what it has before anything is dealt."""
+"""Verification that all ranks hold the same data: they exchange facts about it before sharding."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.sharding.structure import leaves, take_slice
 
 SAMPLED_ROWS = 64
-# Data computed on another processor may differ in the last digits; other rows differ in the first ones.
+# The same data may differ in the last digits if computed on another processor; different rows differ in the first ones.
 TOLERANCE = 1e-4
 
 
 def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet) -> list[Any]:
-    """Gives every rank the results of all ranks' work; where it fails on one, it fails on all.
+    """Exchanges the results of all ranks' work, so that every rank gets them; a failure on one rank fails on all.
 
     Args:
-        name: Identifies the exchange across ranks, and is how messages call it.
-        work: What each rank does first.
-        process_set: The ranks that take part.
+        name: Identifies the exchange across ranks and in messages.
+        work: The function that each rank runs first.
+        process_set: The participating ranks.
 
     Returns:
         The results in rank order.
 
     Raises:
         Exception: Whatever this rank's work raised.
-        PeerError: Another rank's work raised something.
+        PeerError: Another rank's work raised an exception.
     """
     failure: BaseException | None = None
     result = None
@@ -55,12 +55,12 @@ def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet) -> lis
 
 
 def fingerprint(data: Any) -> list[Any]:
-    """What tells the contents of arrays apart: a mark for each, from up to 64 rows spread evenly."""
+    """Returns a fingerprint of the contents of arrays: a mark for each, from up to 64 evenly spaced rows."""
     return [None if leaf is None else _mark(leaf) for leaf in leaves(data)]
 
 
 def _mark(leaf: Any) -> Any:
-    """The dtype, the shape of a row, and what the sampled rows hold."""
+    """Returns the dtype, the shape of a row, and a digest of the sampled rows."""
     if isinstance(leaf, tf.sparse.SparseTensor):
         rows = [np.asarray(leaf.indices), np.asarray(leaf.values)]
     else:
@@ -83,13 +83,13 @@ def _plain(row: Any) -> Any:
 
 
 def _sketch(row: Any) -> float:
-    """A number that a row's values in their order make; equal up to rounding for equal rows."""
+    """Reduces a row to a number that depends on its values and their order; equal up to rounding for equal rows."""
     values = np.nan_to_num(np.abs(row) if np.iscomplexobj(row) else row).astype(np.float64).ravel()
     return float(values @ np.cos(np.arange(1, values.size + 1)))
 
 
 def differing(first: Sequence[Any], second: Sequence[Any]) -> list[int]:
-    """The places of arrays whose marks are not those of the same contents."""
+    """Returns the indices of arrays whose marks indicate different contents."""
     if len(first) != len(second):
         return list(range(max(len(first), len(second))))
     return [place for place, (one, other) in enumerate(zip(first, second, strict=True)) if not _alike(one, other)]
@@ -104,12 +104,12 @@ def _alike(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank tells of its data before they are dealt.
+    """Facts about a rank's data that are compared before sharding; all but `marks` are readable text.
 
     Attributes:
-        call: How it called, readable: the kind of data and the arguments.
-        amount: How much it has, readable.
-        order: What decides the order of its data, such as the seeds of shuffles; readable.
+        call: The kind of data and the arguments of the call.
+        amount: The amount of data.
+        order: What determines the order of the data, such as the seeds of shuffles.
         marks: The `fingerprint` of some of the contents.
     """
 
@@ -121,7 +121,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Hints:
-    """The fixes that messages advise where ranks differ in one of `Facts`."""
+    """The fixes that messages suggest where ranks differ in one of the `Facts`."""
 
     call: str
     amount: str
@@ -133,20 +133,21 @@ def prove_same(name: str, look: Callable[[], Facts], read: Callable[[], Any], hi
                process_set: ProcessSet) -> bool:
     """Checks that all ranks hold the same data in the same order.
 
-    What one rank reads differently twice, such as images augmented at random, cannot be compared, and is left out.
+    Contents that differ between two readings on one rank, such as randomly augmented images, cannot be compared and are
+    left out.
 
     Args:
         name: Identifies the exchange across ranks.
-        look: Tells this rank's facts.
-        read: Reads the contents to compare once more.
-        hints: What to advise where they differ.
-        process_set: The ranks that take part.
+        look: Returns this rank's facts.
+        read: Reads the contents to compare a second time.
+        hints: The fixes to suggest where ranks differ.
+        process_set: The participating ranks.
 
     Returns:
-        Whether the contents could be compared: False where all of them are random at every reading.
+        Whether the contents could be compared: False if all of them are random at every reading.
 
     Raises:
-        UsageError: The first two ranks that differ, with what each has.
+        UsageError: Ranks differ; names the first two that do, and what each has.
     """
     facts: list[Facts] = exchange(name, look, process_set)
     ranks = process_set.ranks
@@ -172,13 +173,13 @@ def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Seque
     """Checks that something is the same on all ranks.
 
     Args:
-        must_hold: What the message says.
-        hint: The fix.
-        values: One a rank, readable.
-        ranks: The ranks that gave them.
+        must_hold: The requirement that the message states.
+        hint: The fix that the message suggests.
+        values: One readable value per rank.
+        ranks: The ranks of the values.
 
     Raises:
-        UsageError: The first two ranks that differ, with both values.
+        UsageError: Ranks differ; names the first two that do, with both values.
     """
     for rank, value in zip(ranks, values, strict=True):
         if value != values[0]:
@@ -186,7 +187,7 @@ def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Seque
 
 
 def _readable(marks: Sequence[Any], place: int) -> str:
-    """A short text for a mark: `float32 rows of shape [8], contents 3f2a`."""
+    """Returns a short text for a mark: `float32 rows of shape [8], contents 3f2a`."""
     if place >= len(marks) or marks[place] is None:
         return f"{len(marks)} arrays" if place >= len(marks) else "None"
     kind, shape, contents = marks[place]
@@ -196,7 +197,7 @@ def _readable(marks: Sequence[Any], place: int) -> str:
 
 @contextlib.contextmanager
 def common_randomness(seed: int) -> Iterator[None]:
-    """Makes NumPy's and Python's global random numbers equal on all ranks for a while."""
+    """A scope in which NumPy's and Python's global random numbers are the same on all ranks."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     np.random.seed(seed % 2**32)
     random.seed(seed)

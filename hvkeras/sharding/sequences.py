@@ -1,4 +1,4 @@
-"""Dealing a `keras.utils.PyDataset` or a `tf_keras.utils.Sequence`: whole batches, and parts of the last ones."""
+"""Sharding of a `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: whole batches, and parts of the last ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvkeras.sharding.partition import Batches, Coverage, Partition
 from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, prove_same
 from hvkeras.sharding.structure import concatenate, count_rows, map_leaves, take_slice
 
-ENDLESS = 2**62  # more batches than anyone counts to
+ENDLESS = 2**62  # stands for the number of batches; no training reaches it
 HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="construct the same data on every rank, the whole of them, and do not split them before hvd.shard",
@@ -31,7 +31,7 @@ HINTS = Hints(
 def shard_sequence(
     data: Any, deal: Partition, shuffle: Any, seed: int, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
-    """This rank's share of the batches."""
+    """Returns this rank's share of the batches."""
     if shuffle:
         raise UsageError(explain("The order of batches is shuffled by model.fit", "leave shuffle out here; fit(shuffle="
                                  "True), its default, shuffles each rank's batches", shuffle=shuffle))
@@ -65,7 +65,7 @@ def _require_batches(count: int | None) -> None:
 
 
 def _ends(data: Any, count: int | None, seed: int) -> tuple[Any, Any]:
-    """The first and the last batch, read with the same global random numbers on every rank."""
+    """Returns the first and the last batch, read with the same global random numbers on every rank."""
     with common_randomness(seed):
         first = data[0]
     with common_randomness(seed):
@@ -79,15 +79,15 @@ def _amount(count: int | None, rows: Sequence[int]) -> str:
 
 def deal_sequence(data: Any, deal: Partition, batches: Batches | None, rows: int, seed: int = 0,
                   end: EpochEnd | None = None) -> tuple[Any, Coverage]:
-    """This rank's share of batches that all ranks can load.
+    """Returns this rank's share of batches that all ranks can load.
 
     Args:
-        data: The whole.
-        deal: For whom.
-        batches: The rows of all batches; None if they never end.
-        rows: The rows of a full batch.
-        seed: Of the order of batches.
-        end: What to do at the end of an epoch.
+        data: The complete data.
+        deal: The partition, which includes this rank's index.
+        batches: The row counts of all batches; None if the batches are endless.
+        rows: The number of rows in a full batch.
+        seed: The seed of the order of batches.
+        end: Called at the end of an epoch.
     """
     uneven = rows if deal.training else None
     if batches is None:
@@ -105,17 +105,17 @@ def deal_sequence(data: Any, deal: Partition, batches: Batches | None, rows: int
 
 
 def _who_shuffles(data: Any, shuffle: bool) -> bool:
-    """Whether Keras is to shuffle the batches of `data`."""
+    """Whether Keras should shuffle the batches of `data`."""
     return data.take_over_shuffle(shuffle) if isinstance(data, Share) else shuffle
 
 
 class Share:
-    """What a rank has of a `PyDataset` or `Sequence`; see `share_like`.
+    """A rank's share of a `PyDataset` or `Sequence`; see `share_like`.
 
     Attributes:
-        data: The whole.
-        wholes: The numbers of the batches that this rank takes whole, in the order of its steps.
-        pieces: What its last batch is made of: (batch, first row, row after the last).
+        data: The complete data.
+        wholes: The indices of the batches that this rank takes whole, in the order of its steps.
+        pieces: The parts of batches that make up its last batch: (batch, first row, row after the last).
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Share:
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches, as Keras 3 asks for it; None if they never end."""
+        """The number of batches, which Keras 3 reads; None if they are endless."""
         return None if self._endless else len(self)
 
     def __getitem__(self, index: int) -> Any:
@@ -153,12 +153,12 @@ class Share:
         return loaded
 
     def take_over_shuffle(self, shuffle: bool) -> bool:
-        """Shuffles the whole batches here rather than in Keras, which would mix the smaller last one among them.
+        """Shuffles the whole batches here rather than in Keras, which would mix the smaller last batch among them.
 
-        Each rank would have it in another step then, and a step's batches would be of different sizes.
+        Each rank would then have the smaller batch in a different step, and the batches of a step would differ in size.
 
         Returns:
-            What Keras is to do: nothing.
+            Whether Keras should shuffle: always False.
         """
         self._thread = threading.get_ident()
         self._order = None
@@ -170,14 +170,15 @@ class Share:
         self._order = np.random.default_rng([*self._order_seed, self._epoch]).permutation(len(self.wholes))
 
     def on_epoch_begin(self) -> None:
-        """Hands on what Keras 3 says."""
+        """Forwards the call from Keras 3 to the data."""
         if hasattr(self.data, "on_epoch_begin"):
             self.data.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Hands on what Keras says, with the same random numbers on every rank, and shuffles anew.
+        """Forwards the call from Keras, with the same random numbers on every rank, and shuffles again.
 
-        tf_keras's loading threads say it as well, at any time: that would not be once an epoch on every rank.
+        The loading threads of tf_keras also call this at any time; their calls are ignored, since they do not come once
+        per epoch on every rank.
         """
         if threading.get_ident() != self._thread:
             return
@@ -192,13 +193,13 @@ class Share:
 
 
 class EpochEnd:
-    """Calls the data's own `on_epoch_end`, and checks that it leaves the same order on all ranks."""
+    """Calls the data's own `on_epoch_end`, and checks that all ranks have the same order afterwards."""
 
     def __init__(self, data: Any, seed: int, process_set: ProcessSet) -> None:
         self.data, self.seed, self.process_set = data, seed, process_set
 
     def __call__(self, epoch: int) -> None:
-        """Ends the epoch of that number, 1 for the first."""
+        """Ends an epoch; the number of the first epoch is 1."""
         if not compat.overrides(self.data, "on_epoch_end"):
             return
         with common_randomness(self.seed + epoch):
@@ -218,7 +219,7 @@ class EpochEnd:
 
 
 def share_like(data: Any) -> Callable[..., Any]:
-    """The class of shares of `data`: a `Share` that Keras takes for one of its own."""
+    """Returns the class for shares of `data`: a `Share` that Keras accepts as one of its own classes."""
     return _share_class(compat.batches_base(data))
 
 
@@ -228,7 +229,7 @@ def _share_class(base: type) -> type:
 
 
 def _restored(data: Any, state: dict[str, Any]) -> Any:
-    """A copy in another process."""
+    """Creates the copy of a share in another process."""
     made: Any = object.__new__(_share_class(compat.batches_base(data)))
     made.__dict__.update(state)
     return made

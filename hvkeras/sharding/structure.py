@@ -1,4 +1,4 @@
-"""Arrays of every kind, and structures of them: how many rows they have, and how to take some."""
+"""Arrays of every kind, and structures of them: counting and selecting rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvkeras.errors import UsageError, explain
 
 
 def leaves(data: Any) -> list[Any]:
-    """The arrays in a structure of tuples, lists and dicts; None counts as one without rows."""
+    """Returns the arrays in a structure of tuples, lists and dicts; None counts as an array without rows."""
     return list(tf.nest.flatten(data))
 
 
 def map_leaves(function: Callable[..., Any], *structures: Any) -> Any:
-    """Applies a function to the arrays of equal structures; what is None stays None."""
+    """Applies a function to the arrays of structures of the same form; None stays None."""
     return tf.nest.map_structure(lambda *each: None if each[0] is None else function(*each), *structures)
 
 
@@ -25,7 +25,7 @@ def require_arrays(data: Any) -> None:
     """Checks that every leaf has rows.
 
     Raises:
-        UsageError: One is a number, a string, or something else that cannot be sliced.
+        UsageError: A leaf is a number, a string, or something else that cannot be sliced.
     """
     for leaf in leaves(data):
         if leaf is None:
@@ -52,10 +52,10 @@ def _has_rows(leaf: Any) -> bool:
 
 
 def count_rows(data: Any) -> int:
-    """The rows that every array of a structure has.
+    """Returns the number of rows that every array of a structure has.
 
     Raises:
-        UsageError: Arrays have different lengths, or there is none.
+        UsageError: Arrays have different lengths, or there are no arrays.
     """
     counts = [int(leaf.shape[0]) if getattr(leaf, "shape", None) is not None else len(leaf) for leaf in leaves(data)
               if leaf is not None]
@@ -66,10 +66,10 @@ def count_rows(data: Any) -> int:
 
 
 def take_slice(leaf: Any, rows: range | slice) -> Any:
-    """Some rows of an array, evenly spaced.
+    """Returns evenly spaced rows of an array.
 
-    A plain NumPy array is copied, so that the memory of the whole is freed once nobody else holds it; a
-    memory-mapped one stays on disk.
+    Rows of a plain NumPy array are copied, so that the memory of the complete array is freed once nothing else refers
+    to it; a memory-mapped array stays on disk.
     """
     picked = slice(rows.start, rows.stop, rows.step)
     found = _indexed(leaf, picked)
@@ -77,7 +77,7 @@ def take_slice(leaf: Any, rows: range | slice) -> Any:
 
 
 def take_rows(leaf: Any, rows: Any) -> Any:
-    """Rows of an array by number, an int64 array, in that order."""
+    """Returns the rows of an array with the given indices (an int64 array), in that order."""
     if isinstance(leaf, (tf.Tensor, tf.Variable, tf.RaggedTensor)):
         return tf.gather(leaf, rows)
     if isinstance(leaf, np.ndarray) or hasattr(leaf, "iloc"):
@@ -87,7 +87,7 @@ def take_rows(leaf: Any, rows: Any) -> Any:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Joins arrays of one kind along their rows."""
+    """Concatenates arrays of one kind along their rows."""
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], (tf.Tensor, tf.RaggedTensor)):

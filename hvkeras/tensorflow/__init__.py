@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow`: the flat API of hvkeras, with Horovod's signatures."""
+"""Alias module for `horovod.tensorflow`: the flat API of hvkeras, with Horovod's signatures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from hvkeras.job.queries import (
 from hvkeras.job.state import is_initialized
 from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
-from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod, where scripts find it
+from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod; scripts import it from here
 from hvkeras.tensorflow.mpi_ops import _grouped_allreduce as _grouped_allreduce
 from hvkeras.tensorflow.mpi_ops import _grouped_reducescatter as _grouped_reducescatter
 from hvkeras.tensorflow.mpi_ops import _reducescatter as _reducescatter
@@ -81,11 +81,11 @@ __all__ = [
     "size", "size_op", "start_timeline", "stop_timeline", "sycl_built",
 ]
 
-_LegacyOptimizer = tf.compat.v1.train.Optimizer  # as in Horovod, where scripts find it
+_LegacyOptimizer = tf.compat.v1.train.Optimizer  # as in Horovod; scripts import it from here
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # it belongs to one Keras, which is chosen when it is first used
+    if name == "SyncBatchNormalization":  # the class depends on the Keras version, which is chosen on first use
         return sync_batch_normalization()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -98,27 +98,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
     process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
 ) -> Any:
-    """`hvkeras.DistributedOptimizer` with the order of parameters of `horovod.tensorflow`.
+    """Calls `hvkeras.DistributedOptimizer`, with the parameter order of `horovod.tensorflow`.
 
     Example:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
 
     Args:
         optimizer: A Keras optimizer, or a `tf.compat.v1.train.Optimizer`.
-        name: As for `hvkeras.DistributedOptimizer`, like all but `use_locking`.
-        use_locking: Accepted for Horovod's sake; the optimizer has its own.
-        device_dense: See there.
-        device_sparse: See there.
-        compression: See there.
-        sparse_as_dense: See there.
-        backward_passes_per_step: See there.
-        op: See there.
-        gradient_predivide_factor: See there.
-        average_aggregated_gradients: See there.
-        num_groups: See there.
-        groups: See there.
-        process_set: See there.
-        scale_local_gradients: See there.
+        name: As for `hvkeras.DistributedOptimizer`, like all parameters except `use_locking`.
+        use_locking: Accepted for compatibility with Horovod; the optimizer's own setting applies.
+        device_dense: See `hvkeras.DistributedOptimizer`.
+        device_sparse: See `hvkeras.DistributedOptimizer`.
+        compression: See `hvkeras.DistributedOptimizer`.
+        sparse_as_dense: See `hvkeras.DistributedOptimizer`.
+        backward_passes_per_step: See `hvkeras.DistributedOptimizer`.
+        op: See `hvkeras.DistributedOptimizer`.
+        gradient_predivide_factor: See `hvkeras.DistributedOptimizer`.
+        average_aggregated_gradients: See `hvkeras.DistributedOptimizer`.
+        num_groups: See `hvkeras.DistributedOptimizer`.
+        groups: See `hvkeras.DistributedOptimizer`.
+        process_set: See `hvkeras.DistributedOptimizer`.
+        scale_local_gradients: See `hvkeras.DistributedOptimizer`.
 
     Returns:
         The optimizer.
@@ -141,4 +141,4 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     )
 
 
-from hvkeras.tensorflow import elastic  # a submodule, as Horovod's users expect it
+from hvkeras.tensorflow import elastic  # a submodule, as Horovod users expect

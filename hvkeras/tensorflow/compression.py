@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.compression`."""
+"""Alias module for `horovod.tensorflow.compression`."""
 
 from __future__ import annotations
 

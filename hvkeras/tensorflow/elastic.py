@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.elastic`."""
+"""Alias module for `horovod.tensorflow.elastic`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.functions`."""
+"""Alias module for `horovod.tensorflow.functions`."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from hvkeras.tensorflow import util
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]
 
-_executing_eagerly = util._executing_eagerly  # as in Horovod, where scripts find it
+_executing_eagerly = util._executing_eagerly  # as in Horovod; scripts import it from here

@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.mpi_ops`: what scripts and tests import from it."""
+"""Alias module for `horovod.tensorflow.mpi_ops`: the names that scripts and tests import from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 
-# The names below are private to Horovod, but scripts and libraries use them; the default of the functions is a sum.
+# The names below are private in Horovod, but scripts and libraries use them. The functions compute a sum by default.
 _basics, _executing_eagerly = HorovodBasics(__file__), util._executing_eagerly
 
 

@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.sync_batch_norm`."""
+"""Alias module for `horovod.tensorflow.sync_batch_norm`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["Sum", "SyncBatchNormalization", "rank", "size"]  # noqa: F822 - see 
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # it belongs to one Keras, which is chosen when it is first used
+    if name == "SyncBatchNormalization":  # the class depends on the Keras version, which is chosen on first use
         return sync_batch_normalization()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

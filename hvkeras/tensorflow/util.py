@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.util`, of whose private names some are used elsewhere."""
+"""Alias module for `horovod.tensorflow.util`, some of whose private names are used elsewhere."""
 
 from __future__ import annotations
 

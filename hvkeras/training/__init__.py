@@ -1,1 +1,1 @@
-"""What happens around Keras's `fit`, `evaluate` and `predict` in a job of several ranks."""
+"""Training support around Keras's `fit`, `evaluate` and `predict` in multi-rank jobs."""

@@ -1,4 +1,4 @@
-"""`adapt`: layers that learn from data before training learn from the data of all ranks together."""
+"""`adapt` computes the state of preprocessing layers from the data of all ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from hvkeras.compat import graphs, learned, learning
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 
-_FINER = 100  # how many times finer than a layer's error the values are that a rank sends
-_EXACT = 2**20  # values that a rank keeps as they are
+_FINER = 100  # resolution of the summary that a rank sends, relative to the layer's error (`epsilon`)
+_EXACT = 2**20  # values that a rank keeps without summarizing them
 
 
 @graphs.unconverted
 def adapt(layer: Any, data: Any, batch_size: int | None = None, steps: int | None = None,
           process_set: ProcessSet = global_process_set) -> None:
-    """Lets a layer learn from the data of all ranks together, as `layer.adapt` does from those of one process.
+    """Adapts a layer to the data of all ranks, as `layer.adapt` does to the data of one process.
 
-    All ranks call it, each with its own part of the data, and get the same layer: the one that one process would get
-    from the whole. Vocabularies are made from summed counts, with Keras's order where counts are equal; means and
-    variances are joined in float64; boundaries of `Discretization` are at least as near to the quantiles as Keras's.
+    All ranks call this function, each with its own part of the data. Every rank gets the same layer: the one that a
+    single process would get from the whole data. Vocabularies are built from summed counts, with Keras's order for
+    equal counts. Means and variances are combined in float64. Boundaries of `Discretization` are at least as close to
+    the quantiles as Keras's.
 
     Example:
         text = keras.layers.TextVectorization(max_tokens=20_000)
@@ -34,15 +35,16 @@ def adapt(layer: Any, data: Any, batch_size: int | None = None, steps: int | Non
     Args:
         layer: A `StringLookup`, `IntegerLookup`, `TextVectorization`, `Normalization`, `Discretization` or
             `FeatureSpace`, of Keras 3 or tf_keras.
-        data: What the layer's own `adapt` takes: this rank's part of the data; None on a rank that has none.
-        batch_size: As in `adapt`, where it has it.
-        steps: How many batches to take; all by default.
-        process_set: The ranks that take part.
+        data: This rank's part of the data, in any form that the layer's own `adapt` takes; None on a rank without data.
+        batch_size: As in the layer's own `adapt`, if it has this parameter.
+        steps: The number of batches to use; all by default.
+        process_set: The participating ranks.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: No rank has data, what the layer knows was given to it, or the data do not fit together.
-        UnsupportedError: How the layer learns is not known.
+        UsageError: No rank has data, the layer was created with the state that it would learn, or the ranks' data do
+            not fit together.
+        UnsupportedError: hvkeras does not know how this layer learns.
     """
     members(process_set, "adapt")
     kind = compat.kind_of_learning(layer)
@@ -80,7 +82,7 @@ def _adapt_space(space: Any, data: Any, batch_size: int | None, steps: int | Non
 
 
 def _require_learning(layer: Any, kind: str) -> None:
-    """A layer that was given what others learn has nothing to learn."""
+    """Raises if the layer was created with the state that it would otherwise learn."""
     given = {compat.MOMENTS: ("mean", getattr(layer, "input_mean", None) is not None),
              compat.QUANTILES: ("bin_boundaries", getattr(layer, "num_bins", 0) is None)}
     what, there = given.get(kind, ("vocabulary", getattr(learned.lookup_of(layer), "_has_input_vocabulary", False)))
@@ -90,7 +92,7 @@ def _require_learning(layer: Any, kind: str) -> None:
 
 
 def _gathered(layer: Any, mine: Any, process_set: ProcessSet) -> list[Any]:
-    """What each rank that has data found in them."""
+    """Gathers the results of the ranks that have data; raises if ranks adapt different kinds of layers."""
     everyone = allgather_object((type(layer).__name__, mine), name="hvd.adapt", process_set=process_set)
     ranks = process_set.ranks
     for rank, (name, _) in zip(ranks, everyone, strict=True):
@@ -104,7 +106,7 @@ def _gathered(layer: Any, mine: Any, process_set: ProcessSet) -> list[Any]:
 
 
 def _adapt_moments(layer: Any, data: Any, options: Mapping[str, Any], process_set: ProcessSet) -> None:
-    """Means and variances (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
+    """Computes means and variances (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
     mine: tuple[Any, Any, Any] = (0, 0.0, 0.0)
     for batch in learning.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
         if not batch.size:
@@ -135,7 +137,7 @@ def _adapt_moments(layer: Any, data: Any, options: Mapping[str, Any], process_se
 
 
 def _joined(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
-    """Counts, means and sums of squared differences from the mean, of several parts as of one."""
+    """Combines the counts, means and sums of squared differences from the mean of several parts."""
     count = sum(part[0] for part in parts)
     mean = sum(part[0] * part[1] for part in parts) / count
     return count, mean, sum(part[2] + part[0] * np.square(part[1] - mean) for part in parts)
@@ -144,7 +146,7 @@ def _joined(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
 def _adapt_quantiles(layer: Any, data: Any, options: Mapping[str, Any], process_set: ProcessSet) -> None:
     points = np.zeros((2, 0))
     for batch in learning.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
-        values = batch.astype(np.float32).ravel()  # what Keras takes them as
+        values = batch.astype(np.float32).ravel()  # the dtype that Keras uses
         points = np.concatenate([points, [values, np.ones(values.size)]], 1)
         if points.shape[1] > _EXACT:
             points = _thinned(points, _EXACT // 2)
@@ -155,11 +157,11 @@ def _adapt_quantiles(layer: Any, data: Any, options: Mapping[str, Any], process_
 
 
 def _thinned(points: Any, most: int) -> Any:
-    """At most so many values with weights for more: each stands for an equal share, and is the one in its middle.
+    """Reduces weighted values to at most `most`: each stands for an equal share of the weight, and is its midpoint.
 
     Args:
-        points: Array of shape `[2, values]`: values, and the weight of each.
-        most: How many values to keep; sorted and otherwise as they are, where they are no more.
+        points: Array of shape `[2, values]`: the values and their weights.
+        most: The number of values to keep. If there are no more than that, all are kept and only sorted.
     """
     points = points[:, np.argsort(points[0], kind="stable")]
     if points.shape[1] <= most:

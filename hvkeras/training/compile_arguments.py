@@ -1,6 +1,6 @@
-"""What `compile` was given, in words that ranks can compare.
+"""Describes the arguments of `compile` as text, so that ranks can compare them.
 
-Ranks that minimise unlike losses, or weigh them unlike, still apply the same gradients, so nothing else would tell.
+Ranks with different losses or loss weights still apply the same gradients, so no other check would notice.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.errors import UsageError, explain
 
-Words = tuple[tuple[str, str], ...]  # where, such as "metrics[1]", and what is there
+Words = tuple[tuple[str, str], ...]  # pairs of a place, such as "metrics[1]", and its content
 
 _GIVEN = ("loss", "loss_weights", "metrics", "weighted_metrics", "optimizer")
-_CONFIGURED = {"Loss", "Metric", "Optimizer"}  # classes of Keras whose objects say by their config what they are
-_OWN_TO_RANKS = {"learning_rate"}  # what broadcasts make equal
-_DEPTH = 6  # of lists in lists and functions in functions
+_CONFIGURED = {"Loss", "Metric", "Optimizer"}  # Keras base classes whose instances are described by their config
+_OWN_TO_RANKS = {"learning_rate"}  # values that broadcasts make equal
+_DEPTH = 6  # maximum nesting of containers and functions
 
 
 def words_of(model: Any) -> Words:
-    """Says what a model was compiled with; nothing for one that does not keep it.
+    """Describes what a model was compiled with, as far as the model keeps it.
 
     Args:
         model: The model.
@@ -39,14 +39,14 @@ def words_of(model: Any) -> Words:
 
 
 def require_alike(ranks: Sequence[int], everyone: Sequence[Words]) -> None:
-    """Makes sure that all ranks compiled their models alike.
+    """Checks that all ranks compiled their models with the same arguments.
 
     Args:
         ranks: The global ranks that train together.
-        everyone: What each said, in that order.
+        everyone: The description from each rank, in the same order.
 
     Raises:
-        UsageError: Some did not; the message names the first difference.
+        UsageError: The arguments differ; the message names the first difference.
     """
     first = dict(everyone[0])
     for rank, words in zip(ranks[1:], everyone[1:], strict=True):
@@ -60,13 +60,13 @@ def require_alike(ranks: Sequence[int], everyone: Sequence[Words]) -> None:
 
 
 def _leaves(place: str, thing: Any, depth: int) -> Iterator[tuple[str, str]]:
-    """Each part of a thing that has no parts: where it is, and what."""
+    """Yields the place and the description of each leaf of a nested value."""
     if depth and isinstance(thing, Mapping):
         for key in sorted(thing, key=str):
             if key not in _OWN_TO_RANKS:
                 value = thing[key]
                 if key == "name" and isinstance(value, str):
-                    value = re.sub(r"_\d+$", "", value)  # Keras numbers them by what a process made before
+                    value = re.sub(r"_\d+$", "", value)  # the number depends on what the process made before
                 yield from _leaves(f"{place}[{key!r}]", value, depth - 1)
     elif depth and isinstance(thing, (list, tuple)):
         for number, value in enumerate(thing):
@@ -92,7 +92,7 @@ def _of_function(place: str, function: Any, depth: int) -> Iterator[tuple[str, s
     for name, cell in zip(code.co_freevars, closure, strict=False):
         try:
             value = cell.cell_contents
-        except ValueError:  # nothing in it yet
+        except ValueError:  # the cell is still empty
             continue
         yield from _leaves(f"{place}'s {name}", value, depth)
     yield from _leaves(f"{place}'s defaults", getattr(function, "__defaults__", None) or (), depth)
@@ -100,10 +100,10 @@ def _of_function(place: str, function: Any, depth: int) -> Iterator[tuple[str, s
 
 def _config(thing: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what cannot be saved
+        warnings.simplefilter("ignore")  # about objects that cannot be saved
         try:
             return thing.get_config()
-        except Exception:  # noqa: BLE001  # a user's, or one that is not there
+        except Exception:  # noqa: BLE001  # a user's get_config may raise anything, or be missing
             return {}
 
 

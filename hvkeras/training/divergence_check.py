@@ -1,9 +1,9 @@
-"""The divergence guard: proves that all ranks still hold the same weights.
+"""Divergence check: verifies that all ranks still hold the same weights.
 
-Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The
-difference of two sketches estimates the norm of the variables' difference (Alon, Matias, Szegedy:
-"The space complexity of approximating the frequency moments", 1996), whatever the difference looks
-like: sums without signs would miss the bias of a softmax, whose gradients add up to zero.
+Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The difference of two sketches
+estimates the norm of the variables' difference (Alon, Matias, Szegedy: "The space complexity of approximating the
+frequency moments", 1996), whatever the difference looks like. Sums without signs would miss differences in the bias of
+a softmax layer, whose gradients add up to zero.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
 from hvkeras.training.learned_state import Learned, first_apart, require_same_layers, shared_layers, summary_of
 
-SKETCHES = 4  # sums a variable
-WIDTH = 4096  # elements that share a row of signs
-_NOT_FINITE = 3e38  # stands for infinity and NaN, so that a rank alone in having them differs
+SKETCHES = 4  # sums per variable
+WIDTH = 4096  # elements per row; every row uses the same column signs
+_NOT_FINITE = 3e38  # replaces infinity and NaN, so that they show as a difference if only some ranks have them
 
 _UNEQUAL_START = "that the ranks did not start from the same weights"
 
@@ -38,10 +38,10 @@ _COLUMNS = _signs.choice([-1.0, 1.0], (WIDTH, SKETCHES)).astype(np.float32)
 
 
 def tolerance(steps: int) -> float:
-    """How far weights may be apart, relative to their norm.
+    """Returns how far weights may be apart, relative to their norm.
 
-    Ranks apply the same gradients, so they differ by the rounding of unlike processors at most, which
-    adds up like a random walk.
+    Ranks apply the same gradients, so weights differ at most by the rounding of different processors, which
+    accumulates like a random walk.
 
     Args:
         steps: Steps since the start.
@@ -49,7 +49,7 @@ def tolerance(steps: int) -> float:
     return 1e-5 + 2e-7 * math.sqrt(steps)
 
 
-# For each model the keys of its variables, and the function that sketches them: tracing takes longer than running.
+# For each model: the keys of its variables, and the function that sketches them: tracing takes longer than running.
 _functions: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any]] = weakref.WeakKeyDictionary()
 
 
@@ -59,14 +59,14 @@ def _sketch_all(variables: Sequence[Any]) -> Any:
 
 
 def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
-    """Sketches a variable.
+    """Computes the sketch of a variable.
 
     Args:
         variable: A floating-point variable or tensor.
-        columns: The signs of the elements of a row.
+        columns: The signs of the elements in a row.
 
     Returns:
-        A float32 tensor of shape `[SKETCHES + 1]`: the signed sums, and the norm.
+        A float32 tensor of shape `[SKETCHES + 1]`: the signed sums and the norm.
     """
     values = tf.cast(tf.reshape(variable, [-1]), tf.float32)
     size = values.shape[0]
@@ -80,25 +80,27 @@ def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
 
 
 class Guard:
-    """Compares the trainable variables of one model over the ranks while it trains.
+    """Compares the trainable variables of a model across the ranks during training.
 
     Args:
         model: The model.
         process_set: The ranks that train it.
-        local: Keys of variables that may differ.
-        broadcasts: Whether a callback gives all ranks the same start.
+        local: Keys of variables that may differ between ranks.
+        broadcasts: Whether a callback gives all ranks the same initial weights.
     """
 
     def __init__(self, model: Any, process_set: ProcessSet, local: Collection[Any], broadcasts: bool) -> None:
         self._model, self._process_set, self._local, self._broadcasts = model, process_set, local, broadcasts
         self._started_equal: bool | None = None
-        self._tolerates = False  # that the ranks' weights differ
+        self._tolerates = False  # whether different weights on the ranks are accepted
 
     def start(self) -> None:
-        """Looks at weights and at what layers have learned before the first step; unequal weights may still be mended.
+        """Compares the weights and the learned state of layers before the first step.
+
+        Unequal weights raise no error yet, since they may still be corrected.
 
         Raises:
-            DivergenceError: The ranks' models have different variables, or layers that have learned different things.
+            DivergenceError: The ranks' models have different variables, or layers with different learned state.
         """
         built, layers = bool(self._model.built), shared_layers(self._model, self._local)
         variables = self._variables() if built else []
@@ -113,14 +115,14 @@ class Guard:
         self._started_equal = _first_apart(sketches.max(0), sketches.min(0), 0) is None
 
     def check(self, steps: int, flag: bool) -> bool:
-        """Compares the weights now; called by all ranks at the same step.
+        """Compares the weights; all ranks call it at the same step.
 
         Args:
             steps: Steps since the start.
-            flag: Something that one rank may want to tell all in passing.
+            flag: A flag of this rank, shared with all ranks in the same collective.
 
         Returns:
-            Whether any rank gave the flag.
+            Whether any rank set the flag.
 
         Raises:
             DivergenceError: A variable differs between ranks.
@@ -141,14 +143,14 @@ class Guard:
                 if compat.variable_key(variable) not in self._local and _is_floating(variable)]
 
     def _sketches(self, variables: Sequence[Any]) -> Any:
-        """The sketches of all variables, by a function that is traced when the variables change."""
+        """Sketches all variables, with a function that is retraced when the variables change."""
         natives = [compat.native(variable) for variable in variables]
         keys = [compat.variable_key(variable) for variable in variables]
         if not natives:
             return tf.zeros([0, SKETCHES + 1])
         known = _functions.get(self._model)
         if known is None or known[0] != keys:
-            # Not a tf.function as it is: TensorFlow would warn of many of them where many models are trained.
+            # Keep the concrete function: TensorFlow would warn about many tf.functions where many models are trained.
             known = (keys, tf.function(lambda: _sketch_all(natives), autograph=False).get_concrete_function())
             _functions[self._model] = known
         return known[1]()
@@ -203,7 +205,7 @@ class Guard:
             relative_difference=float(f"{distance:.2g}")))
 
     def _tolerate(self) -> None:
-        """Lets this `fit` go on, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
+        """Lets this `fit` continue, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
         self._tolerates = True
         self._warn("the ranks did not start this fit from the same weights, and train models of their own until weights"
                    " are broadcast (an error without --as-horovod)")
@@ -214,7 +216,7 @@ class Guard:
             say(text)
 
     def _cause(self) -> tuple[str, str]:
-        """The likely cause, and what mends it."""
+        """Returns the likely cause and its remedy."""
         broadcast = "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks"
         if distributed_part(self._model.optimizer) is None:
             if compat.steps_by_itself(self._model):
@@ -231,7 +233,7 @@ class Guard:
 
 
 def _first_apart(high: Any, low: Any, steps: int) -> int | None:
-    """The place of the first variable whose sketches are further apart than the tolerance."""
+    """Returns the index of the first variable whose sketches differ by more than the tolerance, or None."""
     difference = (high.astype(np.float64) - low)[:, :-1].max(1, initial=0.0)
     allowed = tolerance(steps) * high[:, -1].astype(np.float64)
     places = np.flatnonzero(difference > allowed)

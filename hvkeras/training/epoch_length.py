@@ -1,9 +1,8 @@
-"""How many steps an epoch of `fit` has: agreed by all ranks before the first one.
+"""The number of steps in an epoch of `fit`, on which all ranks agree before the first step.
 
-Ranks meet in every step, so one that has more batches than the others would wait for ever. Each
-rank tells what its data has; `decide` makes one decision of that, the same on every rank. Data of
-unknown length ends on all ranks together: before each step the ranks ask each other, over the
-control channel, whether all have a batch.
+Every step contains collectives, so a rank with more batches than the others would wait forever. Each rank reports facts
+about its data, and `decide` derives the same decision from them on every rank. Data of unknown length ends on all ranks
+together: before each step, the ranks ask each other over the control channel whether all have a batch.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
 from hvkeras.training.compile_arguments import Words
 
-NAMED_WITHIN = 5.0  # seconds that the control server has to name a rank that stands still, before others give up
+NAMED_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank tells of its `fit`.
+    """What one rank reports about its `fit`.
 
     Attributes:
-        steps: `steps_per_epoch` as given, or None.
-        batches: The batches of one pass over the data; None if unknown, -1 if they never end.
-        last_rows: The rows of the last batch, or None.
+        steps: `steps_per_epoch` as passed, or None.
+        batches: The number of batches in one pass over the data; None if unknown, -1 if infinite.
+        last_rows: The number of rows in the last batch, or None.
         epochs: The epoch to end with.
         initial_epoch: The epoch to start with.
         validates: Whether there is validation data.
-        fingerprint: Stands for the content of arrays; None for other data.
-        timers: How many callbacks want the times of all ranks.
-        number: Of this `fit` among those of the rank.
-        unbuilt: Why the model has no weights before the first step, though they are to be broadcast; "" if it has.
-        compiled: What its `compile` was given, see `hvkeras.training.compile_arguments`.
+        fingerprint: A digest of arrays; None for other data.
+        timers: The number of callbacks that need the times of all ranks.
+        number: The number of this `fit` among the rank's calls.
+        unbuilt: Why the model has no weights before the first step although they are to be broadcast; "" otherwise.
+        compiled: The arguments of `compile`, see `hvkeras.training.compile_arguments`.
     """
 
     steps: int | None
@@ -55,14 +54,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Decision:
-    """What all ranks do.
+    """The decision that all ranks follow.
 
     Attributes:
-        steps: The `steps_per_epoch` for all, or None.
-        batches: The batches of an epoch where they are fewer or more than a rank's own; None to leave them.
-        together: Whether the data ends where that of the first rank does, asked before each step.
-        joined: Whether ranks that run out of batches go on without weight.
-        warnings: What the user must know.
+        steps: The `steps_per_epoch` for all ranks, or None.
+        batches: The number of batches per epoch if it may differ from a rank's own; None to keep each rank's own.
+        together: Whether all ranks stop when the first one runs out of data, which they ask before each step.
+        joined: Whether ranks that run out of batches continue with zero weight.
+        warnings: Warnings for the user.
     """
 
     steps: int | None = None
@@ -73,12 +72,12 @@ class Decision:
 
 
 def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Decision:
-    """Decides from what all ranks told.
+    """Makes the decision from the reports of all ranks.
 
     Args:
         ranks: The global ranks that train together.
-        everyone: What they told, in that order.
-        policy: What to do with batches that not all ranks have: `trim`, `join` or `error`.
+        everyone: Their reports, in the same order.
+        policy: How to treat batches that only some ranks have: `trim`, `join` or `error`.
 
     Returns:
         The decision.
@@ -132,7 +131,7 @@ def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong
 
 
 def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
-    """What is odd about the model's weights before the first step."""
+    """Returns warnings about the model's weights before the first step."""
     rank, why = next(((rank, facts.unbuilt) for rank, facts in zip(ranks, everyone, strict=True) if facts.unbuilt),
                      (None, ""))
     if not why:
@@ -144,7 +143,7 @@ def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str
 
 
 def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
-    """What is odd about the data, though training works."""
+    """Returns warnings about data that training accepts."""
     first = everyone[0]
     if first.fingerprint is not None and all(facts.fingerprint == first.fingerprint for facts in everyone):
         return (f"all {len(ranks)} ranks train on the same data; hvd.shard(data) gives each its own part",)
@@ -171,20 +170,20 @@ def _number(value: int | None) -> str:
 
 
 class Together:
-    """Ends data of unknown length on all ranks at once.
+    """Ends data of unknown length on all ranks at the same step.
 
     Args:
-        fit: The number of this `fit` among those of the job.
+        fit: The number of this `fit` in the job.
     """
 
     def __init__(self, fit: int) -> None:
-        # Only between the start and the end of training do the ranks ask each other: before it Keras looks at the first
-        # batch, not on all ranks, and TensorFlow reads ahead, so that a rank may ask for a batch that nobody needs.
+        # The ranks ask each other only between the start and the end of training. Before training, Keras looks at the
+        # first batch, but not on all ranks. TensorFlow reads ahead, so a rank may ask for a batch that nobody needs.
         self.armed = False
         self._fit, self._passes, self._told = fit, 0, False
 
     def wrap(self, dataset: Any) -> Any:
-        """Makes a dataset that ends as soon as one rank's does."""
+        """Returns a dataset that ends as soon as any rank's does."""
         spec = dataset.element_spec
 
         def packed(*element: Any) -> Any:
@@ -197,7 +196,7 @@ class Together:
         return agreed.map(lambda _, pair: pair[1])
 
     def _all_have(self, number: Any, mine: Any) -> Any:
-        """Asks whether all ranks have the batch of this number in this pass."""
+        """Asks whether all ranks have the batch with this number in this pass."""
         if not self.armed:
             return mine
         if number == 0:
@@ -225,12 +224,12 @@ class Together:
 
 
 def patience(stall_shutdown: float) -> float:
-    """Seconds that a rank waits for the others' word in `fit`: the control server can name a late one before."""
+    """Returns the seconds a rank waits for others in `fit`, so that the control server can name a late rank first."""
     return stall_shutdown + NAMED_WITHIN if stall_shutdown else float("inf")
 
 
 def _empty(spec: Any) -> Any:
-    """A value of a dataset's element type, without rows where their number is free."""
+    """Returns a value of a dataset's element type, with size 0 in dimensions of unknown size."""
     def shape(given: Any) -> list[int]:
         return [size or 0 for size in given.as_list()] if given.rank is not None else [0]
 

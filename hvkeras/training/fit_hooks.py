@@ -1,8 +1,8 @@
-"""What stands around Keras's `fit` and `evaluate` on several ranks.
+"""Hooks that wrap Keras `fit` and `evaluate` in multi-rank jobs.
 
-`init()` hooks them, `shutdown()` takes the hooks away. In `fit` the ranks agree on steps, compare their
-weights and stop together (`hvkeras.training.fit_run`); the logs of `fit` and `evaluate` are those of all ranks'
-data (`hvkeras.training.metrics`).
+`init()` installs the hooks, and `shutdown()` removes them. In `fit`, the ranks agree on steps, compare their weights
+and stop together (`hvkeras.training.fit_run`). The logs of `fit` and `evaluate` cover the data of all ranks
+(`hvkeras.training.metrics`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from hvkeras.training.fit_run import FitRun
 
 
 class _Calls:
-    """Which calls are running."""
+    """The calls that are running."""
 
     alone = 0
-    # Whether Keras's own step of training is being traced or run.
+    # Whether Keras's own training step is being traced or run.
     in_train_step = False
-    # The running calls of fit (None for one that is not shared), of evaluate, and of fit's own validation, the
-    # innermost last.
+    # The running calls of fit (with None if ranks do not share it), of evaluate, and of fit's own validation; the
+    # innermost call is last.
     stack: list[tuple[str, FitRun | None]] = []  # noqa: RUF012 - one per process on purpose
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Lets this rank use `fit` and `evaluate` by itself: nothing in it waits for other ranks.
+    """Lets this rank call `fit` and `evaluate` alone: nothing in the body waits for other ranks.
 
-    Without it the ranks share every `fit` and `evaluate`: the metrics are those of all ranks' data, so
-    all ranks must make the call.
+    Otherwise the ranks share every `fit` and `evaluate`: the metrics cover the data of all ranks, so all ranks must
+    make the call.
 
     Example:
         if hvd.rank() == 0:
@@ -57,7 +57,7 @@ def alone() -> Iterator[None]:
 
 
 def install() -> None:
-    """Hooks every Keras that this process has; called by `init()` on several ranks, or when recording."""
+    """Hooks every Keras loaded in this process; called by `init()` in multi-rank jobs, or when recording."""
     hooks = compat.TrainingHooks(_around_fit, _around_evaluate, _around_predict, _around_reset, _around_logs,
                                  _around_data, _stops, activity.around_callbacks, activity.counting)
     for family in compat.loaded_families():
@@ -70,7 +70,7 @@ def install() -> None:
 
 
 def shared_by(model: Any) -> ProcessSet | None:
-    """The ranks that use this model together; None where this rank uses it by itself."""
+    """Returns the ranks that use this model together; None if this rank uses it alone."""
     if _Calls.alone or not is_initialized() or current_job().topology.size == 1:
         return None
     if graphs.spans_workers(graphs.reducing_strategy(model)):
@@ -109,13 +109,13 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     run = None if _Calls.alone else _run_of(model)
-    # Keras says of its own validation within fit that it keeps the dataset.
+    # For its own validation within fit, Keras asks to cache the dataset.
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
     if run is not None:
         run.average_statistics(kind)
     _Calls.stack.append((kind, None))
     try:
-        # What one rank evaluates alone, amid a fit that all share, is no part of that fit's metrics.
+        # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
         apart = metrics.untouched(model) if _Calls.alone and _run_of(model) is not None else contextlib.nullcontext()
         with apart, recorder.evaluating(), activity.running(activity.TEST, model):
             return original(model, *args, **kwargs)
@@ -137,9 +137,9 @@ def _around_train_step(original: Callable[..., Any], model: Any, *args: Any, **k
 
 
 def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has the losses of training be those of all ranks; those of an evaluation are of its batches as they are.
+    """Computes training losses over all ranks; evaluation losses are left as they are.
 
-    Under --as-horovod they stay as Horovod leaves them: scripts have set their learning rates by that.
+    Under --as-horovod, training losses stay as in Horovod: scripts have tuned their learning rates to them.
     """
     if as_horovod.is_installed():
         return original(model, *args, **kwargs)
@@ -159,7 +159,7 @@ def _around_reset(original: Callable[..., Any], model: Any) -> None:
 
 
 def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Makes the logs of an epoch or an evaluation from the metrics of all ranks."""
+    """Computes the logs of an epoch or an evaluation from the metrics of all ranks."""
     if not _Calls.stack:
         return original(model, logs)
     kind, run = _Calls.stack[-1]
@@ -206,17 +206,17 @@ def _around_data(data: Any) -> None:
 
 
 def _stops(model: Any, own: bool) -> bool:
-    """What `model.stop_training` is: what all ranks agreed on, in a `fit` that they share."""
+    """Returns the value of `model.stop_training`; in a `fit` that ranks share, the one that all agreed on."""
     run = _run_of(model)
     return own if run is None else run.stops_now(own)
 
 
 def exact_logs(model: Any) -> set[str]:
-    """The names of logs in the running `fit` that are those of all ranks' data; automatic ones differ between ranks."""
+    """Returns the names of logs in the running `fit` that cover all ranks' data; automatic names vary by rank."""
     run = _run_of(model)
     return set() if run is None else run.exact
 
 
 def _run_of(model: Any) -> FitRun | None:
-    """The innermost running `fit` of this model that ranks share."""
+    """Returns the innermost running `fit` of this model that ranks share; None if there is none."""
     return next((run for _, run in reversed(_Calls.stack) if run is not None and run.model is model), None)

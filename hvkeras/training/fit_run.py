@@ -1,4 +1,4 @@
-"""One call of `fit` that several ranks share: its steps, its stops and its guard."""
+"""One call of `fit` that several ranks share: its steps, its stops and its divergence check."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from hvkeras.training.epoch_length import Decision, Facts, Together, decide, pat
 
 
 class FitRun:
-    """One call of `fit` that the ranks share.
+    """One call of `fit` that several ranks share.
 
     Args:
         model: The model.
         process_set: The ranks that train it.
-        arguments: What `fit` was called with, by name.
+        arguments: The arguments of `fit`, by name.
     """
 
-    _count = 0  # so far, in this process
+    _count = 0  # number of runs so far in this process
 
     def __init__(self, model: Any, process_set: ProcessSet, arguments: dict[str, Any]) -> None:
         FitRun._count += 1
         self.model, self.process_set = model, process_set
-        self.stops = False  # agreed
-        self.exact: set[str] = set()  # names of logs that are those of all ranks' data
+        self.stops = False  # as agreed by all ranks
+        self.exact: set[str] = set()  # names of logs that cover the data of all ranks
         model.__dict__["stop_training"] = False
-        self.frozen: Any = None  # states of the metrics before steps without weight
+        self.frozen: Any = None  # metric states before the steps with zero weight
         self._arguments = arguments
         self._decision: Decision | None = None
         self._together: Together | None = None
         self._own_batches: int | None = None
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
-        self._fit = ""  # what the ranks call this fit
+        self._fit = ""  # name of this fit, the same on all ranks
         settings = current_job().settings
         self._every = settings.guard_steps
-        self._averages, self._stepped = settings.average_statistics, False  # since statistics were averaged
+        self._averages, self._stepped = settings.average_statistics, False  # no step since the last averaging
         self._guard = Guard(model, process_set, self._local(), self._broadcasts()) if settings.guard else None
 
     def callbacks(self, given: Any) -> Any:
-        """The user's callbacks, with ours last."""
+        """Returns the user's callbacks, with ours last."""
         watch = _watch(self)
         if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
             given.append(watch)
@@ -64,8 +64,8 @@ class FitRun:
         return [*given, watch] if isinstance(given, (list, tuple)) else [given, watch]
 
     def data_ready(self, data: Any) -> None:
-        """Agrees on the steps of an epoch, once the data is known, and brings it to them."""
-        if self._decision is not None:  # that of validation
+        """Agrees on the number of steps per epoch once the data is known, and adjusts the data to it."""
+        if self._decision is not None:  # this is validation data
             return
         job = current_job()
         given = self._arguments
@@ -93,19 +93,19 @@ class FitRun:
             data.pass_by_pass(lambda dataset: dataset.take(decision.batches), decision.batches)
 
     def _build(self, data: Any) -> str:
-        """Gives the model its weights before the first step, where they are to be broadcast; why not, if not."""
+        """Builds the model before the first step if its weights are to be broadcast; returns why that failed, or ""."""
         model = self.model
-        # Keras 3 builds by itself under a strategy, before the callbacks begin.
+        # Under a strategy, Keras 3 builds the model itself before the callbacks begin.
         if not self._broadcasts() or compat.is_whole(model) or graphs.reducing_strategy(model) is not None:
             return ""
         try:
             compat.build_for(model, data.element_spec)
-        except Exception as error:  # noqa: BLE001  # whatever a user's model may raise
+        except Exception as error:  # noqa: BLE001  # a user's model may raise anything
             return "" if compat.is_whole(model) else _cause_of(error)
         return ""
 
     def begin(self) -> None:
-        """Before the first step."""
+        """Starts the run; called before the first step."""
         if self._guard is not None:
             self._guard.start()
         if self._together is not None:
@@ -114,12 +114,12 @@ class FitRun:
             timer.gathers = True
 
     def before_step(self, step: int) -> None:
-        """Before each call of the train function; `step` counts within the epoch."""
+        """Prepares a step; called before each call of the train function. `step` counts within the epoch."""
         self._step = step
         control = current_job().control
         if self._fit and control is not None:
             control.stop_of(self._fit).begin()
-        metrics.forget_merged(self.model)  # of an evaluation amid the epoch, whose samples count in its logs as well
+        metrics.forget_merged(self.model)  # of an evaluation during the epoch; its samples count in the logs
         self._stepped = True
         if self._decision is not None and self._decision.joined and self._own_batches is not None:
             if step >= self._own_batches and self.frozen is None:
@@ -129,7 +129,7 @@ class FitRun:
             self._check(self._steps + step)
 
     def stops_now(self, wish: bool) -> bool:
-        """Whether all ranks stop after the step that this one has come to; Keras asks after each.
+        """Returns whether all ranks stop after the step that this rank has reached; Keras asks after each step.
 
         Args:
             wish: Whether `stop_training` is set on this rank.
@@ -146,13 +146,13 @@ class FitRun:
         return self.stops
 
     def average_statistics(self, what: str) -> None:
-        """Averages the moving statistics of BatchNormalization; called where all ranks are between the same steps."""
+        """Averages the moving statistics of BatchNormalization; called when all ranks are between the same steps."""
         if self._averages and self._stepped:
             moving_statistics.average(self.model, self.process_set, self._local(), what)
         self._stepped = False
 
     def epoch_end(self, epoch: int, steps: int) -> None:
-        """After each epoch, when all other callbacks had their say."""
+        """Ends an epoch; called after all other callbacks."""
         self._steps += steps
         self._check(self._steps)
         if self._timers:
@@ -163,7 +163,7 @@ class FitRun:
                                                zip(self.process_set.ranks, everyone, strict=True)})
 
     def end(self) -> None:
-        """After the last epoch, while Keras still holds the data, and after an error."""
+        """Ends the run; called after the last epoch, while Keras still holds the data, and after an error."""
         if is_initialized() and (control := current_job().control) is not None:
             control.forget_stop(self._fit)
             self._fit = ""
@@ -174,7 +174,7 @@ class FitRun:
             compat.forget_train_function(self.model)
 
     def _check(self, steps: int) -> None:
-        """Compares the weights, and stops all ranks if one wants to; at first, looks at the metrics as well."""
+        """Compares the weights, and stops all ranks if any rank wants to; the first call also checks the metrics."""
         if self._checked == 0:
             metrics.check(self.model)
         wish = bool(self.model.__dict__.get("stop_training", False))
@@ -214,15 +214,15 @@ class FitRun:
         data.pass_by_pass(lambda dataset: dataset.take(own).repeat().take(batches), batches)
 
     def _local(self) -> set[Any]:
-        """The variables that may differ: those that the optimizer or the broadcast leaves to each rank."""
-        part = distributed_part(getattr(self.model, "optimizer", None))  # one that is not compiled is Keras's to refuse
+        """Returns the keys of variables that may differ: those that the optimizer or broadcast leaves to each rank."""
+        part = distributed_part(getattr(self.model, "optimizer", None))  # Keras itself rejects an uncompiled model
         found = set(part.__dict__.get("_hvkeras_local", ())) if part is not None else set()
         for callback in _flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
 
     def _own_timers(self) -> list[Any]:
-        """The callbacks that write the times of all ranks."""
+        """Returns the callbacks that write the times of all ranks."""
         return [callback for callback in _flat(self._arguments["callbacks"])
                 if hasattr(callback, "write_rank_times") and callback.rank_scalars]
 
@@ -231,9 +231,9 @@ class FitRun:
 
 
 def _watch(run: FitRun) -> Any:
-    """The callback through which a run follows `fit`.
+    """Returns the callback through which a run follows `fit`.
 
-    It has no hook at the end of a batch: with one, Keras would wait for each step's logs.
+    It has no hook for the end of a batch: with one, Keras would wait for each step's logs.
     """
     base: Any = compat.callback_class(run.model)
 
@@ -260,7 +260,10 @@ def _watch(run: FitRun) -> Any:
 
 
 def _cause_of(error: Exception) -> str:
-    """What is wrong, in a line: the text of Keras's and AutoGraph's errors begins with where, and has colours."""
+    """Returns the cause of an error in one line.
+
+    The messages of Keras and AutoGraph begin with the location, and contain colour codes.
+    """
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     told = re.findall(r"^\s*(\w+(?:Error|Exception): (?!Exception encountered).+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
@@ -269,7 +272,7 @@ def _cause_of(error: Exception) -> str:
 
 
 def _fingerprint(data: Any) -> Any:
-    """Stands for the content of arrays: their shapes and some rows; None for other data."""
+    """Returns a digest of the shapes and some rows of arrays; None for other data."""
     import tensorflow as tf
 
     leaves = tf.nest.flatten(data) if isinstance(data, (dict, list, tuple)) else [data]

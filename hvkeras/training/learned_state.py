@@ -1,4 +1,4 @@
-"""What layers have learned from data, on all ranks: given to all by one, and compared."""
+"""Broadcasts what layers have learned from data to all ranks, and compares it across ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hvkeras.collectives.broadcasts import allgather_object, broadcast_object
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 
-TOLERANCE = 1e-5  # relative: unlike processors sum up in another order
+TOLERANCE = 1e-5  # relative; different processors sum in different orders
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What tells whether a layer computes the same as those of other ranks.
+    """A summary that shows whether a layer computes the same as on other ranks.
 
     Attributes:
-        layer: Its name and class.
-        digest: Of all that it has learned.
-        whole: Of what must be equal, and the shapes of the rest.
-        tokens: How many it knows, special ones included; None for layers without a vocabulary.
-        width: How wide its outputs have to be; None if that is free.
+        layer: The layer's name and class.
+        digest: The digest of everything that it has learned.
+        whole: The digest of the parts that must be equal, and of the shapes of the rest.
+        tokens: The size of the vocabulary, including special tokens; None for layers without a vocabulary.
+        width: The required width of its outputs; None if any width is allowed.
     """
 
     layer: str
@@ -42,11 +42,11 @@ class Learned:
 
 
 def shared_layers(model: Any, local: Collection[Any] = ()) -> list[Any]:
-    """The layers that learn from data, but for those all of whose variables each rank keeps for itself.
+    """Returns the layers that learn from data, except those whose variables are all local to each rank.
 
     Args:
         model: The model.
-        local: The keys of those variables.
+        local: The keys of local variables.
     """
     def is_local(layer: Any) -> bool:
         keys = [compat.variable_key(one) for one in compat.model_weights(layer)]
@@ -56,7 +56,7 @@ def shared_layers(model: Any, local: Collection[Any] = ()) -> list[Any]:
 
 
 def summary_of(layer: Any) -> Learned:
-    """What a layer has learned, in few bytes."""
+    """Summarizes in a few bytes what a layer has learned."""
     state = compat.learned_state(layer)
     function = compat.learned_function(state)
     whole = {name: repr(array.shape) if np.issubdtype(array.dtype, np.floating) else array
@@ -67,16 +67,16 @@ def summary_of(layer: Any) -> Learned:
 
 def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
                       process_set: ProcessSet = global_process_set) -> None:
-    """Gives the layers of a model on every rank what those of the root have learned, tables included.
+    """Broadcasts what the layers of a model have learned on the root to all ranks, including lookup tables.
 
     Args:
         model: The model.
-        root_rank: The global rank whose layers all get.
-        local: The keys of variables that each rank keeps for itself.
-        process_set: The ranks that take part.
+        root_rank: The global rank to broadcast from.
+        local: The keys of variables that are local to each rank.
+        process_set: The participating ranks.
 
     Raises:
-        DivergenceError: The ranks' models have other layers, or layers whose outputs have another width.
+        DivergenceError: The ranks' models have different layers, or layers with different output widths.
     """
     layers = shared_layers(model, local)
     mine = [summary_of(layer) for layer in layers]
@@ -108,14 +108,14 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
 
 
 def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[int]) -> None:
-    """Raises if ranks have other layers than the first.
+    """Raises if a rank has other layers than the first rank.
 
     Args:
         everyone: What the layers of each rank have learned.
         ranks: The ranks.
 
     Raises:
-        DivergenceError: They do.
+        DivergenceError: The layers differ.
     """
     for rank, layers in zip(ranks, everyone, strict=True):
         if [one.kind for one in layers] == [one.kind for one in everyone[0]]:
@@ -128,7 +128,9 @@ def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[i
 
 def first_apart(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
                 process_set: ProcessSet) -> tuple[int, int] | None:
-    """The first layer that has learned something else on another rank than on the first; the same on every rank.
+    """Finds the first layer whose learned state on another rank differs from that on the first rank.
+
+    The result is the same on every rank.
 
     Args:
         layers: This rank's layers.
@@ -136,7 +138,7 @@ def first_apart(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
         process_set: The ranks.
 
     Returns:
-        The layer's place and the other's in the set; None if all are equal, or nearly so.
+        The index of the layer, and of the other rank in the set; None if all are equal, or nearly so.
     """
     for place, column in enumerate(zip(*everyone, strict=True)):
         if len({one.digest for one in column}) == 1:
@@ -150,7 +152,7 @@ def first_apart(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
 
 
 def _numbers_apart(layer: Any, process_set: ProcessSet) -> int | None:
-    """The first rank whose numbers are not nearly those of the first rank's layer; asked on all ranks."""
+    """Returns the index of the first rank whose numbers are not close to the first rank's; all ranks must call it."""
     function = compat.learned_function(compat.learned_state(layer))
     mine = {name: array.astype(np.float64) for name, array in function.items()
             if np.issubdtype(array.dtype, np.floating)}
@@ -163,7 +165,7 @@ def _are_near(mine: dict[str, Any], others: dict[str, Any]) -> bool:
     for name, array in mine.items():
         other = others[name]
         scale = np.maximum(np.abs(array), np.abs(other))
-        if name == "mean":  # matters in proportion to the deviation
+        if name == "mean":  # matters relative to the standard deviation
             scale = scale + np.sqrt(np.maximum(others["variance"], 0))
         elif name == "variance":
             scale = scale + TOLERANCE * np.square(others["mean"])

@@ -1,12 +1,12 @@
-"""Losses of a step over all ranks: what is averaged over the ranks is the loss of one process on all their samples.
+"""Losses of a step over all ranks: their average over the ranks is the loss of one process on all samples.
 
-Gradients are averaged, which is right for a mean over equally many samples. Other reductions are brought into that form
-here, before the gradient, so that regularisers and further losses of the model stay as they are
-(docs/decisions/losses-of-all-ranks.md):
+Gradients are averaged, which is correct if the loss is a mean over equally many samples on each rank. Losses with other
+reductions are scaled into that form here, before the gradient is computed, so that regularisers and other losses of the
+model are unaffected (docs/decisions/losses-of-all-ranks.md):
 
 - a sum is multiplied by the number of ranks;
-- a mean over what is not masked, or by the sum of weights, is multiplied by the number of ranks and by this rank's part
-  of the whole weight, which the ranks sum up in the step.
+- a mean over unmasked values, or one divided by the sum of weights, is multiplied by the number of ranks and by this
+  rank's share of the total weight, which the ranks sum up in the step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hvkeras.job.process_sets import ProcessSet
 
 
 class _Step:
-    """The ranks whose losses are averaged in the step under way; None outside of steps."""
+    """The ranks whose losses are averaged in the current step; None outside of steps."""
 
     process_set: ProcessSet | None = None
 
 
 @contextlib.contextmanager
 def averaged_over(process_set: ProcessSet | None) -> Iterator[None]:
-    """Losses that are reduced in the body belong to a step whose gradients are averaged over these ranks."""
+    """Declares that losses reduced in the body belong to a step whose gradients are averaged over these ranks."""
     before, _Step.process_set = _Step.process_set, process_set
     try:
         yield
@@ -43,13 +43,13 @@ def averaged_over(process_set: ProcessSet | None) -> Iterator[None]:
 
 @graphs.unconverted
 def weigh(weights: Any, mask: Any) -> Any:
-    """Scales the weights of a mean over what is not masked.
+    """Scales the weights of a mean over unmasked values.
 
     Args:
         weights: The weights on this rank.
-        mask: What is not masked.
+        mask: The mask, true for values that count.
     """
-    if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot meet amid a step
+    if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate in a step
         return weights
     return weights * _part(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
 
@@ -60,12 +60,12 @@ def combine(loss: Any, reduction: str, weights: Any) -> Any:
 
     Args:
         loss: The loss on this rank.
-        reduction: How Keras made it of the samples.
-        weights: The samples' weights, if any.
+        reduction: How Keras reduced it over the samples.
+        weights: The sample weights, if any.
 
     Raises:
         UsageError: It was not reduced.
-        UnsupportedError: Ranks without data keep the others company.
+        UnsupportedError: Joined ranks without data participate, and the loss is not a plain mean over samples.
     """
     if _Step.process_set is None:
         return loss
@@ -81,7 +81,7 @@ def combine(loss: Any, reduction: str, weights: Any) -> Any:
 
 
 def _part(own: Any, process_set: ProcessSet) -> Any:
-    """By what a mean is multiplied whose weights sum up to `own` on this rank; 1 where all ranks have as much."""
+    """Returns the factor for a mean whose weights sum up to `own` on this rank; 1 if the sum is equal on all ranks."""
     _require_data_on_all_ranks("mean by weight")
     whole = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)
     return tf.math.divide_no_nan(own * tf.cast(len(process_set.members()), own.dtype), whole)

@@ -1,8 +1,8 @@
-"""Exact metrics: the states of all ranks are merged, and the result computed once from the whole.
+"""Exact metrics: merges the states of all ranks, and computes the result once from the merged state.
 
-An average of results is wrong for anything but means over equally many samples; states are sums
-(totals and counts, confusion matrices), and sums add up. So before Keras turns the metrics of an
-epoch or an evaluation into logs, each metric gets the merged state of all ranks.
+Averaging results is wrong for anything but means over equally many samples. States, however, are sums (totals and
+counts, confusion matrices), which can be added. So before Keras turns the metrics of an epoch or an evaluation into
+logs, each metric gets the merged state of all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 
-Arrays = list[Any]  # one array a variable
+Arrays = list[Any]  # one array per variable
 
 _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "sum": lambda values: np.sum([_wide(value) for value in values], axis=0),
@@ -29,17 +29,17 @@ _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "min": lambda values: np.min(values, axis=0),
     "first": lambda values: values[0],
 }
-_AGGREGATIONS = {"mean": "mean", "only_first_replica": "first"}  # what Keras's own declaration means
+_AGGREGATIONS = {"mean": "mean", "only_first_replica": "first"}  # the merge for each of Keras's aggregations
 
 
 @dataclass(frozen=True)
 class State:
-    """One metric of one rank.
+    """The state of one metric on one rank.
 
     Attributes:
-        kind: Its class's name.
-        name: Its own name, for messages: automatic names differ between ranks.
-        values: Its variables' values.
+        kind: The name of its class.
+        name: Its own name, used only in messages: automatic names differ between ranks.
+        values: The values of its variables.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class State:
     values: Arrays
 
     def shape(self) -> tuple[Any, ...]:
-        """What must be equal on all ranks."""
+        """Returns what must be equal on all ranks."""
         return (self.kind, *(np.shape(value) for value in self.values))
 
 
@@ -56,36 +56,36 @@ _merged: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Any]]] = weakref.We
 
 
 def check(model: Any) -> None:
-    """Makes sure that the state of each of the model's metrics can be merged.
+    """Checks that the state of each of the model's metrics can be merged.
 
     Raises:
-        UsageError: A metric of the user's does not say how.
+        UsageError: A user-defined metric does not say how to merge its state.
     """
     for metric in _flat(compat.metric_groups(model)):
         merging_of(metric)
 
 
 def own_states(model: Any) -> list[list[State]]:
-    """This rank's own state of all metrics, which they get back if the last merge is still in them."""
+    """Returns this rank's own state of all metrics, after restoring it in metrics that still hold the last merge."""
     forget_merged(model)
     return [[State(type(metric).__name__, metric.name, [np.asarray(variable) for variable in metric.variables])
              for metric in group] for group in compat.metric_groups(model)]
 
 
 def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]] | None) -> list[bool]:
-    """Gives the model's metrics the states of all ranks together.
+    """Replaces the state of the model's metrics with the merged state of all ranks.
 
     Args:
         model: The model.
-        process_set: The ranks that take part.
-        what: What the metrics are of, for messages.
+        process_set: The participating ranks.
+        what: What the metrics belong to, for messages.
         own: This rank's states; None if it had no data.
 
     Returns:
-        For each rank whether it had states; False for one without data.
+        For each rank, whether it had states; False for a rank without data.
 
     Raises:
-        UsageError: A metric does not say how to merge, or ranks have other metrics.
+        UsageError: A metric does not say how to merge, or ranks have different metrics.
     """
     check(model)
     everyone = [None if states is None else _flat(states)
@@ -104,15 +104,15 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]]
 
 
 def average_logs(logs: Any, process_set: ProcessSet, what: str) -> Any:
-    """Averages logs that do not come from metrics: those that a `train_step` of the user's returned last.
+    """Averages logs that do not come from metrics: those that a user-defined `train_step` returned last.
 
     Args:
         logs: This rank's values by name.
-        process_set: The ranks that take part.
-        what: What the logs are of, for messages.
+        process_set: The participating ranks.
+        what: What the logs belong to, for messages.
 
     Returns:
-        The averages by name; values that are no numbers are this rank's.
+        The averages by name; non-numeric values are this rank's.
     """
     if not isinstance(logs, dict):
         return logs
@@ -122,7 +122,7 @@ def average_logs(logs: Any, process_set: ProcessSet, what: str) -> Any:
 
 
 def average(everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Averages several ranks' numbers by name, each over the ranks that have it."""
+    """Averages the numbers of several ranks by name, each over the ranks that have it."""
     names = dict.fromkeys(name for theirs in everyone for name in theirs)
     means = {name: np.mean([np.asarray(theirs[name], np.float64) for theirs in everyone if name in theirs], axis=0)
              for name in names}
@@ -130,7 +130,7 @@ def average(everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def forget_merged(model: Any) -> None:
-    """Gives metrics that were not reset since the last merge their own state back, so that it counts once."""
+    """Restores this rank's state of metrics that were not reset since the last merge, so that it counts once."""
     for variable, merged, mine in _merged.pop(model, ()):
         if np.any(np.not_equal(merged, mine)) and np.array_equal(np.asarray(variable), merged, equal_nan=True):
             variable.assign(mine)
@@ -138,7 +138,7 @@ def forget_merged(model: Any) -> None:
 
 @contextlib.contextmanager
 def untouched(model: Any) -> Iterator[None]:
-    """A context after which the model's metrics are as they were before it."""
+    """Restores the model's metrics at the end of the context to what they were at its start."""
     merged = _merged.pop(model, None)
     before = [(variable, np.asarray(variable)) for metric in _flat(compat.metric_groups(model))
               for variable in metric.variables]
@@ -155,14 +155,14 @@ def merge_states(metric: Any, states: Sequence[Arrays]) -> Arrays:
     """Merges the states of several ranks.
 
     Args:
-        metric: The metric, which says how.
-        states: Each rank's values, one array a variable.
+        metric: The metric, which says how to merge.
+        states: The values of each rank, one array per variable.
 
     Returns:
         The merged values.
 
     Raises:
-        UsageError: The metric does not say how.
+        UsageError: The metric does not say how to merge.
     """
     how = merging_of(metric)
     if callable(how):
@@ -171,13 +171,13 @@ def merge_states(metric: Any, states: Sequence[Arrays]) -> Arrays:
 
 
 def merging_of(metric: Any) -> Any:
-    """How a metric's state is merged: a function, or a way for each variable.
+    """Returns how to merge a metric's state: a function, or the kind of merge for each variable.
 
-    The states of Keras's own metrics are sums. A metric of the user's that has variables of its own
-    says it by an attribute or method `hvkeras_merge`, or by the `aggregation` of its variables.
+    The states of Keras's own metrics are sums. A user-defined metric with variables of its own declares the merge by an
+    attribute or method `hvkeras_merge`, or by the `aggregation` of its variables.
 
     Raises:
-        UsageError: It does not say.
+        UsageError: The metric does not declare a valid merge.
     """
     declared = getattr(metric, "hvkeras_merge", None)
     count = len(metric.variables)
@@ -203,7 +203,7 @@ def merging_of(metric: Any) -> Any:
 
 
 def _has_state_of_its_own(cls: type) -> bool:
-    """Whether a user's class adds variables to those of Keras's class that it derives from."""
+    """Whether a user-defined class adds variables to those of the Keras class that it derives from."""
     own = [base for base in cls.__mro__ if not compat.is_of_keras(base)]
     nearest = next(base for base in cls.__mro__ if compat.is_of_keras(base))
     if own and nearest.__name__ == "Metric":
@@ -236,5 +236,5 @@ def _flat(groups: list[list[Any]]) -> list[Any]:
 
 
 def _wide(value: Any) -> Any:
-    """Sums of float32 states are made in float64, so that they do not depend on the number of ranks."""
+    """Converts float states to float64, so that their sums do not depend on the number of ranks."""
     return value.astype(np.float64) if np.issubdtype(value.dtype, np.floating) else value

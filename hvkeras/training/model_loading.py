@@ -1,4 +1,4 @@
-"""Loading saved models so that they go on training on all ranks."""
+"""Loads saved models so that they continue training on all ranks."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Any:
-    """Loads a saved model and distributes its optimizer, with the state that was saved.
+    """Loads a saved model and distributes its optimizer, keeping the saved optimizer state.
 
-    The file holds the plain Keras optimizer, whoever saved it, so any model with an optimizer will do.
+    The file always holds the plain Keras optimizer, so any saved model with an optimizer works.
 
     Example:
         model = hvd.load_model("model.keras")
-        model.fit(x, y)                           # goes on where it stopped, on all ranks
+        model.fit(x, y)                           # resumes where it stopped, on all ranks
 
     Args:
-        filepath: A `.keras` or `.h5` file, or with tf_keras a SavedModel folder.
-        custom_optimizers: Optimizer classes of your own that the model was trained with.
-        custom_objects: Names and classes or functions that Keras needs to load the model.
-        compression: What gradients travel as.
-        legacy_opts: Accepted for Horovod's sake; the file says which optimizer it holds.
+        filepath: A `.keras` or `.h5` file; with tf_keras also a SavedModel folder.
+        custom_optimizers: Your own optimizer classes that the model was trained with.
+        custom_objects: Classes or functions by name that Keras needs to load the model.
+        compression: The compression of gradients for communication.
+        legacy_opts: Accepted for compatibility with Horovod; the file says which optimizer it holds.
 
     Returns:
         The compiled model; its optimizer is distributed if it was saved with one.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        OSError: There is no such file.
+        OSError: The file does not exist.
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     model = compat.default_keras().models.load_model(filepath, custom_objects=known)
     compat.repair_optimizer(model, filepath)
     optimizer = getattr(model, "optimizer", None)
-    # A custom object may have made it distributed already.
+    # A custom object may have distributed it already.
     if compat.family_of(optimizer) is not None and distributed_part(optimizer) is None:
         DistributedOptimizer(optimizer, compression=compression)
     return model

@@ -1,7 +1,7 @@
-"""The moving statistics of BatchNormalization: the mean over the ranks, where all of them are anyway.
+"""Averages the moving statistics of BatchNormalization over the ranks, at points that all ranks reach anyway.
 
-Each rank's are those of its own batches, and no gradient keeps them together. `tf.distribute` takes the mean over the
-replicas too, whenever they are read or saved.
+Each rank updates its statistics from its own batches, and no gradient keeps them equal. `tf.distribute` also takes the
+mean over the replicas, whenever the statistics are read or saved.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hvkeras.job.process_sets import ProcessSet
 
 
 def average(model: Any, process_set: ProcessSet, local: Collection[Any], what: str) -> None:
-    """Gives all ranks the mean of their moving statistics, in one collective; called by all of them.
+    """Gives all ranks the mean of their moving statistics, in one collective; all ranks must call it.
 
     Args:
         model: The model.
         process_set: The ranks that train it.
-        local: Keys of variables that each rank keeps for itself.
-        what: What they are averaged in, for messages.
+        local: Keys of variables that are local to each rank.
+        what: The call in which they are averaged, for messages.
     """
     shared = [variable for variable in compat.batch_norm_statistics(model)
               if compat.variable_key(variable) not in local]

@@ -1,4 +1,4 @@
-"""Predicting together: `hvd.predict`."""
+"""`hvd.predict`: prediction on all ranks together."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def predict(
     model: Any, data: Any, batch_size: int | None = None, verbose: Any = 0, callbacks: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Predicts on all ranks together: each a part of the data, and every rank gets all predictions in order.
+    """Predicts on all ranks together: each rank predicts a part of the data, and all get all predictions in order.
 
-    Every rank passes the whole data. Whole batches are dealt, so that each is predicted as `model.predict` on one
-    process would.
+    Every rank passes the whole data. The ranks partition it by whole batches, so that each batch is predicted as
+    `model.predict` on one process would.
 
     Example:
         >>> probabilities = hvd.predict(model, x_test)     # shape [len(x_test), ...] on every rank
 
     Args:
         model: A compiled or uncompiled Keras model, with the same weights on every rank.
-        data: What `model.predict` takes: arrays, a `tf.data.Dataset` of batches, or a `PyDataset` or `Sequence`,
+        data: Whatever `model.predict` takes: arrays, a `tf.data.Dataset` of batches, or a `PyDataset` or `Sequence`,
             the same on every rank.
-        batch_size: Rows of a batch of arrays; 32 by default.
+        batch_size: The number of rows per batch, for arrays; 32 by default.
         verbose: As for `model.predict`; `hvd.verbose()` shows rank 0's progress.
         callbacks: As for `model.predict`; they see this rank's part.
         process_set: The ranks that predict together.
@@ -53,8 +53,8 @@ def predict(
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: Ranks pass different data, or the data never end.
-        PeerError: Predicting failed on another rank.
+        UsageError: Ranks pass different data, or the data is infinite.
+        PeerError: Prediction failed on another rank.
     """
     ranks = members(process_set, "predict")
     options = {"verbose": verbose, "callbacks": callbacks}
@@ -72,19 +72,19 @@ def predict(
 
 
 def _place(process_set: ProcessSet) -> tuple[int, int]:
-    """How many ranks a process set has, and this rank's number among them."""
+    """Returns the number of ranks in a process set, and this rank's index among them."""
     members = process_set.members()
     return len(members), members.index(current_job().topology.rank)
 
 
 def _block(count: int, process_set: ProcessSet) -> tuple[int, int]:
-    """The first of `count` batches that this rank predicts, and the one after its last; rank 0 gets one if any does."""
+    """Returns the start and end of this rank's part of `count` batches; rank 0 gets a batch if any rank does."""
     size, place = _place(process_set)
     return -(-place * count // size), -(-(place + 1) * count // size)
 
 
 def _part_of_arrays(data: Any, batch_size: int | None, process_set: ProcessSet) -> Any:
-    """This rank's batches of arrays; None if it has none."""
+    """Returns this rank's batches of arrays; None if it has none."""
     require_arrays(data)
     prove_same("predict", lambda: arrays_facts(data, f"batch_size={batch_size}"), lambda: data, HINTS, process_set)
     count, rows = count_rows(data), batch_size or KERAS_BATCH_SIZE
@@ -95,7 +95,7 @@ def _part_of_arrays(data: Any, batch_size: int | None, process_set: ProcessSet) 
 
 
 def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
-    """This rank's batches of a `PyDataset` or `Sequence`; None if it has none."""
+    """Returns this rank's batches of a `PyDataset` or `Sequence`; None if it has none."""
     count = compat.count_batches(data)
     if count is None:
         raise UsageError(explain("Only data that end can be predicted", "give the data a length", num_batches=None))
@@ -107,7 +107,10 @@ def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
 
 
 def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set: ProcessSet) -> Any:
-    """Predicts every size-th batch here, and puts all of them in order; how many rows each has shows on the way."""
+    """Predicts every size-th batch on this rank, and restores the order of all rows.
+
+    The number of rows in each batch is recorded as it is read.
+    """
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UsageError(explain("Only data that end can be predicted", "take() some batches", cardinality="infinite"))
     prove_dataset("predict", data, "predict", process_set)
@@ -125,7 +128,7 @@ def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set
 
 
 def _noting_rows(dataset: Any, rows: dict[int, int]) -> Any:
-    """The same dataset, which notes the rows of each batch under its number as it is read."""
+    """Returns the same dataset, which records the number of rows of each batch, under its index, as it is read."""
 
     def note(number: Any, count: Any) -> Any:
         rows[int(number)] = int(count)
@@ -140,7 +143,7 @@ def _noting_rows(dataset: Any, rows: dict[int, int]) -> Any:
 
 
 def _original_order(sizes: Sequence[Sequence[int]]) -> Any:
-    """Where each row of the whole is among the gathered rows, given the rows of each rank's batches."""
+    """Returns each original row's position among the gathered rows, given the row counts of each rank's batches."""
     starts = np.cumsum([0, *(count for counts in sizes for count in counts)])
     firsts = np.cumsum([0, *map(len, sizes)])
     order: list[Any] = []
@@ -153,7 +156,7 @@ def _original_order(sizes: Sequence[Sequence[int]]) -> Any:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What an output's rows are, for ranks that have none."""
+    """The dtype and shape of an output's rows, for ranks without rows."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -161,7 +164,7 @@ class _Kind:
 
 def _gathered(work: Callable[[], Any], process_set: ProcessSet,
               tell: Callable[[], Any] = lambda: None) -> tuple[Any, list[Any]]:
-    """The outputs of all ranks, joined in rank order, and what each rank tells after its work."""
+    """Returns the outputs of all ranks, joined in rank order, and what each rank reports after its work."""
     mine: list[Any] = []
 
     def describe() -> Any:

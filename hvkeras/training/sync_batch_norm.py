@@ -1,4 +1,4 @@
-"""`SyncBatchNormalization`: batch normalization over the batches of all ranks at once."""
+"""`SyncBatchNormalization`: batch normalization over the combined batches of all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvkeras.job.queries import rank
 
 
 def sync_batch_normalization() -> Any:
-    """The layer class `SyncBatchNormalization` of the Keras in use: Keras 3, or tf_keras under TF_USE_LEGACY_KERAS."""
+    """Returns `SyncBatchNormalization` for the Keras in use: Keras 3, or tf_keras under TF_USE_LEGACY_KERAS."""
     return _class_for(compat.default_keras())
 
 
@@ -24,30 +24,30 @@ def sync_batch_normalization() -> Any:
 def _class_for(keras: Any) -> Any:
     synchronized = _KerasMoments if compat.is_keras_3(keras) else _TfKerasMoments
 
-    class SyncBatchNormalization(synchronized, keras.layers.BatchNormalization):  # type: ignore[misc,valid-type]  # known at run time
-        """Batch normalization whose mean and variance, while training, are those of all ranks' batches together.
+    class SyncBatchNormalization(synchronized, keras.layers.BatchNormalization):  # type: ignore[misc,valid-type]
+        """Batch normalization that, in training, uses the mean and variance over the batches of all ranks.
 
-        Ranks count by how many samples they have, so that the result is that of one process on the whole batch.
+        Ranks are weighted by their number of samples, so the result is that of one process on the whole batch.
 
         Example:
             model = keras.Sequential([keras.layers.Dense(64), hvd.SyncBatchNormalization(), keras.layers.ReLU()])
 
         Args:
-            fused: Horovod's parameter; only False is possible.
+            fused: Horovod's parameter; only False is supported.
             **kwargs: As for `BatchNormalization`.
 
         Raises:
             UsageError: `fused` is not False.
-            NotInitializedError: It is called before `init()`.
+            NotInitializedError: The layer is called before `init()`.
         """
 
     return keras.utils.register_keras_serializable("hvkeras")(SyncBatchNormalization)
 
 
 class _KerasMoments:
-    """Keras 3."""
+    """Moments over all ranks in Keras 3."""
 
-    over_ranks = True  # the moving statistics are those of all ranks
+    over_ranks = True  # the moving statistics cover all ranks
 
     def __init__(self, fused: Any = False, **kwargs: Any) -> None:
         _require_unfused(fused)
@@ -59,7 +59,7 @@ class _KerasMoments:
 
 
 class _TfKerasMoments:
-    """tf_keras, which computes the moments elsewhere if it is fused."""
+    """Moments over all ranks in tf_keras, which computes them elsewhere if it is fused."""
 
     over_ranks = True
 
@@ -68,7 +68,7 @@ class _TfKerasMoments:
         super().__init__(fused=False, **kwargs)  # type: ignore[call-arg]  # the layer's
 
     def _moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]  # the layer's
+        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]
         return _over_ranks(inputs, mask, mean, variance)
 
 
@@ -78,7 +78,7 @@ def _require_unfused(fused: Any) -> None:
 
 
 def _over_ranks(inputs: Any, mask: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
-    """Joins the ranks' moments (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
+    """Combines the moments of the ranks (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
     ranks = members(global_process_set, "batch normalization")
     if len(ranks) == 1:
         return mean, variance
@@ -87,7 +87,7 @@ def _over_ranks(inputs: Any, mask: Any, mean: Any, variance: Any) -> tuple[Any, 
     count = tf.cast(tf.size(inputs) // channels if mask is None else tf.math.count_nonzero(mask), number)
     moments = tf.concat([tf.reshape(tf.cast(part, number), [-1]) for part in (mean, variance)], axis=0)
     row = tf.concat([[count], tf.where(count > 0, moments, tf.zeros_like(moments))], axis=0)
-    # Each rank adds its row to zeros: a gather whose gradient is a sum, and whose shape is known.
+    # Each rank adds its row to zeros: this gathers the rows, with a gradient that is a sum and a shape that is known.
     rows = allreduce(tf.pad(row[tf.newaxis], [[rank(), len(ranks) - 1 - rank()], [0, 0]]), op=Sum)
     shares = rows[:, :1] / tf.reduce_sum(rows[:, :1])
     means, variances = rows[:, 1 : 1 + channels], rows[:, 1 + channels :]

@@ -1,4 +1,4 @@
-"""One progress bar, and one writer, for the whole job."""
+"""A single progress bar and a single writer for the whole job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvkeras.job.state import current_job
 
 
 def verbose() -> int:
-    """What to pass as Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
+    """Returns a value for Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
 
     Example:
         model.fit(x, y, verbose=hvd.verbose())

@@ -1,4 +1,4 @@
-"""Python imports this at its start where PYTHONPATH says so: `import horovod` then means hvkeras."""
+"""Python imports this module at startup if PYTHONPATH includes it: `import horovod` then imports hvkeras."""
 
 import contextlib
 import importlib.machinery
@@ -8,12 +8,12 @@ from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
 
-with contextlib.suppress(ImportError):  # a Python without hvkeras is left as it is
+with contextlib.suppress(ImportError):  # without hvkeras, Python stays unchanged
     from hvkeras.as_horovod import install
 
     install()
 
-# Whose place this took: the environment's or the system's own.
+# Run the sitecustomize that this one replaced: that of the environment or the system.
 _spec = importlib.machinery.PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if path and Path(path) != Path(_HERE)])
 if _spec is not None and _spec.loader is not None:

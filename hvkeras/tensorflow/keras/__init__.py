@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.keras`: its collectives take and return values rather than tensors."""
+"""Alias module for `horovod.tensorflow.keras`, whose collectives take and return values instead of tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def allreduce(
     value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
 ) -> Any:
-    """Combines a value of all ranks, as `hvkeras.allreduce` does.
+    """Reduces a value over all ranks, as `hvkeras.allreduce` does.
 
     Example:
         mean = hvd.allreduce(accuracy)
@@ -56,11 +56,11 @@ def allreduce(
     Args:
         value: A number, array or tensor.
         name: Identifies the collective across ranks.
-        average: Horovod's old way to say `op`.
-        prescale_factor: Multiplies each rank's value first.
-        postscale_factor: Multiplies the result.
+        average: Horovod's older alternative to `op`.
+        prescale_factor: Factor applied to each rank's value before the reduction.
+        postscale_factor: Factor applied to the result.
         op: Average (default) or another reduction.
-        compression: What the value travels as.
+        compression: How the value is compressed.
 
     Returns:
         The result as a NumPy value; a tensor inside `tf.function`.
@@ -93,7 +93,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Gives every rank the root's value, as `hvkeras.broadcast` does.
+    """Broadcasts a value from the root to every rank, as `hvkeras.broadcast` does.
 
     Example:
         seed = hvd.broadcast(seed, root_rank=0)
@@ -108,13 +108,13 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: There is no such root.
+        UsageError: The root does not exist.
     """
     return _value(reductions.broadcast(value, root_rank, name=name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Combines a value of all ranks and gives each rank its part of the rows, as `hvkeras.reducescatter` does.
+    """Reduces a value over all ranks and gives each rank its part of the rows, as `hvkeras.reducescatter` does.
 
     Example:
         part = hvd.reducescatter(statistics)
@@ -138,4 +138,4 @@ def _value(tensor: Any) -> Any:
     return tensor.numpy() if hasattr(tensor, "numpy") else tensor
 
 
-from hvkeras.tensorflow.keras import callbacks, elastic  # noqa: E402 - submodules, as Horovod's users expect them
+from hvkeras.tensorflow.keras import callbacks, elastic  # noqa: E402 - submodules, as Horovod users expect

@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.keras.callbacks`."""
+"""Alias module for `horovod.tensorflow.keras.callbacks`."""
 
 from __future__ import annotations
 

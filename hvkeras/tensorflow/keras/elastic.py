@@ -1,4 +1,4 @@
-"""The twin of `horovod.tensorflow.keras.elastic`."""
+"""Alias module for `horovod.tensorflow.keras.elastic`."""
 
 from __future__ import annotations
 
