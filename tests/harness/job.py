@@ -23,9 +23,6 @@ from harness.launchers import Command, announced_rank, clean_environment, comman
 from harness.processes import MARK, dump_stacks, end_marked, marked
 
 _POLL_SECONDS = 0.1
-# TensorFlow may hold Python's lock for a quarter of a minute while it ends the iterator of a dataset on a busy machine.
-# Tests whose subject is a silent rank set the timeout themselves.
-_PATIENT = {"HVKERAS_LIVENESS_TIMEOUT": "60"}
 # Horovod's threads wake up each millisecond otherwise, which takes a fifth of the cores.
 _OF_BACKENDS = {"horovod": {"HOROVOD_CYCLE_TIME": "5"}}
 _RANK_TAG = re.compile(r"\[[\d,]+\]<std(?:out|err)>:")  # horovodrun asks for these, and they reach the files
@@ -144,7 +141,7 @@ class Job:
 
     def start(self, command: Command, env: Mapping[str, str]) -> None:
         """Starts one process of the job in a session of its own."""
-        environment = clean_environment(self._scratch) | _PATIENT | dict(command.environment) | dict(env)
+        environment = clean_environment(self._scratch) | dict(command.environment) | dict(env)
         environment |= {MARK: self._mark, RESULTS: str(self.folder / "results")}
         logs = self.folder / ("launcher" if command.rank is None else f"logs/rank.{command.rank}")
         logs.mkdir(parents=True, exist_ok=True)

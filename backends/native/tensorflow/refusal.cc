@@ -1,5 +1,6 @@
-// What ends the collectives of a graph in an error, when other ranks do something else instead (hvkeras/collectives/mismatch.py).
-// Python raises in eager mode; graphs have HvkerasRefusable behind their collectives, of whatever backend.
+// What ends the collectives of a graph in an error, when other ranks do something else instead
+// (hvkeras/collectives/mismatch.py). Python raises in eager mode; graphs have HvkerasRefusable behind their
+// collectives, of whatever backend.
 #include <atomic>
 #include <cstdio>
 #include <map>
