@@ -19,7 +19,7 @@ RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
         for backend, keras, size in (*((backend, keras, 2) for backend, keras in pairwise(ENGINES, tuple(KERAS))),
                                      ("native", "keras3", 4), ("horovod", "tf_keras", 4), ("tfdist", "keras3", 4))}
 OLDEST = "native-keras3-2"
-LONG = ("horovod-tf_keras-2", "horovod-tf_keras-4", "tfdist-keras3-4")
+LONG = ("horovod-tf_keras-2", "tfdist-tf_keras-2", "horovod-tf_keras-4", "tfdist-keras3-4")
 
 
 def marks(run: str) -> list[Any]:

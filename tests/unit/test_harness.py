@@ -22,7 +22,7 @@ def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[False, True], ids=["warm", "cold"])
+@pytest.fixture(params=[pytest.param(False, id="warm"), pytest.param(True, id="cold", marks=pytest.mark.slow)])
 def cold(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
