@@ -6,8 +6,7 @@ standard library. The agent reads lines of JSON from standard input: a request t
 events to standard output (see `hvkeras.launcher.host_agents`).
 
 When standard input closes, because the job is over or the launcher is gone, the agent ends every process below it. The
-agent is the child of a guard, a watchdog process that only waits. If the agent is killed, or stays stopped, the guard
-ends the remaining processes; if the guard is killed, the agent does so.
+agent is the child of a guard, a watchdog: if one of them is killed, or the agent stays stopped, the other one ends all.
 """
 
 from __future__ import annotations
