@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from importlib import metadata
 
-from hvkeras.backends.interface import Backend
+from hvkeras.backends.interface import Backend, HostsStrategies
+
 from hvkeras.errors import UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"
@@ -21,6 +22,9 @@ BUILT_IN = {
     "tfdist": ("hvkeras.backends.tfdist", "TfdistBackend"),
     "local": ("hvkeras.backends.local", "LocalBackend"),
 }
+
+
+ONE_PROCESS = "local"  # serves jobs of one process, where nothing is communicated
 
 
 def backend_names() -> list[str]:
@@ -51,3 +55,8 @@ def backend_class(name: str) -> type[Backend]:
             return plugged
     raise UsageError(explain("The backend must be one of auto, " + ", ".join(backend_names()),
                              "pass one of these names to init(), --backend or HVKERAS_BACKEND", backend=name))
+
+
+def backend_for_strategies() -> str:
+    """The name of the first backend on whose cluster strategies of `tf.distribute` can span all ranks."""
+    return next(name for name in backend_names() if issubclass(backend_class(name), HostsStrategies))

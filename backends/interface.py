@@ -57,10 +57,24 @@ class Start:
 class Backend(abc.ABC):
     """One collective engine.
 
-    Every collective takes a `key`: a name that is the same on all ranks for the same collective and different for any
-    other collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). `ranks` holds the participating
-    global ranks in ascending order; only these ranks make the call. Tensors may be eager or symbolic. Collectives
-    without a data dependency may run concurrently and in any order.
+    An engine declares what it can do: by the attributes below, and by the further classes of this file that it
+    inherits (`CompiledByXla`, `RecordsTimes`, `HostsStrategies`). Every method of every class is abstract, and nothing
+    outside an engine's folder depends on its name.
+
+    Collectives take a `key`: a name that is the same on all ranks for the same collective and different for any other
+    collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). The same key recurs in every step.
+    `ranks` holds the participating global ranks in ascending order; only these ranks make the call.
+
+    Collectives are called in three situations:
+
+    - *Eagerly*, from any thread: the call may block until the result is there.
+    - *While a `tf.function` is traced*: tensors are symbolic, and the call must return at once, with symbolic results
+      whose static shapes are set as far as they are known. It runs whenever the graph runs, on TensorFlow's threads.
+      There it must be **asynchronous**: TensorFlow starts collectives without a data dependency in any order and on few
+      threads, a different order on each rank, and a collective that blocks a thread while it waits for other ranks
+      may keep the one from starting for which they wait. A rank may trace a function again when others do not, so
+      that the key alone, and no counter of calls, identifies a collective.
+    - *While XLA compiles*, only for `CompiledByXla`: TensorFlow's clusters are compiled by every rank alike.
 
     Attributes:
         name: The name that users pass to `init(backend=...)`.
@@ -71,115 +85,111 @@ class Backend(abc.ABC):
         compares_shapes: Whether shapes that are known only when a graph runs, and differ between ranks, make the
             collective fail on all ranks with an error that names both shapes and ranks.
         outlives_errors_in_graphs: Whether collectives still work after a graph has failed.
+        objection_to_sessions: Why TensorFlow 1 sessions cannot run the collectives; "" if they can.
+        reads_horovods_variables: Whether the variables by which users tune Horovod have their effect on it.
     """
 
     name: ClassVar[str]
     scales: ClassVar[frozenset[str]] = frozenset()
     rounds_once: ClassVar[frozenset[str]] = frozenset()
     compares_shapes: ClassVar[bool] = False
-    outlives_errors_in_graphs: ClassVar[bool] = True
+    outlives_errors_in_graphs: ClassVar[bool] = False
+    objection_to_sessions: ClassVar[str] = "it was written for functions"
+    reads_horovods_variables: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod
     def availability(cls) -> Availability:
-        """Reports, without side effects, whether the engine is installed."""
+        """Reports whether the engine is installed. No side effects: nothing is started, imported or set for it."""
 
     @classmethod
     @abc.abstractmethod
-    def objection(cls, launch: Launch) -> str:
-        """Explains why this engine cannot serve a launch, and what to use instead; "" if it can."""
+    def objection(cls, launch: Launch, several_hosts: bool) -> str:
+        """Explains why this engine cannot serve a launch, and what to use instead; "" if it can. No side effects.
+
+        Args:
+            launch: How the process was launched.
+            several_hosts: Whether the ranks run on more than one host. All are asked both ways, before it is known.
+        """
 
     @classmethod
-    def objection_to_hosts(cls, launch: Launch) -> str:  # noqa: ARG003 - for overriding methods
-        """Explains why this engine cannot serve a launch on several hosts, and what to use instead; "" if it can."""
-        return ""
+    @abc.abstractmethod
+    def preference(cls, launch: Launch, has_gpu: bool) -> int | None:
+        """Says when the backend `auto` tries this engine: engines with smaller numbers come first.
+
+        The built-in engines use 0 to 20, so that 5 is tried before most of them and 100 after all. None: only when
+        asked for by name. Called in the main thread, before the engine starts.
+
+        Args:
+            launch: How the process was launched.
+            has_gpu: Whether TensorFlow sees a GPU.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def built_with(cls) -> frozenset[str]:
+        """The libraries of `MPI`, `Gloo` and `NCCL` that the installed engine's collectives can run on.
+
+        `hvd.mpi_built()`, `hvd.gloo_built()` and `hvd.nccl_built()` report them. No side effects.
+        """
 
     @abc.abstractmethod
     def start(self, start: Start) -> int:
-        """Starts the engine on all ranks.
+        """Starts the engine on all ranks; called in the main thread, and again after `stop()`.
+
+        It may block until all ranks are there, at most for `start.settings.start_timeout` seconds; the control channel
+        (`start.control.gather`) exchanges addresses and the like within that time.
 
         Returns:
             The number of ranks as seen by the engine; `init()` checks it.
+
+        Raises:
+            HvkerasError: The engine cannot start; the message says what to do.
         """
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Stops the engine; it may be started again later in the same process."""
+        """Stops the engine; it may be started again later in the same process.
+
+        Called in the main thread, on all ranks, when no collective is in flight, or after `abort`. It may block for
+        seconds, and never for a rank that has died.
+        """
 
     @abc.abstractmethod
     def abort(self, reason: str) -> None:
-        """Makes every collective in flight fail with an error; called from another thread, at most once."""
+        """Makes every collective in flight, and every later one, fail with an error that contains `reason`.
+
+        Called at most once, from another thread, when a rank has failed: it must return within a second, whatever the
+        other ranks do, and collectives must fail within seconds.
+        """
 
     @abc.abstractmethod
     def is_peer_failure(self, error: BaseException) -> bool:
-        """Whether an exception is this engine's way of reporting the failure of another rank."""
+        """Whether an exception is this engine's way of reporting the failure of another rank.
+
+        The exception may come from a graph, with the engine's text inside a message of TensorFlow's. Any thread.
+        """
 
     @property
     @abc.abstractmethod
     def engine(self) -> str:
-        """A short description of the transport, for the line that `init()` prints."""
+        """A short description of the transport, for the line that `init()` prints; valid before `start()` as well."""
 
     @property
-    def supports_xla(self) -> bool:
-        """Whether the collectives can be compiled with `jit_compile=True`."""
-        return not self.objection_to_xla
-
-    @property
-    def objection_to_xla(self) -> str:
-        """Explains why XLA cannot compile the collectives; "" if it can."""
-        return "the engine has none for XLA"
-
-    @property
-    def objection_to_sessions(self) -> str:
-        """Explains why TensorFlow 1 sessions cannot run the collectives; "" if they can."""
-        return ""
-
-    def enter(self, key: str) -> None:
-        """Makes an XLA graph count at run time that this rank enters a plan before the collectives that follow.
-
-        The engine counts, because XLA publishes updates of variables only after the whole graph has run.
-
-        Args:
-            key: The key of the plan, see `hvkeras.plans.plan`.
-        """
-        raise NotImplementedError
-
-    def entered(self, key: str) -> int:  # noqa: ARG002 - for overriding methods
-        """Returns how often graphs compiled by XLA have entered a plan; called from any thread."""
-        return 0
-
-    def keep_times(self, key: str, capacity: int) -> bool:  # noqa: ARG002 - for overriding methods
-        """Makes the engine record when each run of a collective begins and ends on this rank, if it supports this.
-
-        Args:
-            key: The collective's key.
-            capacity: The number of latest runs to keep.
-
-        Returns:
-            Whether the engine records the times. If not, the graph takes timestamps before and after the collective.
-        """
-        return False
-
-    def times(self, key: str, capacity: int) -> tuple[Any, int]:
-        """Returns when the latest runs of a collective began and ended, as recorded since `keep_times`.
-
-        Args:
-            key: The collective's key.
-            capacity: The same value as for `keep_times`.
-
-        Returns:
-            A float64 array of shape [runs, 2] in seconds since the epoch, the oldest run first; and the number of the
-            oldest run among all runs since recording began.
-        """
-        raise NotImplementedError(key, capacity)
+    @abc.abstractmethod
+    def transport(self) -> str:
+        """What carries the data now: `MPI`, `Gloo` or `NCCL`, by which Horovod's queries go, else a name of its own."""
 
     @abc.abstractmethod
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        """Prepares collectives among a subset of the ranks; called by all ranks."""
+        """Prepares collectives among a subset of the ranks.
+
+        Called by all ranks, members or not, in the same order and while no collective is in flight; may block for them.
+        """
 
     @abc.abstractmethod
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        """Removes a subset of the ranks; called by all ranks."""
+        """Removes a subset of the ranks; called as `add_process_set` is. Graphs that use it are not run again."""
 
     @abc.abstractmethod
     def allreduce(
@@ -258,3 +268,73 @@ class Backend(abc.ABC):
         Returns:
             This rank's rows of the sum.
         """
+
+
+class CompiledByXla(Backend):
+    """An engine whose collectives can be compiled with `jit_compile=True`."""
+
+    @property
+    @abc.abstractmethod
+    def objection_to_xla(self) -> str:
+        """Explains why XLA cannot compile the collectives on this machine; "" if it can. Valid after `start()`."""
+
+    @abc.abstractmethod
+    def enter(self, key: str) -> None:
+        """Makes an XLA graph count at run time that this rank enters a plan before the collectives that follow.
+
+        The engine counts, because XLA publishes updates of variables only after the whole graph has run. Called while
+        XLA compiles.
+
+        Args:
+            key: The key of the plan, see `hvkeras.plans.plan`.
+        """
+
+    @abc.abstractmethod
+    def entered(self, key: str) -> int:
+        """Returns how often graphs compiled by XLA have entered a plan; called from any thread, and must not block."""
+
+
+class RecordsTimes(Backend):
+    """An engine that records when its collectives run; for others, graphs take timestamps around each collective."""
+
+    @abc.abstractmethod
+    def keep_times(self, key: str, capacity: int) -> bool:
+        """Makes the engine record when each run of a collective begins and ends on this rank.
+
+        Args:
+            key: The collective's key.
+            capacity: The number of latest runs to keep.
+
+        Returns:
+            Whether the engine records this collective. If not, the graph takes timestamps.
+        """
+
+    @abc.abstractmethod
+    def times(self, key: str, capacity: int) -> tuple[Any, int]:
+        """Returns when the latest runs of a collective began and ended; called from any thread, and must not block.
+
+        Args:
+            key: The collective's key.
+            capacity: The same value as for `keep_times`.
+
+        Returns:
+            A float64 array of shape [runs, 2] in seconds since the epoch, the oldest run first; and the number of the
+            oldest run among all runs since recording began.
+        """
+
+
+class HostsStrategies(Backend):
+    """An engine on whose cluster a strategy of `tf.distribute` can span all ranks."""
+
+    @abc.abstractmethod
+    def strategy(self, **options: Any) -> Any:
+        """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
+
+        Args:
+            **options: As for its constructor, except for `cluster_resolver`.
+        """
+
+
+def objection_to_xla(backend: Backend) -> str:
+    """Explains why XLA cannot compile a backend's collectives; "" if it can."""
+    return backend.objection_to_xla if isinstance(backend, CompiledByXla) else "the engine has none for XLA"

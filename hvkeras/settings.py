@@ -215,18 +215,17 @@ IGNORED = {
 }
 
 
-def ignored_variables(backend: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Finds Horovod's variables that are set but have no effect on an engine.
+def ignored_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Finds Horovod's variables that are set, and have an effect on Horovod's own engine alone.
 
     Args:
-        backend: The engine's name; Horovod's own reads them all.
         environ: The environment to look at; this process's by default.
 
     Returns:
         Why each one is ignored, by variable.
     """
     environ = os.environ if environ is None else environ
-    return {} if backend == "horovod" else {name: why for name, why in IGNORED.items() if environ.get(name)}
+    return {name: why for name, why in IGNORED.items() if environ.get(name)}
 
 
 class Settings:

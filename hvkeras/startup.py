@@ -9,8 +9,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.autograph import leave_as_it_is
-from hvkeras.backends import BUILT_IN, backend_class
-from hvkeras.backends.interface import Backend, Start
+from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class, backend_for_strategies
+from hvkeras.backends.interface import Backend, HostsStrategies, Start
 from hvkeras.control.announcements import forget_note
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
@@ -31,9 +31,6 @@ from hvkeras.settings import Settings, ignored_variables
 
 if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
-
-
-STRATEGY_BACKEND = "tfdist"  # strategies that span ranks are built on this backend's cluster
 
 
 class _Process:
@@ -98,30 +95,31 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
 
 
 def init_for_strategy() -> Backend:
-    """Joins the job as `init()` does, unless that was called before, and starts TensorFlow's collectives on all ranks.
+    """Joins the job as `init()` does, unless that was called before, with an engine that hosts strategies.
 
-    A job that has another engine keeps it and runs TensorFlow's beside it. If `init()` was not called, a rank that has
-    its host to itself keeps all GPUs.
+    A job that has another engine keeps it and runs this one beside it. If `init()` was not called, a rank that has its
+    host to itself keeps all GPUs.
 
     Returns:
-        The engine of TensorFlow's collectives, or the job's own engine if there is only one process.
+        An engine that hosts strategies, or the job's own engine if there is only one process.
 
     Raises:
         HvkerasError: As for `init()`, or TensorFlow was used before.
     """
+    name = backend_for_strategies()
     if not is_initialized():
         open_closed_streams()
         settings = Settings()
         quiet_engines(settings.log_level)
         launch = detect_launch()
-        built = (_join(launch, settings, STRATEGY_BACKEND, keeps_gpus=True) if launch.size > 1
+        built = (_join(launch, settings, name, keeps_gpus=True) if launch.size > 1
                  else _alone(launch, settings, settings.backend))
         replace_job(built)
         _start_companions(built, None)
     job = current_job()
-    if job.topology.size == 1 or job.backend.name == STRATEGY_BACKEND or job.control is None or job.hooks is None:
+    if job.topology.size == 1 or isinstance(job.backend, HostsStrategies) or job.control is None or job.hooks is None:
         return job.backend
-    engine = _Process.engines.setdefault(STRATEGY_BACKEND, backend_class(STRATEGY_BACKEND)())
+    engine = _Process.engines.setdefault(name, backend_class(name)())
     if engine not in job.hooks.backends:
         engine.start(Start(job.topology, job.control, job.launch, job.settings))
         job.hooks.backends.append(engine)
@@ -136,7 +134,7 @@ def _start_companions(job: Job, process_sets: Any) -> None:
 
         job.control.on_involvement = join.hear
         job.control.on_refusal = mismatch.refuse
-    ignored = ignored_variables(job.backend.name)
+    ignored = {} if job.backend.reads_horovods_variables else ignored_variables()
     if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
     records = bool(job.settings.record or job.settings.report or job.settings.trace_steps)
@@ -203,7 +201,7 @@ def init_without_engine() -> Job:
     """
     settings = Settings()
     quiet_engines(settings.log_level)
-    job = _join(detect_launch(), settings, "local", placeholder=backend_class("local")())
+    job = _join(detect_launch(), settings, ONE_PROCESS, placeholder=backend_class(ONE_PROCESS)())
     replace_job(job)
     return job
 
@@ -219,7 +217,7 @@ def _entries() -> EntryCounts:
 def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     """Builds a job of one process with the local backend, unless a plug-in was requested."""
     # A plug-in may handle single-process jobs in its own way.
-    name = "local" if requested == "auto" or requested in BUILT_IN else requested
+    name = ONE_PROCESS if requested == "auto" or requested in BUILT_IN else requested
     topology = topology_from_hosts(0, [socket.gethostname()])
     engine = backend_class(name)()
     engine.start(Start(topology, None, launch, settings))

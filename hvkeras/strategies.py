@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hvkeras.backends.interface import HostsStrategies
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
@@ -73,7 +74,8 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
         stalled = job.settings.stall_shutdown
         options = communication_options or tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=stalled + UNCOUNTED if stalled else None)
-        return engine.strategy(communication_options=options)  # type: ignore[attr-defined]  # tfdist's
+        assert isinstance(engine, HostsStrategies)
+        return engine.strategy(communication_options=options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
 
 

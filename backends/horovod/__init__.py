@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+
+from hvkeras.as_horovod import horovod_itself
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.backends.horovod.rendezvous import GlooRendezvous
+
     from hvkeras.launch_environments import Launch
 
 _REDUCIBLE = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
@@ -29,6 +31,9 @@ class HorovodBackend(Backend):
     """The installed `horovod.tensorflow`, used below its Keras layer, which does not work with Keras 3."""
 
     name = "horovod"
+    outlives_errors_in_graphs = True
+    objection_to_sessions = ""
+    reads_horovods_variables = True
     scales = frozenset({"float32"})  # Horovod's factors have only float32 precision
 
     def __init__(self) -> None:
@@ -47,11 +52,25 @@ class HorovodBackend(Backend):
         return installed.availability()
 
     @classmethod
-    def objection(cls, launch: Launch) -> str:
+    def objection(cls, launch: Launch, several_hosts: bool) -> str:
         if installed.serves_mpi(launch) or installed.has_gloo():
             return ""
         return (f"Horovod was built without Gloo, which it needs when launched by {launch.launcher}; run"
                 " python -m hvkeras.build_horovod, or launch with the mpirun that it was built with")
+
+    @classmethod
+    def preference(cls, launch: Launch, has_gpu: bool) -> int:
+        """On GPUs it comes first if it has NCCL; on CPUs, before TensorFlow's collectives under its own launchers."""
+        if has_gpu:
+            return 0 if installed.has_nccl() else 15
+        return 5 if launch.mpi or launch.rendezvous.kind == "horovod_store" else 15
+
+    @classmethod
+    def built_with(cls) -> frozenset[str]:
+        if not installed.availability().ok:
+            return frozenset()
+        parts = {"MPI": installed.has_mpi(), "Gloo": installed.has_gloo(), "NCCL": installed.has_nccl()}
+        return frozenset(name for name, there in parts.items() if there)
 
     def start(self, start: Start) -> int:
         from hvkeras.backends.horovod.rendezvous import GlooRendezvous, check_own_name, horovod_variables
@@ -97,9 +116,15 @@ class HorovodBackend(Backend):
     def engine(self) -> str:
         if self._horovod is None:
             return "Horovod"
-        how = "NCCL" if installed.has_nccl() and self._gpus() else \
-            "Gloo" if self._horovod.gloo_enabled() else "MPI"
-        return f"Horovod {self._version()} with {how}"
+        return f"Horovod {self._version()} with {self.transport}"
+
+    @property
+    def transport(self) -> str:
+        if self._horovod is None:
+            return "none"
+        if installed.has_nccl() and self._gpus():
+            return "NCCL"
+        return "Gloo" if self._horovod.gloo_enabled() else "MPI"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
         from hvkeras.backends.horovod.rendezvous import horovod_variables

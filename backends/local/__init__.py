@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+from hvkeras.backends.interface import Availability, CompiledByXla, Reduction, Start, Tensor
 
 if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch
 
 
-class LocalBackend(Backend):
+class LocalBackend(CompiledByXla):
     """A backend without an engine: the size is 1, and every collective returns its input."""
 
     name = "local"
-    objection_to_xla = ""
+    outlives_errors_in_graphs = True
+    objection_to_sessions = ""
 
     @classmethod
     def availability(cls) -> Availability:
         return Availability(True, "needs nothing; serves one process")
 
     @classmethod
-    def objection(cls, launch: Launch) -> str:
+    def objection(cls, launch: Launch, several_hosts: bool) -> str:
         if launch.size > 1:
             return f"local serves one process and {launch.launcher} started {launch.size}; use tfdist or horovod"
         return ""
+
+    @classmethod
+    def preference(cls, launch: Launch, has_gpu: bool) -> None:
+        return None
+
+    @classmethod
+    def built_with(cls) -> frozenset[str]:
+        return frozenset()
 
     def start(self, start: Start) -> int:
         return 1
@@ -42,6 +51,20 @@ class LocalBackend(Backend):
     @property
     def engine(self) -> str:
         return "no communication"
+
+    @property
+    def transport(self) -> str:
+        return "none"
+
+    @property
+    def objection_to_xla(self) -> str:
+        return ""
+
+    def enter(self, key: str) -> None:
+        pass
+
+    def entered(self, key: str) -> int:
+        return 0
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
         pass

@@ -8,11 +8,13 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
-from hvkeras.backends.native.loading import Library, availability, library
-from hvkeras.backends.native.network import LOST, Network, objection_to_hosts
+from hvkeras.backends.interface import Availability, CompiledByXla, RecordsTimes, Reduction, Start, Tensor
+from hvkeras.backends.native.engine import Engine
+from hvkeras.backends.native.network import LOST, Network, built_for, objection_to_hosts
 from hvkeras.backends.native.xla import CompiledOperations
+
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.library import loading
 
 if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles
@@ -27,7 +29,7 @@ _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32
 ABORTED = "the native engine was stopped: "
 
 
-class NativeBackend(Backend):
+class NativeBackend(CompiledByXla, RecordsTimes):
     """Ranks of one host reduce through shared memory, without sockets, copies into buckets or negotiation.
 
     A collective is matched by its key when it is about to run: the last rank to arrive places it in an order that all
@@ -37,11 +39,13 @@ class NativeBackend(Backend):
 
     name = "native"
     compares_shapes = True
+    outlives_errors_in_graphs = True
+    objection_to_sessions = ""
     scales = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
     rounds_once = frozenset({"float16", "bfloat16"})
 
     def __init__(self) -> None:
-        self._library: Library | None = None
+        self._engine: Engine | None = None
         self._network: Network | None = None  # between hosts; stays open until the process ends
         self._start: Start | None = None
         self._groups: dict[tuple[int, ...], int] = {}  # graphs contain the numbers, so they are never reused
@@ -51,22 +55,30 @@ class NativeBackend(Backend):
 
     @classmethod
     def availability(cls) -> Availability:
-        return availability()
+        if objection := loading.objection():
+            return Availability(False, objection)
+        between = f"between hosts over {mpi}" if (mpi := built_for()) else \
+            "within one host, since it was built without MPI"
+        return Availability(True, f"its C++ library is installed, and works {between}")
 
     @classmethod
-    def objection(cls, launch: Launch) -> str:
-        return ""
+    def objection(cls, launch: Launch, several_hosts: bool) -> str:
+        return objection_to_hosts(launch) if several_hosts else ""
 
     @classmethod
-    def objection_to_hosts(cls, launch: Launch) -> str:
-        return objection_to_hosts(launch)
+    def preference(cls, launch: Launch, has_gpu: bool) -> int:
+        return 20 if has_gpu else 0  # tensors on GPUs would go through the hosts' memory
+
+    @classmethod
+    def built_with(cls) -> frozenset[str]:
+        return frozenset()  # MPI carries its data between hosts alone
 
     def start(self, start: Start) -> int:
-        if self._library is None:
-            self._library = library()
+        if self._engine is None:
+            self._engine = Engine(loading.library())
         if self._network is None and not start.topology.is_one_host:
             self._network = Network(start)
-            self._library.use_network(self._network.table)
+            self._engine.use_network(self._network.table)
             atexit.register(self._network.close)  # runs before MPI's finalization, which was registered first
         self._start = start
         self._sessions += 1
@@ -74,23 +86,27 @@ class NativeBackend(Backend):
         return start.topology.size
 
     def stop(self) -> None:
-        if self._library is not None:
+        if self._engine is not None:
             for ranks in self._open:
-                self._library.close_group(self._groups[ranks])
+                self._engine.close_group(self._groups[ranks])
         self._open.clear()
 
     def abort(self, reason: str) -> None:
-        if self._library is not None:
-            self._library.abort(ABORTED + reason)
+        if self._engine is not None:
+            self._engine.abort(ABORTED + reason)
 
     def is_peer_failure(self, error: BaseException) -> bool:
         return ABORTED in str(error) or LOST in str(error)
 
     @property
     def engine(self) -> str:
-        how = f" ({self._library.instructions})" if self._library is not None else ""
+        how = f" ({self._engine.instructions})" if self._engine is not None else ""
         between = f" and {self._network.mpi}" if self._network is not None else ""
         return f"shared memory{how}{between}"
+
+    @property
+    def transport(self) -> str:
+        return "shared memory"
 
     @property
     def objection_to_xla(self) -> str:
@@ -98,33 +114,33 @@ class NativeBackend(Backend):
 
         if tf.config.get_visible_devices("GPU"):
             return "they are compiled for the CPU alone, and XLA compiles for the GPU here"
-        return "its library is not loaded" if self._library is None else self._library.objection_to_xla
+        return "its library is not loaded" if self._engine is None else self._engine.objection_to_xla
 
     def enter(self, key: str) -> None:
         self._compiled_operations().enter(key)
 
     def entered(self, key: str) -> int:
-        return 0 if self._library is None else self._library.entered(key)
+        return 0 if self._engine is None else self._engine.entered(key)
 
     def keep_times(self, key: str, capacity: int) -> bool:
         from hvkeras.compat.graphs import compiled_by_xla
 
-        if self._library is None or compiled_by_xla():
+        if self._engine is None or compiled_by_xla():
             return False
-        self._library.keep(key, 2, capacity)
+        self._engine.keep_times(key, capacity)
         return True
 
     def times(self, key: str, capacity: int) -> tuple[Any, int]:
-        assert self._library is not None
-        return self._library.kept(key, 2, capacity)
+        assert self._engine is not None
+        return self._engine.times(key, capacity)
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
         self._open_group(ranks)
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        if tuple(ranks) in self._open and self._library is not None:
+        if tuple(ranks) in self._open and self._engine is not None:
             self._open.discard(tuple(ranks))
-            self._library.close_group(self._groups[tuple(ranks)])
+            self._engine.close_group(self._groups[tuple(ranks)])
 
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
@@ -160,11 +176,11 @@ class NativeBackend(Backend):
     def _operations(self, tensor: Tensor) -> Any:
         from hvkeras.compat.graphs import compiled_by_xla
 
-        assert self._library is not None
+        assert self._engine is not None
         if tensor.dtype.name not in _NUMBERS:
             raise UnsupportedError(explain("native moves numbers of " + ", ".join(_NUMBERS), "cast the tensor first",
                                            dtype=tensor.dtype.name))
-        return self._compiled_operations() if compiled_by_xla() else self._library.operations
+        return self._compiled_operations() if compiled_by_xla() else self._engine.operations
 
     def _compiled_operations(self) -> CompiledOperations:
         if self._compiled is None:
@@ -206,7 +222,7 @@ class NativeBackend(Backend):
         if members in self._open:
             return
         assert self._start is not None
-        assert self._library is not None
+        assert self._engine is not None
         topology, control, settings = self._start.topology, self._start.control, self._start.settings
         rank = topology.rank
         here = [member for member in members if topology.host_numbers[member] == topology.host_numbers[rank]]
@@ -218,15 +234,15 @@ class NativeBackend(Backend):
         try:
             if rank in here[:1]:
                 name = f"/hvkeras-{secrets.token_hex(8)}"
-                self._library.open_group(number, name, True, members.index(rank), members, hosts, self._crowded())
+                self._engine.open_group(number, name, True, members.index(rank), members, hosts, self._crowded())
             names = self._gathered(control, f"{label} name", name, settings)
             if rank in here[1:]:
-                self._library.open_group(number, names[here[0]], False, members.index(rank), members, hosts,
+                self._engine.open_group(number, names[here[0]], False, members.index(rank), members, hosts,
                                          self._crowded())
             self._gathered(control, f"{label} mapped", True, settings)
         finally:
             if name:
-                self._library.unlink(name)
+                self._engine.unlink(name)
 
     def _gathered(self, control: ControlClient | None, label: str, value: Any, settings: Settings) -> list[Any]:
         return [value] if control is None else control.gather(label, value, settings.start_timeout)

@@ -7,11 +7,12 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING
 
-from hvkeras.backends.native.libraries import path_of
 from hvkeras.errors import MachineError, explain
+from hvkeras.library.paths import path_of
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
+
     from hvkeras.launch_environments import Launch
 
 PATH = path_of("libhvkeras_native_mpi.so")

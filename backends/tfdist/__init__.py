@@ -8,12 +8,14 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
+from hvkeras.backends.interface import Availability, HostsStrategies, Reduction, Start, Tensor
+
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
     from hvkeras.backends.tfdist.cluster import Cluster
+
     from hvkeras.compat.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
 
@@ -30,7 +32,7 @@ _WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32",
           "bfloat16": "float32"}
 
 
-class TfdistBackend(Backend):
+class TfdistBackend(HostsStrategies):
     """The collective ops of `tf.distribute`, usable in any `tf.function` and without a strategy scope.
 
     Each collective is identified by a group key (a hash of the ranks) and an instance key (a hash of the caller's key
@@ -40,6 +42,7 @@ class TfdistBackend(Backend):
 
     name = "tfdist"
     outlives_errors_in_graphs = False  # TensorFlow then aborts all collectives of the process
+    objection_to_sessions = "TensorFlow's collectives belong to the cluster of eager mode"
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
@@ -51,8 +54,16 @@ class TfdistBackend(Backend):
                             f"TensorFlow is not installed: {TENSORFLOW}")
 
     @classmethod
-    def objection(cls, launch: Launch) -> str:
+    def objection(cls, launch: Launch, several_hosts: bool) -> str:
         return ""
+
+    @classmethod
+    def preference(cls, launch: Launch, has_gpu: bool) -> int:
+        return 10
+
+    @classmethod
+    def built_with(cls) -> frozenset[str]:
+        return frozenset()  # on GPUs TensorFlow brings an NCCL of its own
 
     def start(self, start: Start) -> int:
         from hvkeras.backends.tfdist.cluster import Cluster
@@ -75,11 +86,6 @@ class TfdistBackend(Backend):
             "Collective ops is aborted" in str(error) or isinstance(error, tf.errors.UnavailableError))
 
     def strategy(self, **options: Any) -> Any:
-        """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
-
-        Args:
-            **options: As for its constructor, except for `cluster_resolver`.
-        """
         assert self._cluster is not None
         return self._cluster.strategy(**options)
 
@@ -88,8 +94,8 @@ class TfdistBackend(Backend):
         return self._cluster.description if self._cluster is not None else "TensorFlow collectives"
 
     @property
-    def objection_to_sessions(self) -> str:
-        return "TensorFlow's collectives belong to the cluster of eager mode"
+    def transport(self) -> str:
+        return "NCCL" if self._cluster is not None and self._cluster.hint == "nccl" else "gRPC"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
         """Does nothing: TensorFlow creates a group of ranks with its first collective."""

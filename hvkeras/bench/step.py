@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import hvkeras
 from hvkeras import compat
+from hvkeras.backends.interface import objection_to_xla
 from hvkeras.bench.models import MODELS, Model
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.plan import ONE, Plan, Stage
@@ -236,7 +237,7 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         ways = ["", XLA] if plan.jit else [""]
         return [Training(Row(name, who + way, REFERENCE, words), task, _plain, ranks, jit=way == XLA) for way in ways]
     backend = ranks.job.backend
-    ways = ["", XLA] if plan.jit and backend.supports_xla else [""]
+    ways = ["", XLA] if plan.jit and not objection_to_xla(backend) else [""]
     made: list[Participant] = [
         Training(Row(name, backend.name + way, engine=backend.engine, memory=stage.memory), task, _distributed, ranks,
                  jit=way == XLA) for way in ways]

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
 from hvkeras.collectives.mismatch import refusable
-from hvkeras.collectives.operations import plan_of, shaped
+from hvkeras.collectives.operations import plan_of, require_kernels, shaped
 from hvkeras.collectives.run_time_shapes import compared
-from hvkeras.compat import graphs
 from hvkeras.job.state import Job, current_job
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.profiling import timeline
@@ -45,7 +44,7 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    graphs.require_kernels(job.backend)
+    require_kernels(job.backend)
     plan = plan_of(f"{operation} {how or reduction.value}", specs or tensors, ranks, name, label_of(operation, name))
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
@@ -63,7 +62,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     job = current_job()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    graphs.require_kernels(job.backend)
+    require_kernels(job.backend)
     shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
     call = Call("allgather", tensor, plan.key, tuple(ranks))
@@ -79,7 +78,7 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
     job = current_job()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    graphs.require_kernels(job.backend)
+    require_kernels(job.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
     calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
              for number, tensor in enumerate(tensors)]
@@ -91,7 +90,7 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     job = current_job()
     if len(ranks) == 1:
         return tf.identity(tensor), tf.identity(splits)
-    graphs.require_kernels(job.backend)
+    require_kernels(job.backend)
     shape = tf.TensorShape([None, *tensor.shape[1:]])
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
@@ -111,7 +110,7 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     job = current_job()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    graphs.require_kernels(job.backend)
+    require_kernels(job.backend)
     told = tensor if spec is None else spec
     plan = plan_of(f"reducescatter {how}", [told], ranks, name, label_of("reducescatter", name))
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))

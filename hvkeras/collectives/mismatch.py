@@ -2,7 +2,7 @@
 
 The control server detects the mismatch, tells each rank that its plan is refused, and has all ranks participate in
 each other's collectives so that no engine is left waiting (`hvkeras.control.join`). Then every rank raises: in eager
-mode, this module raises; in a graph, an operation of the native library raises after the collectives.
+mode, this module raises; in a graph, an operation of the C++ library raises after the collectives.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hvkeras.backends.native.loading import Library, availability, library
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import MismatchError
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
+from hvkeras.library import loading
 
 if TYPE_CHECKING:
     from hvkeras.job.state import Job
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _refused: dict[str, str] = {}  # plan key -> what differs, for the plans in which this rank waits
-_in_graphs: Library | None = None  # set as soon as graphs can raise
+_in_graphs: loading.Library | None = None  # set as soon as graphs can raise
 
 
 def refuse(key: str, text: str) -> None:
@@ -60,11 +60,11 @@ def refusable(job: Job, plan: Plan, results: Any) -> Any:
         return results
     if job.control is None or graphs.compiled_by_xla() or not job.backend.outlives_errors_in_graphs:
         return results
-    native = operations()
-    if native is None:
+    available = operations()
+    if available is None:
         return results
     job.entries.set_refusable(plan.key)
-    return tf.nest.pack_sequence_as(results, native.hvkeras_refusable(inputs=tf.nest.flatten(results),
+    return tf.nest.pack_sequence_as(results, available.hvkeras_refusable(inputs=tf.nest.flatten(results),
                                                                           key=plan.key))
 
 
@@ -115,19 +115,19 @@ def refuse_at_once(key: str, difference: Callable[[Any], str], found: Any) -> bo
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user functions here
 def operations() -> Any:
-    """The operations of the native library; None if the library is missing."""
+    """The operations of the C++ library; None if the library is missing."""
     global _in_graphs  # noqa: PLW0603 - a process has one library
     _in_graphs = _in_graphs or _loaded()
     return _in_graphs and _in_graphs.operations
 
 
 @functools.cache
-def _loaded() -> Library | None:
-    """Loads the native library if it was built; warns once if it cannot be loaded."""
-    if not availability().ok:
+def _loaded() -> loading.Library | None:
+    """Loads the C++ library if it was built; warns once if it cannot be loaded."""
+    if loading.objection():
         return None
     try:
-        return library()
+        return loading.library()
     except MachineError as error:
         if prints_at(current_job().settings, "WARNING"):
             say(f"collectives of graphs that do not fit together will end the job instead of raising: {error}")

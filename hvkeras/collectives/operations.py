@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import as_horovod
-from hvkeras.backends.interface import Backend, Reduction
-from hvkeras.backends.local import LocalBackend
+from hvkeras.backends import ONE_PROCESS, backend_class, backend_names
+from hvkeras.backends.interface import Backend, Reduction, objection_to_xla
 from hvkeras.collectives.compression import Compression
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
 from hvkeras.plans.plan import Plan
@@ -26,7 +26,20 @@ NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCTIONS = {Average: Reduction.SUM, Sum: Reduction.SUM, Min: Reduction.MIN, Max: Reduction.MAX,
               Product: Reduction.PRODUCT}
 _HALVES = ("float16", "bfloat16")
-_ONE_RANK = LocalBackend()
+_ONE_RANK = backend_class(ONE_PROCESS)()
+
+
+def require_kernels(backend: Backend) -> None:
+    """Raises UnsupportedError when a backend has no collectives for the graph under construction."""
+    if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.of_functions():
+        others = [name for name in backend_names()
+                  if name != ONE_PROCESS and not backend_class(name).objection_to_sessions]
+        raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"
+                                       f" {backend.objection_to_sessions}", f"HVKERAS_BACKEND={' or '.join(others)}"))
+    if graphs.compiled_by_xla() and (objection := objection_to_xla(backend)):
+        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA:"
+                                       f" {objection}",
+                                       "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
 
 
 def operation_of(op: Any) -> int:

@@ -16,8 +16,6 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
 from tensorflow.python.util import tf_stack
 
-from hvkeras.errors import UnsupportedError, explain
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -27,17 +25,6 @@ def unconverted(function: Function) -> Function:
     The function has no control flow that depends on tensors; converting it would add seconds to a user's first step.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
-
-
-def require_kernels(backend: Any) -> None:
-    """Raises UnsupportedError when the backend has no collectives for the graph under construction."""
-    if backend.objection_to_sessions and not tf.executing_eagerly() and not of_functions():
-        raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"
-                                       f" {backend.objection_to_sessions}", "HVKERAS_BACKEND=native or horovod"))
-    if compiled_by_xla() and not backend.supports_xla:
-        raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA:"
-                                       f" {backend.objection_to_xla}",
-                                       "pass jit_compile=False to compile() or tf.function()", jit_compile=True))
 
 
 def compiled_by_xla() -> bool:

@@ -29,9 +29,10 @@ def _keras() -> dict[str, Any]:
 
 
 def _native() -> dict[str, Any]:
-    from hvkeras.backends.native.loading import library
+    from hvkeras.backends.native.engine import Engine
+    from hvkeras.library.loading import library
 
-    return {"xla": library().objection_to_xla}
+    return {"xla": Engine(library()).objection_to_xla}
 
 
 def _mpi() -> dict[str, Any]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from hvkeras import __version__
 from hvkeras.backends.horovod import installed
-from hvkeras.backends.native import loading
+from hvkeras.backends.native import NativeBackend
 from hvkeras.backends.native.network import built_for, mpi_of
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
 from hvkeras.launcher.check_build import found as path_of
 from hvkeras.launcher.check_build import version_of, version_output
+from hvkeras.library import loading
 from hvkeras.requirements import TENSORFLOW
 from hvkeras.settings import Settings
 
@@ -36,7 +37,7 @@ def probed() -> Facts:
     """
     modules = {"tensorflow": "tensorflow", "keras": "tensorflow", "mpi": "mpi4py", "horovod": "horovod"}
     parts = [part for part, module in modules.items() if importlib.util.find_spec(module)]
-    parts += ["native"] if loading.availability().ok else []
+    parts += [] if loading.objection() else ["native"]
     facts: Facts = {}
     while parts:  # continues after a part that takes down the process
         said, how = _probe(parts)
@@ -123,7 +124,7 @@ def _distribution(module: str) -> str:
 def _native(facts: Facts) -> Finding:
     if "tensorflow" not in facts:
         return Finding("backend native", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
-    available = loading.availability()
+    available = NativeBackend.availability()
     if not available.ok:
         return Finding("backend native", NOTE, available.reason.split("; ")[0], loading.INSTALL)
     known = facts.get("native", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from hvkeras.backends.interface import objection_to_xla
 from hvkeras.host.console import say
 from hvkeras.job.state import current_job, is_initialized
 
@@ -13,7 +14,7 @@ def refuses_xla() -> bool:
     if not is_initialized():
         return False
     job = current_job()
-    if job.topology.size == 1 or job.backend.supports_xla:
+    if job.topology.size == 1 or not objection_to_xla(job.backend):
         return False
     if job.topology.rank == 0:
         _say_no_xla(job.backend.name)

@@ -21,6 +21,7 @@ from hvkeras.collectives.operations import (
     Sum,
     number_in_graph,
     on_device,
+    require_kernels,
     scale,
     shaped,
 )
@@ -67,7 +68,7 @@ def reduce_gradients(
     recorder.step(gradients, variables, local)
     if len(ranks) == 1 or not exchange.process_set.included():
         return list(gradients)
-    graphs.require_kernels(current_job().backend)
+    require_kernels(current_job().backend)
     if joining.active:
         gradients = joining.weighed(gradients, exchange.op, exchange.process_set)
     results = [

@@ -19,8 +19,8 @@ def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
     names = [requested] if requested != "auto" else backend_names()
     return {
         "requested": requested,
-        "objections": {name: _objection(name, launch) for name in names},
-        "objections_to_hosts": {name: backend_class(name).objection_to_hosts(launch) for name in names},
+        "objections": {name: _objection(name, launch, several_hosts=False) for name in names},
+        "objections_between_hosts": {name: _objection(name, launch, several_hosts=True) for name in names},
         "preferred": preference(launch) if requested == "auto" else [requested],
     }
 
@@ -41,8 +41,8 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
     one_host = len({fact["identity"] for fact in facts}) == 1
     for name in facts[0]["preferred"]:
         bad = [(rank, objection) for rank, fact in enumerate(facts)
-               if (objection := fact["objections"].get(name, "is not known there")
-                   or ("" if one_host else fact["objections_to_hosts"][name]))]
+               if (objection := fact["objections" if one_host else "objections_between_hosts"]
+                   .get(name, "is not known there"))]
         if not bad:
             return str(name)
         problems[name] = f"{name} on rank {bad[0][0]}: {bad[0][1]}"
@@ -52,25 +52,16 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
 
 
 def preference(launch: Launch) -> list[str]:
-    """The order in which `auto` tries the backends.
-
-    On CPUs, the native engine comes first, then Horovod if its own or an MPI launcher started the job, otherwise
-    TensorFlow's collectives. On GPUs, Horovod comes first if it was built with NCCL, otherwise TensorFlow's
-    collectives; the native engine comes last of the three.
-    """
+    """The order in which `auto` tries the backends, as they declare it (`Backend.preference`)."""
     import tensorflow as tf
 
-    from hvkeras.backends.horovod.installed import has_nccl
-
-    by_its_launcher = launch.mpi or launch.rendezvous.kind == "horovod_store"
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    first = ["horovod", "tfdist"] if (has_nccl() if has_gpu else by_its_launcher) else ["tfdist", "horovod"]
-    first.insert(len(first) if has_gpu else 0, "native")
-    return [*first, *(name for name in backend_names() if name not in (*first, "local"))]
+    places = {name: backend_class(name).preference(launch, has_gpu) for name in backend_names()}
+    return sorted((name for name, place in places.items() if place is not None), key=lambda name: places[name] or 0)
 
 
-def _objection(name: str, launch: Launch) -> str:
+def _objection(name: str, launch: Launch, several_hosts: bool) -> str:
     """Why a backend cannot serve here, or "" if it can."""
     chosen = backend_class(name)
     available = chosen.availability()
-    return chosen.objection(launch) if available.ok else available.reason
+    return chosen.objection(launch, several_hosts) if available.ok else available.reason

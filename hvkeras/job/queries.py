@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvkeras.autograph import leave_as_it_is
+from hvkeras.backends import backend_class, backend_names
 from hvkeras.host.topology import Topology
 from hvkeras.job.state import current_job
 
@@ -75,13 +76,13 @@ def is_homogeneous() -> bool:
 
 
 def mpi_built() -> bool:
-    """Returns whether the installed Horovod was built with MPI."""
-    return _installed("has_mpi")
+    """Returns whether the engine of an installed backend, such as Horovod, was built with MPI."""
+    return _is_built_with("MPI")
 
 
 def gloo_built() -> bool:
-    """Returns whether the installed Horovod was built with Gloo."""
-    return _installed("has_gloo")
+    """Returns whether the engine of an installed backend, such as Horovod, was built with Gloo."""
+    return _is_built_with("Gloo")
 
 
 def mpi_enabled() -> bool:
@@ -90,7 +91,7 @@ def mpi_enabled() -> bool:
     Raises:
         NotInitializedError: `init()` has not been called.
     """
-    return current_job().backend.engine.endswith("with MPI")
+    return current_job().backend.transport == "MPI"
 
 
 def gloo_enabled() -> bool:
@@ -99,7 +100,7 @@ def gloo_enabled() -> bool:
     Raises:
         NotInitializedError: `init()` has not been called.
     """
-    return current_job().backend.engine.endswith("with Gloo")
+    return current_job().backend.transport == "Gloo"
 
 
 def mpi_threads_supported() -> bool:
@@ -116,8 +117,8 @@ def mpi_threads_supported() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 1 if the installed Horovod was built with NCCL, else 0."""
-    return int(_installed("has_nccl"))
+    """Returns 1 if the engine of an installed backend, such as Horovod, was built with NCCL, else 0."""
+    return int(_is_built_with("NCCL"))
 
 
 def cuda_built() -> bool:
@@ -149,10 +150,8 @@ def sycl_built() -> bool:
     return False
 
 
-def _installed(question: str) -> bool:
-    from hvkeras.backends.horovod import installed
-
-    return bool(installed.availability().ok and getattr(installed, question)())
+def _is_built_with(library: str) -> bool:
+    return any(library in backend_class(name).built_with() for name in backend_names())
 
 
 def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Horovod's parameters

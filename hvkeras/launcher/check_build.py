@@ -51,7 +51,8 @@ def _built_without(part: str, there: bool) -> str:
 def verdict(backend: type[Backend], launch: Launch, launcher_problem: str) -> str:
     """Returns why a backend and a launcher do not work together here; "" if they do."""
     available = backend.availability()
-    return launcher_problem or ("" if available.ok else available.reason) or backend.objection(launch)
+    unavailable = "" if available.ok else available.reason
+    return launcher_problem or unavailable or backend.objection(launch, several_hosts=False)
 
 
 def check_build() -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from hvkeras.backends.interface import CompiledByXla
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
 from hvkeras.errors import explain
@@ -42,7 +43,7 @@ class EntryCounts:
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
         self._graph: dict[str, graphs.FunctionCounter] = {}
-        self._compiled: dict[str, Backend] = {}
+        self._compiled: dict[str, CompiledByXla] = {}
         self._in_sessions: set[str] = set()
         self._refusable: set[str] = set()
         self._stuck: set[str] = set()
@@ -81,7 +82,7 @@ class EntryCounts:
             return
         if graphs.compiled_by_xla():
             backend = self.backend
-            assert backend is not None, "a job counts with its engine"
+            assert isinstance(backend, CompiledByXla), "others are refused before (operations.require_kernels)"
             with self._lock:
                 self._know(plan, calls)
                 self._compiled[plan.key] = backend

@@ -1,7 +1,7 @@
 """Start and end times of the collectives in this rank's training steps, for the TensorBoard callback and for records.
 
 While recording is on, two timestamps surround each collective in functions that are traced, and each collective that
-a training step runs eagerly. Engines that record the times themselves (`Backend.keep_times`) need no timestamps.
+a training step runs eagerly. Engines that record the times themselves (`RecordsTimes`) need no timestamps.
 While recording is off, nothing is added to any graph. Nothing is recorded inside XLA, which cannot read the clock.
 
 Unlike the timeline, this runs no Python and does not serialize collectives, so several can be in flight.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from hvkeras.backends.interface import RecordsTimes
 from hvkeras.compat import graphs
 from hvkeras.profiling.ring_buffer import ring
 
@@ -132,7 +133,7 @@ class Stamps:
 class EngineTimes:
     """The timestamps of a collective that its engine records itself, at no cost to the graph."""
 
-    def __init__(self, content: Content, backend: Backend, key: str) -> None:
+    def __init__(self, content: Content, backend: RecordsTimes, key: str) -> None:
         self.content = content
         self._backend, self._key = backend, key
 
@@ -144,8 +145,10 @@ class EngineTimes:
 def _stamps_of(key: str, backend: Backend, content: Callable[[], Content]) -> Stamps | EngineTimes | None:
     with _lock:
         if key not in _stamps and len(_stamps) < COLLECTIVES:
-            kept = backend.keep_times(key, CAPACITY)
-            _stamps[key] = EngineTimes(content(), backend, key) if kept else Stamps(content())
+            if isinstance(backend, RecordsTimes) and backend.keep_times(key, CAPACITY):
+                _stamps[key] = EngineTimes(content(), backend, key)
+            else:
+                _stamps[key] = Stamps(content())
         return _stamps.get(key)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras.backends.native.loading import availability, library
 from hvkeras.compat import graphs
+from hvkeras.library import loading
 
 Array = np.ndarray[Any, Any]
 
@@ -25,16 +25,16 @@ def ring(name: str, columns: int, capacity: int) -> Ring | NativeRing:
         columns: How many numbers a row has.
         capacity: How many of the latest rows are kept.
     """
-    kind = NativeRing if availability().ok else Ring
+    kind = Ring if loading.objection() else NativeRing
     return kind(name, columns, capacity)
 
 
 class NativeRing:
-    """A ring buffer in the native engine's library, usable with any engine: one operation per row."""
+    """A ring buffer in the C++ library, usable with any engine: one operation per row."""
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._key, self._columns, self._capacity = f"{name} {next(_numbers)}", columns, capacity
-        self._library = library()
+        self._library = loading.library()
         self._library.keep(self._key, columns, capacity)
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
@@ -50,7 +50,7 @@ class NativeRing:
 
 
 class Ring:
-    """A ring buffer in variables on the CPU, for where the native library is not available."""
+    """A ring buffer in variables on the CPU, for where the C++ library is not available."""
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._slots = capacity + 1  # the slot that is written next is never read

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from hvkeras.backends import native
-from hvkeras.backends.native.libraries import path_of
+from hvkeras.library.paths import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore")
@@ -137,10 +137,10 @@ def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
 
 # Says whether the native engine is there, and which of some files count as the user's code.
 PROGRAM = """from importlib.util import find_spec
-from hvkeras.backends.native.loading import availability
+from hvkeras.backends.native import NativeBackend
 from hvkeras.progress.user_code import is_library
-print(availability().ok, availability().reason)
-names = ("hvkeras.cli.main", "hvkeras.backends.native.loading", "tensorflow", "rich")
+print(NativeBackend.availability().ok, NativeBackend.availability().reason)
+names = ("hvkeras.cli.main", "hvkeras.backends.native", "tensorflow", "rich")
 print("own code:", [not is_library(find_spec(name).origin) for name in names])
 """
 

@@ -111,9 +111,8 @@ def test_horovods_switch_for_stalls_counts_where_ours_are_not_set() -> None:
 def test_variables_that_mean_nothing_are_found() -> None:
     environ = {"HOROVOD_THREAD_AFFINITY": "5", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TORUS_ALLREDUCE": "",
                "HOROVOD_RANK": "0", "HOROVOD_FUSION_THRESHOLD": "1"}
-    assert ignored_variables("native", environ) == {
+    assert ignored_variables(environ) == {
         "HOROVOD_AUTOTUNE": "there is nothing to tune", "HOROVOD_THREAD_AFFINITY": "no thread is bound to a core"}
-    assert ignored_variables("horovod", environ) == {}
     assert not IGNORED.keys() & {row.horovod for row in TABLE}
 
 

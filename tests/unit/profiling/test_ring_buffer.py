@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvkeras.backends.native.loading import availability
+from hvkeras.library.loading import objection
 from hvkeras.profiling.ring_buffer import NativeRing, Ring, ring
 
-KINDS = [Ring, pytest.param(NativeRing, marks=pytest.mark.skipif(not availability().ok, reason=availability().reason))]
+KINDS = [Ring, pytest.param(NativeRing, marks=pytest.mark.skipif(bool(objection()), reason=objection() or "-"))]
 
 
 @pytest.fixture(params=KINDS)

@@ -1,9 +1,11 @@
-"""Locates the C++ libraries of the native engine."""
+"""Locates the C++ libraries that are built with hvkeras."""
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from pathlib import Path
+
+_PACKAGE = "hvkeras.backends.native"  # where the build installs them, beside their sources
 
 
 def path_of(name: str) -> Path:
@@ -15,6 +17,7 @@ def path_of(name: str) -> Path:
     Args:
         name: The name of the file.
     """
-    folders = [Path(folder) for folder in sys.modules[__package__].__path__]
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec is not None else None) or ()]
     built = [folder / name for folder in folders if (folder / name).is_file()]
-    return max(built, key=lambda path: path.stat().st_mtime, default=folders[0] / name)
+    return max(built, key=lambda path: path.stat().st_mtime, default=(folders or [Path()])[0] / name)

@@ -1,0 +1,99 @@
+"""The native engine's functions in the C++ library: groups of ranks, the network, and XLA."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from hvkeras.errors import MachineError, explain
+from hvkeras.library.loading import Array, Library
+
+
+class Engine:
+    """The engine in a loaded library.
+
+    Args:
+        library: The library.
+
+    Attributes:
+        operations: Its TensorFlow operations.
+        objection_to_xla: Why XLA cannot compile them; "" if it can.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library, self._functions = library, library.functions
+        self.operations: Any = library.operations
+        self._functions.hvkeras_open_group.argtypes = [
+            ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+            ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), ctypes.c_int]
+        self._functions.hvkeras_open_group.restype = ctypes.c_char_p
+        self._functions.hvkeras_close_group.argtypes = [ctypes.c_int64]
+        self._functions.hvkeras_close_group.restype = None
+        self._functions.hvkeras_use_network.argtypes = [ctypes.c_void_p]
+        self._functions.hvkeras_use_network.restype = None
+        self._functions.hvkeras_unlink.argtypes = self._functions.hvkeras_abort.argtypes = [ctypes.c_char_p]
+        self._functions.hvkeras_unlink.restype = self._functions.hvkeras_abort.restype = None
+        self._functions.hvkeras_instructions.restype = ctypes.c_char_p
+        self._functions.hvkeras_register_xla.argtypes = self._functions.hvkeras_entered.argtypes = [ctypes.c_char_p]
+        self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
+        self._functions.hvkeras_entered.restype = ctypes.c_int64
+        reason = self._functions.hvkeras_register_xla(str(library.folder / "libtensorflow_cc.so.2").encode())
+        self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
+
+    def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
+                   crowded: bool) -> None:
+        """Maps the shared memory of a group of ranks, and starts its engine.
+
+        Args:
+            number: The number that identifies the group in graphs.
+            name: The name of the shared memory, the same for all ranks of a host.
+            create: Whether this rank creates the memory; true on the first rank of each host.
+            rank: This rank's place in the group.
+            ranks: The group's global ranks.
+            hosts: The host number of each rank.
+            crowded: Whether there are more ranks than cores.
+
+        Raises:
+            MachineError: The shared memory is not available.
+        """
+        numbers = ctypes.c_int32 * len(ranks)
+        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
+                                                   numbers(*hosts), crowded)
+        if error is not None:
+            raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
+                                       "make room in /dev/shm, or use the backend tfdist"))
+
+    def use_network(self, table: int) -> None:
+        """Sets the functions by which groups communicate between hosts (see `network.Network`)."""
+        self._functions.hvkeras_use_network(table)
+
+    def close_group(self, number: int) -> None:
+        """Stops a group's engine; collectives still in flight fail with an error."""
+        self._functions.hvkeras_close_group(number)
+
+    def unlink(self, name: str) -> None:
+        """Unlinks the name of a shared memory, which persists as long as it is mapped."""
+        self._functions.hvkeras_unlink(name.encode())
+
+    def abort(self, reason: str) -> None:
+        """Makes all collectives of this process fail with an error."""
+        self._functions.hvkeras_abort(reason.encode())
+
+    def entered(self, key: str) -> int:
+        """Returns how often compiled functions of this process have entered a plan."""
+        return int(self._functions.hvkeras_entered(key.encode()))
+
+    def keep_times(self, key: str, capacity: int) -> None:
+        """Starts recording when the latest runs of a collective begin and end."""
+        self._library.keep(key, 2, capacity)
+
+    def times(self, key: str, capacity: int) -> tuple[Array, int]:
+        """Returns the recorded runs, oldest first, and the oldest one's number."""
+        return self._library.kept(key, 2, capacity)
+
+    @cached_property
+    def instructions(self) -> str:
+        """The instruction set that reductions use."""
+        return str(self._functions.hvkeras_instructions().decode())

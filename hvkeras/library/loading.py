@@ -1,0 +1,92 @@
+"""Loads the C++ library, and declares its functions that graphs use on every backend."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvkeras.errors import MachineError, explain
+from hvkeras.library.paths import path_of
+from hvkeras.requirements import TENSORFLOW
+
+Array = np.ndarray[Any, Any]
+
+PATH = path_of("libhvkeras_native.so")
+INSTALL = ("install hvkeras again where g++ (or clang++) and cmake are found, from the folder of its sources:"
+           " pip install --force-reinstall --no-deps .")
+
+
+def objection() -> str:
+    """Explains, without loading the library, why it cannot be used; "" if it can."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return f"TensorFlow is not installed: {TENSORFLOW}"
+    if not PATH.is_file():
+        return f"its C++ library was not built, since no compiler was found; {INSTALL}"
+    return ""
+
+
+@functools.cache
+def library() -> Library:
+    """Loads the library, once per process.
+
+    Raises:
+        MachineError: The library cannot be loaded.
+    """
+    return Library()
+
+
+class Library:
+    """The loaded library.
+
+    Attributes:
+        operations: Its TensorFlow operations.
+        functions: Its C functions.
+        folder: The folder of TensorFlow's own libraries.
+
+    Raises:
+        MachineError: The library cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        # The operations use TensorFlow's C API, whose symbols are looked up among the global symbols of the process.
+        self.folder = Path(tf.sysconfig.get_lib())
+        try:
+            ctypes.CDLL(str(self.folder / "libtensorflow_framework.so.2"), mode=ctypes.RTLD_GLOBAL)
+            self.operations: Any = tf.load_op_library(str(PATH))
+            self.functions = ctypes.CDLL(str(PATH))
+        except (OSError, tf.errors.OpError) as error:
+            raise MachineError(explain("The native engine's library must load", INSTALL, path=str(PATH),
+                                       tensorflow=tf.__version__, error=str(error))) from error
+        self.functions.hvkeras_refuse.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        self.functions.hvkeras_refuse.restype = None
+        self.functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
+        self.functions.hvkeras_take_refusal.restype = ctypes.c_char_p
+        self.functions.hvkeras_keep.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
+        self.functions.hvkeras_keep.restype = None
+        self.functions.hvkeras_kept.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        self.functions.hvkeras_kept.restype = ctypes.c_int64
+
+    def refuse(self, key: str, text: str) -> None:
+        """Makes the operation `hvkeras_refusable` of this key fail the next time it runs."""
+        self.functions.hvkeras_refuse(key.encode(), text.encode())
+
+    def take_refusal(self, key: str) -> bool:
+        """Revokes a call of `refuse`; returns False if the operation has failed already."""
+        return self.functions.hvkeras_take_refusal(key.encode()) is not None
+
+    def keep(self, key: str, columns: int, capacity: int) -> None:
+        """Starts recording the latest rows of a key: of a collective (begin and end), or of `hvkeras_note`."""
+        self.functions.hvkeras_keep(key.encode(), columns, capacity)
+
+    def kept(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
+        """Returns the rows of a key, oldest first, and the oldest row's number; arguments as for `keep`."""
+        rows = np.zeros((capacity, columns))
+        count = int(self.functions.hvkeras_kept(key.encode(), rows.ctypes.data))
+        return rows[: min(count, capacity)], max(0, count - capacity)
