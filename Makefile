@@ -30,7 +30,8 @@ PACKAGE_cuda := tensorflow[and-cuda]
 
 # -I keeps the checkout's hvkeras/ out of sys.path, where it would hide the installed package.
 python = $(1)/bin/python -I
-pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet
+# Without compiling: Python compiles the files that it imports, which are a part of them.
+pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet --no-compile
 # Reinstalls the package itself; its dependencies only where they are missing. One wheel serves all environments.
 install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps dist/*.whl && $(call pip,$(1)) "$$(ls dist/*.whl)$(2)"
 

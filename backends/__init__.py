@@ -10,7 +10,6 @@ import importlib
 from importlib import metadata
 
 from hvkeras.backends.interface import Backend, HostsStrategies
-
 from hvkeras.errors import UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"

@@ -7,15 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
-
-from hvkeras.as_horovod import horovod_itself
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.backends.horovod.rendezvous import GlooRendezvous
-
     from hvkeras.launch_environments import Launch
 
 _REDUCIBLE = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")

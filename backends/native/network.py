@@ -12,7 +12,6 @@ from hvkeras.library.paths import path_of
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
-
     from hvkeras.launch_environments import Launch
 
 PATH = path_of("libhvkeras_native_mpi.so")

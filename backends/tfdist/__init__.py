@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, HostsStrategies, Reduction, Start, Tensor
-
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
     from hvkeras.backends.tfdist.cluster import Cluster
-
     from hvkeras.compat.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
 

@@ -223,6 +223,8 @@ class ControlClient(Exchange):
             rank, host, steps_of(self.entries), still, stall)})
 
     def _tell_move(self, still: float) -> None:
+        if self.cause is not None:  # the end of the job has moved it, and its cause is the last line
+            return
         say(f"rank {self.introduction.rank} on {self.introduction.host} moves again, after {still:.0f} s")
 
     def _refuse(self, key: str, text: str, owed: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import time
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -50,12 +51,14 @@ def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any]
     if before is not None:
         before()
     for function in [each for each in _checks if not chosen or each.__name__ in chosen]:
+        began = time.monotonic()
         try:
             results[function.__name__] = {"value": _plain(function())}
         except BaseException:
             results[function.__name__] = {"error": traceback.format_exc()}
             raise
         finally:
+            results[function.__name__]["seconds"] = round(time.monotonic() - began, 1)
             path.write_text(json.dumps(results))
     if after is not None:
         after()

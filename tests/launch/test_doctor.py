@@ -31,6 +31,7 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     assert f"tf.keras is keras {metadata.version('keras')}" in done.stdout
 
 
+@pytest.mark.slow  # tests/unit/doctor judges the same facts
 def test_what_hinders_is_named_with_what_to_do(tmp_path: Path) -> None:
     """A wrong setting, an mpi4py that takes its process along, and a Horovod that is none."""
     for name, content in (("mpi4py", "import os\nos.abort()\n"), ("horovod", "")):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import OLDEST_ALONE, Outcome
+from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "xla.py"
 FAILURES = Path(__file__).parent / "workers" / "xla_failures.py"
@@ -16,7 +16,8 @@ FAILURES = Path(__file__).parent / "workers" / "xla_failures.py"
 TOLERANCES = {"compressed": 1e-4, "mixed precision": 1e-3}
 
 
-@pytest.fixture(params=["keras3", pytest.param("keras3-few", marks=OLDEST_ALONE),
+@pytest.fixture(params=[pytest.param("keras3", marks=pytest.mark.slow),
+                        pytest.param("keras3-few", marks=pytest.mark.oldest),
                         pytest.param("tf_keras", marks=pytest.mark.slow)])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     legacy = "1" if request.param == "tf_keras" else "0"
@@ -69,7 +70,7 @@ def test_entries_are_counted_as_they_happen(outcome: Outcome) -> None:
                                   "sparse as dense"])
 def test_training_gives_the_weights_that_it_gives_without_xla(case: str, outcome: Outcome) -> None:
     if case not in outcome.results("training")[0]:
-        pytest.skip("trained in `make test` on the newest TensorFlow")
+        pytest.skip("trained in `make test-soak`")
     results = [found[case] for found in outcome.results("training")]
     for plain, *compiled in results:
         for found in compiled:

@@ -146,8 +146,8 @@ def exchanges() -> list[str]:
 @check
 def races() -> list[str]:
     """Collectives of several graphs at once, named, and begun in another order on each rank."""
-    size, rank, count, graphs = hvd.size(), hvd.rank(), *((9, 2) if QUICK else (20, 4))
-    rounds = (10 if QUICK else 40) if os.environ["HVKERAS_BACKEND"] == "native" else 2
+    size, rank, count, graphs = hvd.size(), hvd.rank(), *((5, 2) if FEW else (9, 2) if QUICK else (20, 4))
+    rounds = (4 if FEW else 10 if QUICK else 40) if os.environ["HVKERAS_BACKEND"] == "native" else 2
     wrong: list[str] = []
 
     def mixed(thread: int) -> Any:

@@ -148,6 +148,7 @@ def test_the_built_horovod_imports_with_mpi_and_gloo() -> None:
     assert building.verify(with_mpi=True, environ=environ) == {"mpi": True, "gloo": True, "nccl": False}
 
 
+@pytest.mark.slow
 def test_a_build_that_would_do_is_not_repeated(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "hvkeras.build_horovod", "--with-mpi"], cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)

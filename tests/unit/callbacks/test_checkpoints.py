@@ -117,7 +117,7 @@ def assert_same_state(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "save_freq", "cut"), [
     *(pytest.param(kind, 2, 9, marks=pytest.mark.oldest if kind in ("arrays", "PyDataset") else ()) for kind in DATA),
-    ("shuffled dataset", "epoch", 14), ("unknown length", "epoch", 14)])
+    ("shuffled dataset", "epoch", 14), pytest.param("unknown length", "epoch", 14, marks=pytest.mark.slow)])
 def test_training_goes_on_as_if_it_had_not_been_cut_off(kind: str, save_freq: Any, cut: int, tmp_path: Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     whole, drawn = train(None, DATA[kind])

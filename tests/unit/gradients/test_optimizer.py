@@ -48,7 +48,8 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+# Keras 2's legacy optimizers differ from tf_keras's in their class alone; `make test-soak` has them.
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name == "legacy" else ()) for name in KINDS])
 def kind(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return KINDS[request.param]
 

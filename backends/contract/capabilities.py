@@ -1,0 +1,142 @@
+"""The clauses on what a backend declares beyond the collectives, and on its start and end within a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+from hvkeras.backends.contract.ranks import NotTried, Ranks, check, tensor, values
+from hvkeras.backends.interface import CompiledByXla, HostsStrategies, RecordsTimes, Reduction
+
+
+def _sum(ranks: Ranks, shape: list[int]) -> Any:
+    return np.sum([values(rank, "float32", shape) for rank in ranks.all], axis=0)
+
+
+def compiled(ranks: Ranks) -> None:
+    """`CompiledByXla`: results, and counts of entries."""
+    backend = ranks.backend
+    if not isinstance(backend, CompiledByXla):
+        raise NotTried("the backend does not inherit CompiledByXla")
+    if backend.objection_to_xla:
+        raise NotTried(backend.objection_to_xla)
+    key = ranks.key()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def reduce(mine: Any) -> Any:
+        backend.enter(key)
+        return backend.allreduce([mine], key + ".0", Reduction.SUM, ranks.all)[0]
+
+    for number in range(1, 4):
+        check(reduce(tensor(ranks.rank, "float32", [3])), _sum(ranks, [3]), "a compiled sum")
+        if backend.entered(key) != number:
+            raise AssertionError(f"entered() must count {number} runs. Received: {backend.entered(key)}.")
+
+
+def recorded(ranks: Ranks) -> None:
+    """`RecordsTimes`: one row for each run."""
+    backend = ranks.backend
+    if not isinstance(backend, RecordsTimes):
+        raise NotTried("the backend does not inherit RecordsTimes")
+    key, capacity = ranks.key(), 4
+    kept: list[bool] = []
+
+    @tf.function(autograph=False)
+    def reduce(mine: Any) -> Any:
+        kept.append(backend.keep_times(key, capacity))
+        return backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
+
+    for _ in range(6):
+        reduce(tensor(ranks.rank, "float32", [3]))
+    if not all(kept):
+        raise NotTried("keep_times() declines this collective")
+    rows, first = backend.times(key, capacity)
+    if rows.shape != (capacity, 2) or first != 2 or not (np.diff(rows.ravel()) >= 0).all():
+        raise AssertionError(f"times() must give the latest {capacity} of 6 runs in order. Received: {first}, {rows}.")
+
+
+def sessions(ranks: Ranks) -> None:
+    """No objection to sessions: a collective runs in one."""
+    if ranks.backend.objection_to_sessions:
+        raise NotTried(ranks.backend.objection_to_sessions)
+    key = ranks.key()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        found = ranks.backend.allreduce([tensor(ranks.rank, "float32", [3])], key, Reduction.SUM, ranks.all)[0]
+        for _ in range(2):
+            if not np.array_equal(session.run(found), _sum(ranks, [3])):
+                raise AssertionError("a session must compute the sum")
+
+
+def unlike_shapes(ranks: Ranks) -> None:
+    """`compares_shapes`: an error on every rank."""
+    if not ranks.backend.compares_shapes:
+        raise NotTried("the backend declares that it does not compare shapes")
+    key = ranks.key()
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float32)])
+    def reduce(mine: Any) -> Any:
+        return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
+
+    try:
+        reduce(tf.ones([5 + ranks.rank]))
+    except tf.errors.OpError as error:
+        text = str(error)
+        if "5" not in text or "6" not in text or "rank" not in text:
+            raise AssertionError(f"the error must name both shapes and ranks. Received: {text}") from None
+        return
+    raise AssertionError("unlike shapes must raise on every rank")
+
+
+def outlived(ranks: Ranks) -> None:
+    """`outlives_errors_in_graphs`."""
+    if not ranks.backend.outlives_errors_in_graphs:
+        raise NotTried("the backend declares that errors in graphs end it")
+    key = ranks.key()
+
+    @tf.function(autograph=False)
+    def fail(mine: Any) -> Any:
+        found = ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
+        with tf.control_dependencies([tf.debugging.assert_less(found, 0.0, "on purpose")]):
+            return tf.identity(found)
+
+    try:
+        fail(tensor(ranks.rank, "float32", [3]))
+    except tf.errors.InvalidArgumentError:
+        check(ranks.backend.allreduce([tensor(ranks.rank, "float32", [3])], ranks.key(), Reduction.SUM, ranks.all)[0],
+              _sum(ranks, [3]), "a sum after an error")
+        return
+    raise AssertionError("the graph must have failed")
+
+
+def hosted(ranks: Ranks) -> None:
+    """`HostsStrategies`."""
+    backend = ranks.backend
+    if not isinstance(backend, HostsStrategies):
+        raise NotTried("the backend does not inherit HostsStrategies")
+    found = backend.strategy().num_replicas_in_sync
+    if found != ranks.size:
+        raise AssertionError(f"a strategy must span {ranks.size} ranks. Received: {found}.")
+
+
+def again(ranks: Ranks) -> None:
+    """`stop()` and `start()`."""
+    for _ in range(2):
+        hvd.shutdown()
+        hvd.init(ranks.name)
+        check(ranks.backend.allreduce([tensor(ranks.rank, "float32", [3])], ranks.key(), Reduction.SUM, ranks.all)[0],
+              _sum(ranks, [3]), "a sum after a new start")
+
+
+CLAUSES: dict[str, Callable[[Ranks], None]] = {
+    "compiled by XLA, a collective gives the same result, and entries are counted (CompiledByXla)": compiled,
+    "recorded times are those of the latest runs (RecordsTimes)": recorded,
+    "a session of TensorFlow 1 runs a collective (objection_to_sessions)": sessions,
+    "collectives work after a graph has failed (outlives_errors_in_graphs)": outlived,
+    "a strategy spans all ranks (HostsStrategies)": hosted,
+    "after stop(), start() works again": again,
+    "shapes that differ when a graph runs are an error on all ranks (compares_shapes)": unlike_shapes,
+}

@@ -1,0 +1,344 @@
+"""The clauses on collectives: what `hvkeras.backends.interface` asks of an engine that has started."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+from hvkeras.backends.contract.ranks import NotTried, Ranks, check, supported, tensor, values
+from hvkeras.backends.interface import Reduction
+
+REQUIRED = ("float32", "float64", "int32", "int64")
+REDUCIBLE = (*REQUIRED, "float16", "bfloat16", "int8", "int16", "uint8", "uint16", "uint32", "uint64")
+MOVABLE = (*REDUCIBLE, "bool")
+CLAUSES: dict[str, Callable[[Ranks], None]] = {}
+
+_COMBINE = {Reduction.SUM: np.sum, Reduction.PRODUCT: np.prod, Reduction.MIN: np.min, Reduction.MAX: np.max}
+
+
+def _clause(text: str) -> Callable[[Callable[[Ranks], None]], Callable[[Ranks], None]]:
+    def add(function: Callable[[Ranks], None]) -> Callable[[Ranks], None]:
+        CLAUSES[text] = function
+        return function
+
+    return add
+
+
+def _combined(ranks: Ranks, reduction: Reduction, dtype: str, shape: list[int]) -> Any:
+    everyone = np.stack([values(rank, dtype, shape) for rank in ranks.all])
+    return _COMBINE[reduction](everyone, axis=0).astype(everyone.dtype)
+
+
+@_clause("allreduce sums, multiplies, and finds minima and maxima, in each dtype or with a refusal")
+def allreduce(ranks: Ranks) -> None:
+    """Each reduction in each dtype."""
+    def attempt(dtype: str) -> None:
+        for reduction in Reduction:
+            def reduce(key: str, mine: Any, reduction: Reduction = reduction) -> Any:
+                return ranks.backend.allreduce([mine], key, reduction, ranks.all)[0]
+
+            for way, found in ranks.both(reduce, tensor(ranks.rank, dtype, [5])):
+                check(found, _combined(ranks, reduction, dtype, [5]), f"{reduction.value} of {dtype} {way}")
+
+    supported(REDUCIBLE, REQUIRED, ranks.name, attempt)
+
+
+@_clause("allreduce takes several tensors, scalars and empty ones among them, and keeps their shapes")
+def bucket(ranks: Ranks) -> None:
+    """Buckets."""
+    for shapes in ([[3], [], [0, 2], [2, 2]], [[0]]):
+        def reduce(key: str, *mine: Any) -> list[Any]:
+            results = ranks.backend.allreduce(list(mine), key, Reduction.SUM, ranks.all)
+            static = [result.shape.as_list() for result in results]
+            if static != [tensor.shape.as_list() for tensor in mine]:
+                raise AssertionError(f"results must have the tensors' shapes. Received: shapes={static}.")
+            return results
+
+        for way, found in ranks.both(reduce, *(tensor(ranks.rank, "float32", shape) for shape in shapes)):
+            for result, shape in zip(found, shapes, strict=True):
+                check(result, _combined(ranks, Reduction.SUM, "float32", shape), f"a bucket {way}")
+
+
+@_clause("allreduce and reducescatter scale before and after, in the dtypes that `scales` declares")
+def scaling(ranks: Ranks) -> None:
+    """Scaling factors."""
+    declared = [dtype for dtype in ("float32", "float64", "float16", "bfloat16") if dtype in ranks.backend.scales]
+    if not declared:
+        raise NotTried("the backend declares no dtype that it scales")
+    for dtype in declared:
+        def scaled(key: str, mine: Any) -> Any:
+            return (ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all, 0.5, 4.0)[0],
+                    ranks.backend.reducescatter(mine, key + "-scattered", ranks.all, 0.5, 4.0))
+
+        shape = [ranks.size, 2]
+        expected = _combined(ranks, Reduction.SUM, dtype, shape) * 2
+        for way, (whole, part) in ranks.both(scaled, tensor(ranks.rank, dtype, shape)):
+            check(whole, expected, f"a scaled sum of {dtype} {way}")
+            check(part, expected[ranks.rank : ranks.rank + 1], f"a scaled part of {dtype} {way}")
+
+
+@_clause("sums of half precision do not overflow on the way, in the dtypes that `rounds_once` declares")
+def halves(ranks: Ranks) -> None:
+    """Half precision computed in float32."""
+    declared = sorted(ranks.backend.rounds_once)
+    if not declared:
+        raise NotTried("the backend declares no dtype that it rounds once")
+    for dtype in declared:
+        large = np.full([4], 60000.0).astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+        def average(key: str, mine: Any) -> Any:
+            return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all, 1.0, 1.0 / ranks.size)[0]
+
+        for way, found in ranks.both(average, tf.constant(large)):
+            check(found, large, f"an average of {dtype} {way}")
+
+
+def _rows(rank: int) -> int:
+    return (2 * rank + 3) % 4  # unlike numbers of rows; 3, 1, 3, 1, ...
+
+
+@_clause("allgather joins unlike numbers of rows in the order of the ranks, in each dtype or with a refusal")
+def allgather(ranks: Ranks) -> None:
+    """Uneven rows."""
+    def attempt(dtype: str) -> None:
+        def gather(key: str, mine: Any) -> Any:
+            return ranks.backend.allgather(mine, key, ranks.all)
+
+        expected = np.concatenate([values(rank, dtype, [_rows(rank), 2], 0) for rank in ranks.all])
+        for way, found in ranks.both(gather, tensor(ranks.rank, dtype, [_rows(ranks.rank), 2], 0)):
+            check(found, expected, f"rows of {dtype} {way}")
+
+    supported(MOVABLE, (*REQUIRED, "bool"), ranks.name, attempt)
+
+
+@_clause("allgather takes ranks without rows, and rows that are scalars")
+def allgather_of_few(ranks: Ranks) -> None:
+    """Empty parts."""
+    def gather(key: str, mine: Any) -> Any:
+        gathered = ranks.backend.allgather(mine, key, ranks.all)
+        if gathered.shape[1:].as_list() != mine.shape[1:].as_list():
+            raise AssertionError(f"all dimensions but the first must be known. Received: shape={gathered.shape}.")
+        return gathered
+
+    for shape in ([], [2, 0]):
+        parts = [values(rank, "int64", [rank, *shape]) for rank in ranks.all]
+        for way, found in ranks.both(gather, tf.constant(parts[ranks.rank])):
+            check(found, np.concatenate(parts), f"rows of shape {shape} {way}")
+
+
+@_clause("broadcast sends the value of each rank to all, in each dtype or with a refusal")
+def broadcast(ranks: Ranks) -> None:
+    """From every root."""
+    def attempt(dtype: str) -> None:
+        for root in ranks.all:
+            def send(key: str, mine: Any, root: int = root) -> Any:
+                return ranks.backend.broadcast(mine, root, key, ranks.all)
+
+            for shape in ([3], []):
+                for way, found in ranks.both(send, tensor(ranks.rank, dtype, shape, 0)):
+                    check(found, values(root, dtype, shape, 0), f"{dtype} from {root} {way}")
+
+    supported(MOVABLE, (*REQUIRED, "bool"), ranks.name, attempt)
+
+
+@_clause("alltoall sends unlike numbers of rows, none among them, and says how many came from each rank")
+def alltoall(ranks: Ranks) -> None:
+    """Uneven splits."""
+    def splits(rank: int) -> list[int]:
+        return [(rank + 2 * other) % 3 for other in ranks.all]
+
+    def rows(rank: int, to: int) -> Any:
+        whole = np.arange(sum(splits(rank)) * 2, dtype=np.float32).reshape(-1, 2) + 100 * rank
+        start = sum(splits(rank)[:to])
+        return whole[start : start + splits(rank)[to]]
+
+    def exchange(key: str, mine: Any, counts: Any) -> Any:
+        return ranks.backend.alltoall(mine, counts, key, ranks.all)
+
+    mine = np.concatenate([rows(ranks.rank, other) for other in ranks.all])
+    expected = np.concatenate([rows(other, ranks.rank) for other in ranks.all])
+    for way, (found, counts) in ranks.both(exchange, tf.constant(mine), tf.constant(splits(ranks.rank), tf.int64)):
+        check(found, expected, f"exchanged rows {way}")
+        check(counts, np.array([splits(other)[ranks.rank] for other in ranks.all]), f"numbers of rows {way}")
+
+
+@_clause("reducescatter gives each rank its rows of the sum, the first ranks one more where they are uneven")
+def reducescatter(ranks: Ranks) -> None:
+    """Uneven and few rows."""
+    def scatter(key: str, mine: Any) -> Any:
+        return ranks.backend.reducescatter(mine, key, ranks.all)
+
+    for rows in (2 * ranks.size + 1, ranks.size, 1):
+        expected = np.array_split(_combined(ranks, Reduction.SUM, "float32", [rows, 3]), ranks.size)[ranks.rank]
+        for way, found in ranks.both(scatter, tensor(ranks.rank, "float32", [rows, 3])):
+            check(found, expected, f"this rank's part of {rows} rows {way}")
+
+
+@_clause("collectives of subsets of the ranks run beside each other, and roots and orders are those of global ranks")
+def subsets(ranks: Ranks) -> None:
+    """Process sets."""
+    if ranks.size < 3:
+        raise NotTried("a subset takes three ranks")
+    half = ranks.size // 2
+    sets = [tuple(range(half, ranks.size)), tuple(ranks.all[::2])]
+    for members in sets:
+        ranks.backend.add_process_set(members)
+    for members in sets:
+        if ranks.rank not in members:
+            ranks.key()  # keys stay the same on all ranks
+            continue
+
+        def both(key: str, mine: Any, members: tuple[int, ...] = members) -> Any:
+            return (ranks.backend.allgather(mine, key, members),
+                    ranks.backend.broadcast(mine, members[-1], key + "-sent", members))
+
+        expected = np.concatenate([values(rank, "int32", [2]) for rank in members])
+        for way, (gathered, sent) in ranks.both(both, tensor(ranks.rank, "int32", [2])):
+            check(gathered, expected, f"rows of the set {members} {way}")
+            check(sent, values(members[-1], "int32", [2]), f"a value within the set {members} {way}")
+    for members in sets:
+        ranks.backend.remove_process_set(members)
+
+
+@_clause("collectives of a function that do not depend on each other end, in whatever order the ranks trace them")
+def any_order(ranks: Ranks) -> None:
+    """More collectives in flight than TensorFlow has threads."""
+    count = 40
+    keys = [ranks.key(str(number)) for number in range(count)]
+
+    @tf.function(autograph=False)
+    def reduce(inputs: Any) -> list[Any]:
+        order = range(count) if ranks.rank % 2 else reversed(range(count))
+        found = {place: ranks.backend.allreduce([inputs + place], keys[place], Reduction.SUM, ranks.all)[0]
+                 for place in order}
+        return [found[place] for place in range(count)]
+
+    for _ in range(3):
+        for place, found in enumerate(reduce(tensor(ranks.rank, "float32", [2]))):
+            check(found, _combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(place * ranks.size), "a sum")
+
+
+@_clause("a rank may trace a function again when the others do not")
+def retraced(ranks: Ranks) -> None:
+    """The key alone identifies a collective."""
+    key = ranks.key()
+
+    def make() -> Any:
+        return tf.function(lambda mine: ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0],
+                           autograph=False)
+
+    reduce = make()
+    for number in range(4):
+        if number == 2 and ranks.rank == 0:
+            reduce = make()
+        check(reduce(tensor(ranks.rank, "float32", [3])), _combined(ranks, Reduction.SUM, "float32", [3]), "a sum")
+
+
+@_clause("the sizes of a function's tensors may change from one run to the next, on all ranks alike")
+def changing_sizes(ranks: Ranks) -> None:
+    """Shapes that tracing does not know."""
+    key = ranks.key()
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float32)])
+    def reduce(mine: Any) -> Any:
+        return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
+
+    for size in (3, 1000, 1, 3):
+        check(reduce(tensor(ranks.rank, "float32", [size])), _combined(ranks, Reduction.SUM, "float32", [size]),
+              f"a sum of {size}")
+
+
+@_clause("a collective runs at each run of its function, also if its result is unused or its input a constant there")
+def every_run(ranks: Ranks) -> None:
+    """Neither pruned nor folded by TensorFlow's optimizer."""
+    key = ranks.key()
+
+    @tf.function(autograph=False)
+    def reduce(mine: Any) -> Any:
+        sent = tf.constant([1.0, 2.0]) if ranks.rank == 0 else mine
+        found = ranks.backend.allreduce([sent], key, Reduction.SUM, ranks.all)[0]
+        return mine if ranks.rank == 0 else found
+
+    for number in range(3):
+        found = reduce(tf.fill([2], float(number)))
+        if ranks.rank:
+            check(found, np.array([1, 2], np.float32) + number * (ranks.size - 1), f"the sum of run {number}")
+
+
+@_clause("a collective in a loop runs once an iteration")
+def in_a_loop(ranks: Ranks) -> None:
+    """`tf.while_loop`."""
+    key = ranks.key()
+
+    @tf.function(autograph=False)
+    def repeat(mine: Any) -> Any:
+        return tf.while_loop(
+            lambda number, _: number < 3,
+            lambda number, total: (number + 1, ranks.backend.allreduce([total], key, Reduction.SUM, ranks.all)[0]),
+            [tf.constant(0), mine])[1]
+
+    for _ in range(2):
+        check(repeat(tf.ones([2])), np.full([2], ranks.size**3, np.float32), "a sum of sums of sums")
+
+
+@_clause("eager collectives may come from several threads, and many times with the same key")
+def threads(ranks: Ranks) -> None:
+    """Two threads, each with its key."""
+    keys = [ranks.key("first"), ranks.key("second")]
+    errors: list[Exception] = []
+
+    def work(key: str) -> None:
+        try:
+            for number in range(20):
+                sent = tensor(ranks.rank, "float32", [3]) + float(number)
+                check(ranks.backend.allreduce([sent], key, Reduction.SUM, ranks.all)[0],
+                      _combined(ranks, Reduction.SUM, "float32", [3]) + number * ranks.size, f"a sum of {key}")
+        except Exception as error:  # noqa: BLE001 - raised again in the main thread
+            errors.append(error)
+
+    workers = [threading.Thread(target=work, args=(key,), daemon=True) for key in keys]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+
+
+@_clause("tensors of 8 MiB arrive whole")
+def large(ranks: Ranks) -> None:
+    """More than fits into any buffer on the way."""
+    def reduce(key: str, mine: Any) -> Any:
+        return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
+
+    mine = np.arange(2**21, dtype=np.float32) % 1000 + ranks.rank
+    expected = sum((np.arange(2**21, dtype=np.float32) % 1000 + rank for rank in ranks.all), np.float32(0))
+    for way, found in ranks.both(reduce, tf.constant(mine)):
+        if not np.array_equal(found.numpy(), expected):
+            raise AssertionError(f"a large sum must be right {way}. Received: {found.numpy()[:5]}...")
+
+
+@_clause("DistributedOptimizer trains as one process does on all data")
+def trains(ranks: Ranks) -> None:
+    """The way from `fit` to the engine."""
+    import keras
+
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(8 * ranks.size, 3)).astype(np.float32)
+    labels = (inputs @ np.array([[1.0], [2.0], [-1.0]], np.float32)).astype(np.float32)
+    weights = np.zeros((3, 1), np.float32)
+    for _ in range(3):
+        weights -= 0.1 * 2 * inputs.T @ (inputs @ weights - labels) / len(inputs)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+    mine = slice(8 * ranks.rank, 8 * ranks.rank + 8)
+    model.fit(inputs[mine], labels[mine], batch_size=8, epochs=3, shuffle=False, verbose=0)
+    found = model.get_weights()[0]
+    if not np.allclose(found, weights, rtol=1e-5, atol=1e-6):
+        raise AssertionError(f"the weights must be those of one process, {weights.ravel()}. Received: {found.ravel()}.")
+

@@ -1,0 +1,97 @@
+"""Starts the ranks that try a part of the contract, and collects what each of them found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvkeras.backends import backend_class
+from hvkeras.errors import UsageError, explain
+from hvkeras.launch_environments import Launch, Rendezvous
+
+_START = 120.0  # seconds for the start and the end of a job
+_LAUNCHES = {"hvkeras": ("hvkeras run", Rendezvous("run"), False),
+             "mpirun": ("mpirun (Open MPI)", Rendezvous("mpi"), True)}
+# Open MPI refuses root, and more ranks than cores, unless it is told.
+_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
+                "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job found.
+
+    Attributes:
+        command: Its command line.
+        code: Its exit code; None if it was ended after its deadline.
+        output: What it printed.
+        found: For each rank, what it says of each clause: "" if it holds, else why not; "skip: ..." if not tried.
+    """
+
+    command: str
+    code: int | None
+    output: str
+    found: list[Mapping[str, str]]
+
+
+def launcher_for(backend: str, ranks: int) -> str:
+    """The first launcher to which the backend has no objection.
+
+    Args:
+        backend: The backend's name.
+        ranks: The number of ranks.
+
+    Raises:
+        UsageError: It objects to all.
+    """
+    objections = {}
+    for name, (launcher, rendezvous, mpi) in _LAUNCHES.items():
+        objection = backend_class(backend).objection(Launch(launcher, 0, ranks, rendezvous, mpi=mpi), False)
+        if not objection:
+            return name
+        objections[name] = objection
+    raise UsageError(explain("A backend must serve hvkeras run or mpirun on one host to be tested", **objections))
+
+
+def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, folder: Path) -> Job:
+    """Runs a part of the contract.
+
+    Args:
+        backend: The backend's name.
+        part: A part of `hvkeras.backends.contract.rank`.
+        ranks: The number of ranks.
+        launcher: `hvkeras` or `mpirun`.
+        deadline: Seconds for each clause.
+        folder: Where the ranks write what they found.
+    """
+    start = {"hvkeras": [_beside_python("hvkeras"), "run", "-np", str(ranks)],
+             "mpirun": [_beside_python("mpirun"), "-np", str(ranks)]}[launcher]
+    command = [*start, sys.executable, "-m", "hvkeras.backends.contract.rank", "--backend", backend, "--part", part,
+               "--results", str(folder), "--deadline", str(deadline)]
+    with (folder / "output").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | _ENVIRONMENT,
+                                   cwd=folder)
+        try:
+            code: int | None = process.wait(timeout=_START + 10 * deadline)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(timeout=_START)
+            code = None
+    found = []
+    for rank in range(ranks):
+        path = folder / f"rank.{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found.append({entry["clause"]: entry["error"] for entry in map(json.loads, lines)})
+    return Job(" ".join(command), code, (folder / "output").read_text(), found)
+
+
+def _beside_python(command: str) -> str:
+    """The path of a command, first in the folder of this Python, whose environment need not be activated."""
+    path = Path(sys.executable).parent / command
+    return str(path) if path.is_file() else command

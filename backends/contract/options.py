@@ -1,0 +1,63 @@
+"""Options and fixtures of the contract tests: which backend, on how many ranks, under which launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends.contract.job import Job, launcher_for, run
+from hvkeras.errors import UsageError, explain
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("contract", "contract of a backend of hvkeras")
+    group.addoption("--backend", metavar="NAME", help="the backend: one of " + ", ".join(backend_names()))
+    group.addoption("--ranks", metavar="N,N", default="2,4", help="numbers of ranks to run on (default: 2,4)")
+    group.addoption("--launcher", choices=("auto", "hvkeras", "mpirun"), default="auto", help="what starts the ranks"
+                    " (default: hvkeras run, or mpirun where the backend objects to that)")
+    group.addoption("--clause-deadline", type=float, default=60.0, metavar="SECONDS", help="the time within which a"
+                    " clause must end (default: 60)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses a missing or unknown backend."""
+    name = config.getoption("--backend")
+    if name is None:
+        raise pytest.UsageError(explain("--backend must name the backend to test", f"--backend {backend_names()[0]}"))
+    try:
+        backend_class(name)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of ranks on each number of ranks."""
+    if "ranks" in metafunc.fixturenames:
+        counts = [int(count) for count in metafunc.config.getoption("--ranks").split(",")]
+        metafunc.parametrize("ranks", counts, ids=[f"{count} ranks" for count in counts], scope="session")
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> str:
+    """The backend's name."""
+    return str(request.config.getoption("--backend"))
+
+
+@pytest.fixture(scope="session")
+def job(request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.TempPathFactory
+        ) -> Callable[[str, int], Job]:
+    """Runs a part of the contract on some ranks, once a session."""
+    jobs: dict[tuple[str, int], Job] = {}
+    chosen = request.config.getoption("--launcher")
+
+    def once(part: str, ranks: int) -> Job:
+        if (part, ranks) not in jobs:
+            launcher = launcher_for(backend, ranks) if chosen == "auto" else chosen
+            jobs[part, ranks] = run(backend, part, ranks, launcher, request.config.getoption("--clause-deadline"),
+                                    tmp_path_factory.mktemp(part))
+        return jobs[part, ranks]
+
+    return once

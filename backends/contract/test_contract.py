@@ -1,0 +1,88 @@
+"""The contract of a backend: see `hvkeras.backends.contract`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from hvkeras.backends import backend_class
+from hvkeras.backends.contract.capabilities import CLAUSES as OF_CAPABILITIES
+from hvkeras.backends.contract.clauses import CLAUSES
+from hvkeras.backends.contract.failures import EAGER, GRAPH
+from hvkeras.backends.contract.job import Job
+from hvkeras.backends.interface import Backend
+from hvkeras.launch_environments import Launch, Rendezvous
+
+LAUNCHES = [Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")),
+            Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True)]
+# Asks a class everything that it says of itself, and what that has changed in the process.
+ASKED = """
+import json, os, sys, threading
+from hvkeras.backends import backend_class
+from hvkeras.launch_environments import Launch, Rendezvous
+chosen = backend_class(sys.argv[1])
+before = dict(os.environ), threading.active_count()
+chosen.availability(), chosen.built_with()
+for launch in (Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("mpirun", 0, 2, Rendezvous("mpi"), mpi=True)):
+    for several in (False, True):
+        chosen.objection(launch, several)
+after = dict(os.environ), threading.active_count()
+print(json.dumps([sorted(set(after[0].items()) ^ set(before[0].items())), after[1] - before[1]]))
+"""
+
+
+def test_the_name_is_that_of_the_class(backend: str) -> None:
+    chosen = backend_class(backend)
+    assert issubclass(chosen, Backend)
+    assert chosen.name == backend, f"the entry point's name must be the class's. Received: name={chosen.name!r}."
+
+
+def test_what_it_says_of_itself_has_the_right_types(backend: str) -> None:
+    chosen = backend_class(backend)
+    available = chosen.availability()
+    assert available.ok, f"the backend must be available here to be tested: {available.reason}"
+    assert available.reason, "availability() must give a reason in words, also where all is well"
+    assert chosen.built_with() <= {"MPI", "Gloo", "NCCL"}
+    for launch in LAUNCHES:
+        assert isinstance(chosen.objection(launch, False), str)
+        assert isinstance(chosen.objection(launch, True), str)
+        for has_gpu in (False, True):
+            assert chosen.preference(launch, has_gpu) is None or isinstance(chosen.preference(launch, has_gpu), int)
+
+
+def test_asking_has_no_side_effects(backend: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED, backend], capture_output=True, text=True, timeout=120,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[], 0], "variables of the environment, and threads"
+
+
+def judge(job: Job, clause: str) -> None:
+    """Fails with what each rank found, or where the job ended before."""
+    found = [rank.get(clause) for rank in job.found]
+    wrong = [f"rank {rank}: {error}" for rank, error in enumerate(found) if error and not error.startswith("skip: ")]
+    if wrong:
+        pytest.fail("\n".join([clause, *wrong, "", f"$ {job.command}", job.output[-3000:]]), pytrace=False)
+    if None in found:
+        wrong = [f"not tried: the job ended before, with exit code {job.code}"]
+        pytest.fail("\n".join([clause, *wrong, "", f"$ {job.command}", job.output[-3000:]]), pytrace=False)
+    if any(found):
+        pytest.skip(str(next(error for error in found if error)).removeprefix("skip: "))
+
+
+@pytest.mark.parametrize("clause", [pytest.param(clause, id=function.__name__) for clause, function in
+                                    (CLAUSES | OF_CAPABILITIES).items()])
+def test_clause(clause: str, ranks: int, job: Callable[[str, int], Job]) -> None:
+    judge(job("collectives", ranks), clause)
+
+
+def test_abort_in_a_function(ranks: int, job: Callable[[str, int], Job]) -> None:
+    judge(job("collectives", ranks), GRAPH)
+
+
+def test_abort_eagerly(ranks: int, job: Callable[[str, int], Job]) -> None:
+    judge(job("abort", ranks), EAGER)
