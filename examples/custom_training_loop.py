@@ -94,7 +94,7 @@ latest = tf.train.latest_checkpoint(str(args.checkpoint_dir)) if args.checkpoint
 if latest:
     checkpoint.restore(latest).expect_partial()
     if chief:
-        print(f"goes on after epoch {int(epoch.numpy())}", flush=True)
+        print(f"resumes after epoch {int(epoch.numpy())}", flush=True)
 
 while int(epoch.numpy()) < args.epochs:
     for metric in (train_accuracy, test_accuracy, test_loss):

@@ -97,10 +97,10 @@ def _quiet_before_tensorflow() -> None:
 
 _quiet_before_tensorflow()
 # These repairs run once Keras 3 is imported, and not before.
-wrapt.register_post_import_hook("hvkeras.compat.strategies:mend", "keras.src.backend.tensorflow.trainer")
-wrapt.register_post_import_hook("hvkeras.compat.summing:mend", "keras.src.backend.tensorflow.optimizer")
-wrapt.register_post_import_hook("hvkeras.compat.summing:mend_loss_scale", "keras.src.optimizers.loss_scale_optimizer")
-wrapt.register_post_import_hook("hvkeras.compat.seeds:mend", "keras.src.random.seed_generator")
+wrapt.register_post_import_hook("hvkeras.compat.strategies:patch", "keras.src.backend.tensorflow.trainer")
+wrapt.register_post_import_hook("hvkeras.compat.summing:patch", "keras.src.backend.tensorflow.optimizer")
+wrapt.register_post_import_hook("hvkeras.compat.summing:patch_loss_scale", "keras.src.optimizers.loss_scale_optimizer")
+wrapt.register_post_import_hook("hvkeras.compat.seeds:patch", "keras.src.random.seed_generator")
 
 
 def __getattr__(name: str) -> Any:

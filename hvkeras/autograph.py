@@ -6,7 +6,7 @@ import sys
 from types import FunctionType
 
 
-def leave_as_it_is(module: str) -> None:
+def exclude_from_autograph(module: str) -> None:
     """Exempts the functions and methods that a module defines from AutoGraph's conversion.
 
     Converting a function takes tenths of a second in a user's first step. The mark is the attribute that

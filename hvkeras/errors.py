@@ -15,7 +15,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("hosts came or went")
+        super().__init__("hosts were added or removed")
         self.skip_sync = skip_sync
 
 

@@ -16,5 +16,5 @@ def require_tensorflow() -> None:
         NotInstalledError: It is not installed.
     """
     if find_spec("tensorflow") is None:
-        raise NotInstalledError(explain("TensorFlow must be installed where ranks run, and hvkeras leaves the choice of"
-                                        " it to you", TENSORFLOW))
+        raise NotInstalledError(explain("TensorFlow must be installed where ranks run, and hvkeras leaves the choice"
+                                        " of package to you", TENSORFLOW))

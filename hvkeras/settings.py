@@ -26,21 +26,21 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 def _seconds(text: str) -> float:
     value = float(text.strip().removesuffix("s"))
     if not value >= 0:  # NaN fails as well
-        raise ValueError("a duration is not negative")
+        raise ValueError("a duration must not be negative")
     return value
 
 
 def _timeout(text: str) -> float:
     value = _seconds(text)
     if value == 0:
-        raise ValueError("a deadline is more than 0 s")
+        raise ValueError("a deadline must be more than 0 s")
     return value
 
 
 def _silence(text: str) -> float:
     value = _seconds(text)
     if value < SHORTEST_SILENCE:
-        raise ValueError(f"signs of life come every second, so it is {SHORTEST_SILENCE:g} s or more")
+        raise ValueError(f"heartbeats come every second, so it must be {SHORTEST_SILENCE:g} s or more")
     return value
 
 
@@ -52,7 +52,7 @@ def size_in_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError("a size is a number and one of B, KB, MB, GB, KiB, MiB, GiB")
+        raise ValueError("a size must be a number and one of B, KB, MB, GB, KiB, MiB, GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -62,20 +62,20 @@ def _switch(text: str) -> bool:
         return True
     if value in ("0", "false", "no", "off"):
         return False
-    raise ValueError("a switch is on or off")
+    raise ValueError("a switch must be on or off")
 
 
 def _uneven(text: str) -> str:
     policy = text.strip().lower()
     if policy not in ("trim", "join", "error"):
-        raise ValueError("it is trim, join or error")
+        raise ValueError("it must be trim, join or error")
     return policy
 
 
 def _gradients(text: str) -> str:
     convention = text.strip().lower()
     if convention not in ("auto", "exact", "horovod"):
-        raise ValueError("it is auto, exact or horovod")
+        raise ValueError("it must be auto, exact or horovod")
     return convention
 
 
@@ -91,17 +91,17 @@ def window_of_steps(text: str) -> tuple[int, int]:
     """
     first, colon, after = (part.strip() for part in text.partition(":"))
     if not colon or not after.isdecimal() or (first and not first.isdecimal()):
-        raise ValueError("a window of steps is two numbers, A:B, for the steps from A to B-1")
+        raise ValueError("a window of steps must be two numbers, A:B, for the steps from A to B-1")
     window = (int(first or 0), int(after))
     if not 0 < window[1] - window[0] <= LONGEST_TRACE:
-        raise ValueError(f"a window holds 1 to {LONGEST_TRACE:,} steps, from A to B-1")
+        raise ValueError(f"a window must hold 1 to {LONGEST_TRACE:,} steps, from A to B-1")
     return window
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise ValueError("it is a positive number")
+        raise ValueError("it must be a positive number")
     return value
 
 
@@ -112,7 +112,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _log_level(text: str) -> str:
     level = text.strip().upper()
     if level not in LOG_LEVELS:
-        raise ValueError(f"a log level is one of {', '.join(LOG_LEVELS)}")
+        raise ValueError(f"a log level must be one of {', '.join(LOG_LEVELS)}")
     return level
 
 
@@ -144,13 +144,13 @@ class Setting:
 
 TABLE: tuple[Setting, ...] = (
     Setting("backend", str, "auto", "Collective engine: auto, native, horovod, tfdist, local or a plug-in's name."),
-    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at start.",
+    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at startup.",
             horovod="HOROVOD_START_TIMEOUT"),
     Setting("liveness_timeout", _silence, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
-    Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or stands still in fit, before"
-            " it is told who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
-    Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or stands still in fit,"
-            " before the job ends; 0 waits for ever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or makes no progress in fit,"
+            " before a warning names who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
+    Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or makes no progress in"
+            " fit, before the job ends; 0 waits forever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
     Setting("mismatch_after", _seconds, 3.0, "Seconds that ranks wait for each other, each in another collective,"
             " before it is an error on all of them."),
     Setting("exit_grace", _seconds, 3.0, "Seconds that a surviving rank has to unwind after another rank failed."),
@@ -161,11 +161,11 @@ TABLE: tuple[Setting, ...] = (
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("gradients", _gradients, "auto", "The gradients of allgather, broadcast and reducescatter: exact, or with"
             " Horovod's factor of the number of ranks (horovod); auto is horovod under --as-horovod."),
-    Setting("uneven", _uneven, "trim", "What fit does where ranks have unlike numbers of batches: trim them to the"
-            " fewest, join (go on without weight), or error."),
-    Setting("guard", _switch, True, "Whether fit makes sure that all ranks keep the same weights."),
-    Setting("guard_steps", _positive, 200, "Steps between two such looks at the weights; after the first step and at"
-            " the end of an epoch it looks anyway."),
+    Setting("uneven", _uneven, "trim", "What fit does if ranks have different numbers of batches: trim them to the"
+            " fewest, join (continue with zero weight), or error."),
+    Setting("guard", _switch, True, "Whether fit checks that all ranks keep the same weights."),
+    Setting("guard_steps", _positive, 200, "Steps between two such checks; fit also checks after the first step and at"
+            " the end of each epoch."),
     Setting("average_statistics", _switch, True, "Whether fit averages the moving statistics of BatchNormalization over"
             " the ranks, before validation and at the end of an epoch."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
@@ -179,9 +179,9 @@ TABLE: tuple[Setting, ...] = (
             " counted from 0 since training began."),
     Setting("trace_file", str, "trace.json", "File that the ranks' traces are merged into; beside it each rank writes"
             " its own, such as trace.rank.0.json."),
-    Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that"
-            " is started again; `hvkeras run --reset-limit` makes one."),
-    Setting("report", str, "", "Folder that ranks keep records of the job in, and where a report of it is written when"
+    Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that is"
+            " restarted; `hvkeras run --reset-limit` creates one."),
+    Setting("report", str, "", "Folder where ranks keep records of the job, and where a report on it is written when"
             " it ends; `hvkeras run --report` names it too."),
     Setting("run_rank", int, None, "Rank, set by `hvkeras run`.", internal=True),
     Setting("run_size", int, None, "Number of ranks, set by `hvkeras run`.", internal=True),
@@ -189,14 +189,14 @@ TABLE: tuple[Setting, ...] = (
     Setting("run_local_size", int, None, "Ranks on this host, set by `hvkeras run`.", internal=True),
     Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
     Setting("run_commits", _switch, False, "Whether `hvkeras run` removes the commits of hvd.elastic.", internal=True),
-    Setting("horovod_numbers", str, "", "Who has set HOROVOD_RANK and the like, where that was not horovodrun.",
+    Setting("horovod_numbers", str, "", "Who has set HOROVOD_RANK and the like, if it was not horovodrun.",
             internal=True),
     Setting("record", str, "", "Folder that ranks write their record to, set by `hvkeras compare`.", internal=True),
 )
 
 
 _CYCLES = "there are no cycles of negotiation to tune"
-_TUNED_BY_ITSELF = "the engine finds its way by itself"
+_TUNED_BY_ITSELF = "the engine tunes itself"
 # Variables that Horovod's own engine reads, and why the other engines ignore them. Those that its launchers set are not
 # among them.
 IGNORED = {
@@ -207,11 +207,11 @@ IGNORED = {
     **dict.fromkeys(("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_TORUS_ALLREDUCE",
                      "HOROVOD_BATCH_D2D_MEMCOPIES", "HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_ENABLE_ASYNC_COMPLETION",
                      "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_ADASUM_MPI_CHUNK_SIZE"), _TUNED_BY_ITSELF),
-    "HOROVOD_ENABLE_XLA_OPS": "jit_compile=True is all that it takes",
+    "HOROVOD_ENABLE_XLA_OPS": "jit_compile=True is enough",
     "HOROVOD_THREAD_AFFINITY": "no thread is bound to a core",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI is used by one thread at a time",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "HVKERAS_START_TIMEOUT says how long ranks wait for each other",
-    "HOROVOD_LOG_HIDE_TIME": "no line has a time",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "HVKERAS_START_TIMEOUT sets how long ranks wait for each other",
+    "HOROVOD_LOG_HIDE_TIME": "log lines carry no time",
 }
 
 

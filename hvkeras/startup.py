@@ -8,14 +8,14 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.autograph import leave_as_it_is
+from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class, backend_for_strategies
 from hvkeras.backends.interface import Backend, HostsStrategies, Start
-from hvkeras.control.announcements import forget_note
+from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
-from hvkeras.control.process_exit import Ending
-from hvkeras.control.rendezvous import meet
+from hvkeras.control.process_exit import ExitWatch
+from hvkeras.control.rendezvous import connect
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.host.mpi import finalize_mpi
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 class _Process:
     """State that outlives `shutdown()`: the channel, the counts, and engines that cannot start twice."""
 
-    meeting: ControlChannel | None = None
+    channel: ControlChannel | None = None
     launch: Launch | None = None
     hooks: FailureHooks | None = None
     entries: EntryCounts | None = None
-    ending: Ending | None = None
+    exit_watch: ExitWatch | None = None
     engines: dict[str, Backend] = {}  # noqa: RUF012 - one per process on purpose
     sessions = 0
 
@@ -89,9 +89,10 @@ def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> Non
     if requested != "auto":
         backend_class(requested)
     launch = detect_launch()
-    job = _join(launch, settings, requested) if launch.size > 1 else _alone(launch, settings, requested)
+    make_job = _multi_process_job if launch.size > 1 else _single_process_job
+    job = make_job(launch, settings, requested)
     replace_job(job)
-    _start_companions(job, process_sets)
+    _start_services(job, process_sets)
 
 
 def init_for_strategy() -> Backend:
@@ -112,10 +113,10 @@ def init_for_strategy() -> Backend:
         settings = Settings()
         quiet_engines(settings.log_level)
         launch = detect_launch()
-        built = (_join(launch, settings, name, keeps_gpus=True) if launch.size > 1
-                 else _alone(launch, settings, settings.backend))
+        built = (_multi_process_job(launch, settings, name, keeps_gpus=True) if launch.size > 1
+                 else _single_process_job(launch, settings, settings.backend))
         replace_job(built)
-        _start_companions(built, None)
+        _start_services(built, None)
     job = current_job()
     if job.topology.size == 1 or isinstance(job.backend, HostsStrategies) or job.control is None or job.hooks is None:
         return job.backend
@@ -123,16 +124,16 @@ def init_for_strategy() -> Backend:
     if engine not in job.hooks.backends:
         engine.start(Start(job.topology, job.control, job.launch, job.settings))
         job.hooks.backends.append(engine)
-        job.hooks.renew_signals()
+        job.hooks.reinstall_signals()
     return engine
 
 
-def _start_companions(job: Job, process_sets: Any) -> None:
+def _start_services(job: Job, process_sets: Any) -> None:
     """Starts what accompanies a job: the record, the hooks around `fit`, the timeline, and process sets."""
     if job.control is not None:
         from hvkeras.collectives import join, mismatch
 
-        job.control.on_involvement = join.hear
+        job.control.on_involvement = join.on_message
         job.control.on_refusal = mismatch.refuse
     ignored = {} if job.backend.reads_horovods_variables else ignored_variables()
     if ignored and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
@@ -201,7 +202,7 @@ def init_without_engine() -> Job:
     """
     settings = Settings()
     quiet_engines(settings.log_level)
-    job = _join(detect_launch(), settings, ONE_PROCESS, placeholder=backend_class(ONE_PROCESS)())
+    job = _multi_process_job(detect_launch(), settings, ONE_PROCESS, placeholder=backend_class(ONE_PROCESS)())
     replace_job(job)
     return job
 
@@ -214,7 +215,7 @@ def _entries() -> EntryCounts:
     return _Process.entries
 
 
-def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
+def _single_process_job(launch: Launch, settings: Settings, requested: str) -> Job:
     """Builds a job of one process with the local backend, unless a plug-in was requested."""
     # A plug-in may handle single-process jobs in its own way.
     name = ONE_PROCESS if requested == "auto" or requested in BUILT_IN else requested
@@ -228,22 +229,22 @@ def _alone(launch: Launch, settings: Settings, requested: str) -> Job:
     return Job(launch, settings, topology, engine, _entries(), None, None)
 
 
-def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
-          keeps_gpus: bool = False) -> Job:
+def _multi_process_job(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
+                       keeps_gpus: bool = False) -> Job:
     """Builds a job of several ranks: connects, agrees on a backend, starts the engine, and checks its number of ranks.
 
     A placeholder stands in for engines that the caller will start; for `keeps_gpus`, see `Start`.
     """
-    meeting, hooks = _meeting(launch, settings)
-    client = meeting.client
+    channel, hooks = _open_control_channel(launch, settings)
+    client = channel.client
     hooks.install()
     try:
         entries = _entries()
         client.join(entries)
         _Process.sessions += 1
         facts = exchange_facts(client, launch, settings, _Process.sessions, own_facts(requested, launch))
-        forget_note(launch, settings)
-        meeting.release_port()
+        remove_announcement(launch, settings)
+        channel.release_port()
         topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
                                        [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
         check_local_ranks(launch, topology)
@@ -254,10 +255,10 @@ def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backe
         engine = _Process.engines.setdefault(name, backend_class(name)())
         hooks.backends = [engine]
         entries.backend = engine
-        counted = engine.start(Start(topology, client, launch, settings, keeps_gpus))
-        hooks.renew_signals()
-        check_size(launch, engine, counted)
-        client.gather(f"started {_Process.sessions}", counted, settings.start_timeout)
+        engine_size = engine.start(Start(topology, client, launch, settings, keeps_gpus))
+        hooks.reinstall_signals()
+        check_size(launch, engine, engine_size)
+        client.gather(f"started {_Process.sessions}", engine_size, settings.start_timeout)
     except BaseException as error:
         hooks.report(error)
         raise
@@ -268,14 +269,14 @@ def _join(launch: Launch, settings: Settings, requested: str, placeholder: Backe
     return Job(launch, settings, topology, engine, entries, client, hooks)
 
 
-def _meeting(launch: Launch, settings: Settings) -> tuple[ControlChannel, FailureHooks]:
+def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlChannel, FailureHooks]:
     """Connects to the control channel, once per process."""
-    if _Process.meeting is not None and _Process.hooks is not None:
+    if _Process.channel is not None and _Process.hooks is not None:
         if launch != _Process.launch:
             raise UsageError(explain("init() must find the launch environment of its first call",
                                      "do not change the launcher's variables between init() calls",
                                      first=_Process.launch, now=launch))
-        return _Process.meeting, _Process.hooks
+        return _Process.channel, _Process.hooks
     if launch.rank == 0 and launch.cluster and prints_at(settings, "WARNING"):
         say(describe_cluster(launch))
 
@@ -283,43 +284,43 @@ def _meeting(launch: Launch, settings: Settings) -> tuple[ControlChannel, Failur
         if _Process.hooks is not None:
             _Process.hooks.job_ended(cause)
 
-    meeting = meet(launch, settings, on_end)
-    meeting.client.watch_over(settings.stall_warning, settings.stall_shutdown)
-    if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
-        meeting.client.watch_starter(starter)
-    _Process.ending = Ending(f"rank {launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
-                             settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
-    meeting.client.watch_ending(_Process.ending)
-    hooks = FailureHooks(meeting.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
+    channel = connect(launch, settings, on_end)
+    channel.client.watch_progress(settings.stall_warning, settings.stall_shutdown)
+    if launch.rendezvous.kind != "run" and (starter_descriptor := open_starter()) is not None:
+        channel.client.watch_starter(starter_descriptor)
+    _Process.exit_watch = ExitWatch(f"rank {launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
+                                    settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
+    channel.client.watch_exit(_Process.exit_watch)
+    hooks = FailureHooks(channel.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"))
-    _Process.meeting, _Process.hooks, _Process.launch = meeting, hooks, launch
-    if meeting.client.cause is not None:
-        hooks.job_ended(meeting.client.cause)
+    _Process.channel, _Process.hooks, _Process.launch = channel, hooks, launch
+    if channel.client.cause is not None:
+        hooks.job_ended(channel.client.cause)
     atexit.register(_at_exit)
     threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit functions run only after threads
-    return meeting, hooks
+    return channel, hooks
 
 
 def _at_exit() -> None:
-    if is_initialized() and _Process.hooks is not None and _Process.meeting is not None \
-            and _Process.meeting.client.cause is None:
+    if is_initialized() and _Process.hooks is not None and _Process.channel is not None \
+            and _Process.channel.client.cause is None:
         current_job().backend.stop()
-    if _Process.hooks is not None and _Process.meeting is not None:
+    if _Process.hooks is not None and _Process.channel is not None:
         _Process.hooks.exiting()
         finalize_mpi()
-        _Process.meeting.wait_for_ends()
-        if _Process.meeting.client.cause is not None:
+        _Process.channel.wait_for_exits()
+        if _Process.channel.client.cause is not None:
             _Process.hooks.exiting()
         _Process.hooks.uninstall()
-        _Process.meeting.let_go()
-        if _Process.ending is not None:
-            _Process.ending.leave_to_the_kernel()
+        _Process.channel.stop_reading()
+        if _Process.exit_watch is not None:
+            _Process.exit_watch.arm_last_resort()
 
 
 def _script_over() -> None:
     """Called after Python has run the script, and before it waits for non-daemon threads."""
-    if _Process.meeting is not None:
-        _Process.meeting.client.script_over()
+    if _Process.channel is not None:
+        _Process.channel.client.script_ended()
 
 
-leave_as_it_is(__name__)
+exclude_from_autograph(__name__)

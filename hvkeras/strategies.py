@@ -66,9 +66,9 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     engine = init_for_strategy()
     job = current_job()
     if job.topology.size > 1:
-        from hvkeras.compat.strategies import stand_around_steps
+        from hvkeras.compat.strategies import wrap_steps
 
-        stand_around_steps(_counted)
+        wrap_steps(_counted)
         # Custom training loops are not counted, so nobody knows which rank a collective waits for. The timeout keeps
         # it from waiting forever.
         stalled = job.settings.stall_shutdown
@@ -134,7 +134,7 @@ def _tpu(tpu: Any = "", zone: Any = None, project: Any = None, device_assignment
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
-        raise MachineError(explain(f"A TPU must be there for the strategy tpu ({why})", 'on a TPU machine, pass'
+        raise MachineError(explain(f"A TPU must be available for the strategy tpu ({why})", 'on a TPU machine, pass'
                                    ' tpu="local"; else the TPU\'s name; without a TPU, use "mirrored" or'
                                    ' "multi_worker_mirrored"', tpu=tpu)) from error
     return tf.distribute.TPUStrategy(resolver, device_assignment)

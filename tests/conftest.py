@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import LaunchError, Outcome, last_words, leaks, schedule, start_job, warm
+from harness import LaunchError, Outcome, failure_report, leaks, schedule, start_job, warm
 from harness.job import recent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and nohup anything with SIGHUP ignored; so would be
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     warm.switched_off = config.getoption("cold")
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.stash[_WARM] = warm.Session()
-        config.pluginmanager.register(last_words.Notes(config.getoption("write_times")))
+        config.pluginmanager.register(failure_report.Notes(config.getoption("write_times")))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -67,7 +67,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Adds the failing rank's log to the report of a failed test, and the test's group to each."""
     report = yield
     if report.failed and call.excinfo is not None:
-        report.sections.append((last_words.LOG, last_words.log_of(item, call.excinfo.value)))
+        report.sections.append((failure_report.LOG, failure_report.log_of(item, call.excinfo.value)))
     report.group = schedule.group_of(item) if isinstance(item, pytest.Function) else item.nodeid
     return report
 

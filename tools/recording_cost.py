@@ -111,7 +111,7 @@ def compared(without: Any, with_it: Any, percentile: int) -> str:
 
     random = np.random.default_rng(0)
     error = np.std([more(random.integers(0, len(without), len(without))) for _ in range(200)])
-    return (f"{percentile}th percentile: {1000 * np.percentile(without, percentile):.2f} ms a step without recording,"
+    return (f"{percentile}th percentile: {1000 * np.percentile(without, percentile):.2f} ms per step without recording,"
             f" {more(np.arange(len(without))):+.2%} with it (standard error {error:.2%})")
 
 

@@ -30,7 +30,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--times", type=int, default=3, help="how often the tests run")
     options.add_argument("--burners", type=int, default=len(os.sched_getaffinity(0)),
-                         help="processes that burn a core each (default: one a core, %(default)s here)")
+                         help="processes that burn a core each (default: one per core, %(default)s here)")
     options.add_argument("command", nargs="+", help="what runs the tests")
     chosen = options.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ REDUCIBLE = (*REQUIRED, "float16", "bfloat16", "int8", "int16", "uint8", "uint16
 MOVABLE = (*REDUCIBLE, "bool")
 CLAUSES: dict[str, Callable[[Ranks], None]] = {}
 
-_COMBINE = {Reduction.SUM: np.sum, Reduction.PRODUCT: np.prod, Reduction.MIN: np.min, Reduction.MAX: np.max}
+_COMBINE: dict[Reduction, Callable[..., Any]] = {Reduction.SUM: np.sum, Reduction.PRODUCT: np.prod, Reduction.MIN: np.min, Reduction.MAX: np.max}
 
 
 def _clause(text: str) -> Callable[[Callable[[Ranks], None]], Callable[[Ranks], None]]:

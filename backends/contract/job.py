@@ -83,7 +83,7 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
             process.terminate()
             process.wait(timeout=_START)
             code = None
-    found = []
+    found: list[Mapping[str, str]] = []
     for rank in range(ranks):
         path = folder / f"rank.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []

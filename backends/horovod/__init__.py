@@ -22,7 +22,7 @@ _SCATTERABLE = ("int32", "int64", "float16", "float32", "float64")
 _WIDER = {"bool": "uint8", "int8": "int32", "uint8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
           "bfloat16": "float32"}
 
-_KEPT = 128  # cached functions for eager collectives whose names recur; each takes about 100 KB
+_MAX_FUNCTIONS = 128  # cached functions for eager collectives whose names recur; each takes about 100 KB
 
 
 class HorovodBackend(Backend):
@@ -209,7 +209,7 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            return self._kept(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
+            return self._anchored(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
         named = self._functions.pop(key, None)
         if named is None:
             # The partial avoids a warning: TensorFlow takes functions with the same code for one that retraces too
@@ -217,7 +217,7 @@ class HorovodBackend(Backend):
             whole = functools.partial(function)
             named = tf.function(whole, autograph=False, reduce_retracing=True)
         self._functions[key] = named  # now the most recently used entry
-        while len(self._functions) > _KEPT:
+        while len(self._functions) > _MAX_FUNCTIONS:
             self._functions.pop(next(iter(self._functions)), None)
         return named(*tensors)
 
@@ -241,7 +241,7 @@ class HorovodBackend(Backend):
         flat = tf.slice(tf.reshape(tensor, [-1]), [zero], [-1])
         return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
-    def _kept(self, results: Any) -> Any:
+    def _anchored(self, results: Any) -> Any:
         """Makes a side effect depend on a collective's result, because Horovod's ops claim to have no side effects.
 
         Otherwise TensorFlow would prune a collective whose result a rank does not use, and the other ranks would hang.
@@ -272,11 +272,11 @@ class HorovodBackend(Backend):
 
             mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout).Free()
 
-    def _widen(self, tensor: Tensor, taken: Sequence[str]) -> Tensor:
+    def _widen(self, tensor: Tensor, supported: Sequence[str]) -> Tensor:
         import tensorflow as tf
 
         dtype = tensor.dtype.name
-        if dtype in taken:
+        if dtype in supported:
             return tensor
         if dtype not in _WIDER:
             raise UnsupportedError(explain("horovod moves numbers of " + ", ".join([*_MOVABLE, *_WIDER]),

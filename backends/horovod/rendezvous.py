@@ -18,7 +18,7 @@ from hvkeras.errors import MachineError, explain
 from hvkeras.host.environment import env
 from hvkeras.host.network import LOOPBACK, interface_of, own_addresses, own_name_resolves_to
 from hvkeras.host.topology import topology_from_hosts
-from hvkeras.launch_environments.horovod_variables import numbers_of_topology
+from hvkeras.launch_environments.horovod_variables import topology_variables
 
 # Keeps Horovod from printing long lists of tensor names for a late rank: the control channel reports late ranks in one
 # line.
@@ -56,7 +56,7 @@ class GlooRendezvous:
             peers.update(each for _, _, own in everyone for each in own)
             threading.Thread(target=self._server.serve_forever, name="hvkeras-gloo-store", daemon=True).start()
         self.variables = {
-            **numbers_of_topology(topology),
+            **topology_variables(topology),
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host),

@@ -63,7 +63,7 @@ class Engine:
                                                    numbers(*hosts), crowded)
         if error is not None:
             raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
-                                       "make room in /dev/shm, or use the backend tfdist"))
+                                       "free space in /dev/shm, or use the backend tfdist"))
 
     def use_network(self, table: int) -> None:
         """Sets the functions by which groups communicate between hosts (see `network.Network`)."""

@@ -64,7 +64,8 @@ class CompiledOperations:
         rows, *row = _static_shape(input, "sends")
         _, size = self._place(identity["group"])
         if rows % size:
-            raise UnsupportedError(explain("A function that XLA compiles sends as many rows to each rank",
+            raise UnsupportedError(explain("A function that XLA compiles must send the same number of rows to each"
+                                           " rank",
                                            "pass jit_compile=False to compile() or tf.function()", rows=rows,
                                            ranks=size))
         received = self._call(

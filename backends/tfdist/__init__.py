@@ -169,8 +169,8 @@ class TfdistBackend(HostsStrategies):
         # First exchange how many rows each rank sends to each rank (and TensorFlow's order of the ranks), then the
         # rows, padded to the largest of these counts.
         size, mine = len(ranks), list(ranks).index(self._rank)
-        told = tf.concat([tf.constant([self._rank], tf.int64), splits], 0)[None]
-        table = self._gather_equal(told, f"{key} splits", size, ranks)
+        sent_row = tf.concat([tf.constant([self._rank], tf.int64), splits], 0)[None]
+        table = self._gather_equal(sent_row, f"{key} splits", size, ranks)
         order = tf.argsort(table[:, 0])  # maps places in `ranks` to places in TensorFlow's order
         rows = tf.gather(table[:, 1:], order)
         counts = tf.cast(rows, tf.int32)
@@ -237,10 +237,10 @@ class TfdistBackend(HostsStrategies):
             return []
         return [self._order.of(key)]
 
-    def _widen(self, tensor: Tensor, taken: Sequence[str], dtype: str) -> Tensor:
+    def _widen(self, tensor: Tensor, supported: Sequence[str], dtype: str) -> Tensor:
         import tensorflow as tf
 
-        if dtype in taken:
+        if dtype in supported:
             return tensor
         if dtype not in _WIDER:
             raise UnsupportedError(explain("tfdist moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),

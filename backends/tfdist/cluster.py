@@ -39,8 +39,9 @@ class Cluster:
         self._size = start.topology.size
         self._context = tf_context.context()
         if self._context._context_handle is not None:
-            raise UsageError(explain("TensorFlow's collectives must start before TensorFlow is used, since it sets them"
-                                     " up when its first tensor, variable or dataset is made", "move hvd.init(), or"
+            raise UsageError(explain("TensorFlow's collectives must start before TensorFlow is used, since it sets"
+                                     " them up when its first tensor, variable or dataset is"
+                                     " created", "move hvd.init(), or"
                                      " hvd.strategy(), up, right after the imports"))
         assert start.control is not None
         gpus = self._pin_gpu(tf, start)
@@ -51,7 +52,7 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             own = self._own_address(start, stack)
             self.addresses: list[str] = start.control.gather("tfdist addresses", own, start.settings.start_timeout)
-            self._keep_proxies_away(self.addresses)
+            self._bypass_proxies(self.addresses)
             self._context.configure_collective_ops(
                 collective_leader="/job:worker/replica:0/task:0", device_filters=(f"/job:worker/task:{self.rank}",))
             spec = tf.train.ClusterSpec({"worker": self.addresses})
@@ -63,7 +64,7 @@ class Cluster:
             except Exception as error:
                 own = self.addresses[self.rank]
                 raise MachineError(explain(f"TensorFlow's gRPC server must start at {own} ({error})",
-                                           "end the program that has the port")) from error
+                                           "stop the program that uses the port")) from error
 
     def reopen(self, start: Start) -> int:
         """Reuses the cluster of an earlier session.
@@ -120,7 +121,7 @@ class Cluster:
             tf.config.set_visible_devices(gpus[start.topology.local_rank], "GPU")
         return gpus
 
-    def _keep_proxies_away(self, addresses: list[str]) -> None:
+    def _bypass_proxies(self, addresses: list[str]) -> None:
         if any(os.environ.get(name) for name in _PROXY_VARIABLES):
             hosts = sorted({split_address(address)[0] for address in addresses})
             have = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy") or ""

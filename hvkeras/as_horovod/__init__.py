@@ -33,27 +33,28 @@ _OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_opt
              "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")
 
 
-class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import finder that returns `hvkeras.X` for `horovod.X`: one module under two names."""
 
     def __init__(self) -> None:
-        self.aside = False
+        self.disabled = False
         self.lock = threading.RLock()
-        self.of_horovod: dict[str, ModuleType] = {}
+        self.horovod_modules: dict[str, ModuleType] = {}
         self._specs: dict[str, Any] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
                   target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - Python's parameter
-        if not _is_horovod(name) or self.aside:
+        if not _is_horovod(name) or self.disabled:
             return None
-        twin = _twin(name)
-        if importlib.util.find_spec(twin) is None:
-            raise ModuleNotFoundError(f"hvkeras stands in for Horovod here, and has no {name}: it serves TensorFlow and"
-                                      " Keras. HINT: run without --as-horovod, or with PYTHONPATH unset.", name=name)
+        target_name = _alias_target(name)
+        if importlib.util.find_spec(target_name) is None:
+            raise ModuleNotFoundError(f"hvkeras stands in for Horovod here, and has no {name}: it supports TensorFlow"
+                                      " and Keras. HINT: run without --as-horovod, or with PYTHONPATH"
+                                      " unset.", name=name)
         return importlib.machinery.ModuleSpec(name, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(_twin(spec.name))
+        module = importlib.import_module(_alias_target(spec.name))
         self._specs[spec.name] = module.__spec__
         return module
 
@@ -63,7 +64,7 @@ class _Twins(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self._specs.pop(module.__spec__.name, module.__spec__)
 
 
-_twins = _Twins()
+_finder = _AliasFinder()
 
 
 def install() -> None:
@@ -75,26 +76,26 @@ def install() -> None:
         import horovod.tensorflow.keras as hvd
     """
     if not is_installed():
-        _twins.of_horovod.update(_taken_out())
-        sys.meta_path.insert(0, _twins)
+        _finder.horovod_modules.update(_remove_modules())
+        sys.meta_path.insert(0, _finder)
         for name in _OF_KERAS:
-            wrapt.register_post_import_hook(f"{_KERAS_2}:take_over", name)
+            wrapt.register_post_import_hook(f"{_KERAS_2}:install_hooks", name)
 
 
 def is_installed() -> bool:
     """Whether `import horovod` imports hvkeras in this process."""
-    return _twins in sys.meta_path
+    return _finder in sys.meta_path
 
 
 def uninstall() -> None:
     """Reverts `install`."""
     if is_installed():
-        sys.meta_path.remove(_twins)
+        sys.meta_path.remove(_finder)
         if _KERAS_2 in sys.modules:
-            sys.modules[_KERAS_2].give_back()
-        _taken_out()
-        sys.modules.update(_twins.of_horovod)
-        _twins.of_horovod.clear()
+            sys.modules[_KERAS_2].uninstall_hooks()
+        _remove_modules()
+        sys.modules.update(_finder.horovod_modules)
+        _finder.horovod_modules.clear()
 
 
 @contextlib.contextmanager
@@ -108,18 +109,18 @@ def horovod_itself() -> Iterator[None]:
     if not is_installed():
         yield
         return
-    with _twins.lock:
-        if _twins.aside:
+    with _finder.lock:
+        if _finder.disabled:
             yield
             return
-        ours = _taken_out()
-        sys.modules.update(_twins.of_horovod)
-        _twins.aside = True
+        ours = _remove_modules()
+        sys.modules.update(_finder.horovod_modules)
+        _finder.disabled = True
         try:
             yield
         finally:
-            _twins.aside = False
-            _twins.of_horovod = _taken_out()
+            _finder.disabled = False
+            _finder.horovod_modules = _remove_modules()
             sys.modules.update(ours)
 
 
@@ -137,9 +138,9 @@ def _is_horovod(name: str) -> bool:
     return name == _NAME or name.startswith(f"{_NAME}.")
 
 
-def _twin(name: str) -> str:
+def _alias_target(name: str) -> str:
     return "hvkeras" + name[len(_NAME) :]
 
 
-def _taken_out() -> dict[str, ModuleType]:
+def _remove_modules() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if _is_horovod(name)}

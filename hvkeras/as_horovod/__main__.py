@@ -11,7 +11,7 @@ from pathlib import Path
 from hvkeras import as_horovod
 from hvkeras.errors import UsageError, explain
 from hvkeras.launch_environments import detect_launch
-from hvkeras.launch_environments.horovod_variables import numbers_of_launch
+from hvkeras.launch_environments.horovod_variables import launch_variables
 
 USAGE = "usage: python -m hvkeras.as_horovod [-m MODULE | SCRIPT.py] ..."
 
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         return
     os.environ.update(as_horovod.environment(os.environ))
     with contextlib.suppress(UsageError):  # init() reports the error
-        os.environ.update(numbers_of_launch(detect_launch()))
+        os.environ.update(launch_variables(detect_launch()))
     as_horovod.install()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]

@@ -13,27 +13,28 @@ from hvkeras.launch_environments import detect_launch
 from hvkeras.settings import Settings
 
 
-def take_over(module: Any) -> None:
+def install_hooks(module: Any) -> None:
     """Adds Keras 2 features to the contents of a Keras 3 module, while `import horovod` imports hvkeras.
 
     Args:
         module: The module that has just been imported.
     """
     if as_horovod.is_installed():
-        keras_2.take_over(module, _say_once)
+        keras_2.install_hooks(module, _say_once)
 
 
-def give_back() -> None:
+def uninstall_hooks() -> None:
     """Restores Keras 3 to its original state."""
-    keras_2.give_back()
+    keras_2.uninstall_hooks()
 
 
 @functools.cache
 def _say_once() -> None:
     """Prints the supported Keras 2 features on rank 0 when a script first uses one of them."""
     try:
-        speaks = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
+        should_print = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
     except UsageError:
         return  # init() reports the error
-    if speaks:
-        say(f"this script goes ways of Keras 2, and Keras 3 takes them here: {', '.join(keras_2.WAYS)} (--as-horovod)")
+    if should_print:
+        say("this script uses features of Keras 2, which Keras 3 supports here:"
+            f" {', '.join(keras_2.FEATURES)} (--as-horovod)")

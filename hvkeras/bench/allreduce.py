@@ -165,8 +165,8 @@ def participants(stage: Stage, label: str) -> list[Participant]:
     ranks, peer = stage.ranks, stage.peer
     task = Task(label, ranks.rank, ranks.size)
     if not stage.plan.backend:
-        words = "MPI on NumPy's arrays, no TensorFlow"
-        return [MpiChain(Row(label, MPI_ALONE, REFERENCE, words), task, peers.mpi(ranks))]
+        description = "MPI on NumPy's arrays, no TensorFlow"
+        return [MpiChain(Row(label, MPI_ALONE, REFERENCE, description), task, peers.mpi(ranks))]
     backend, everyone = ranks.job.backend, list(range(ranks.size))
 
     def reduce(tensor: Any, name: str) -> Any:

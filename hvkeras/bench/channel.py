@@ -11,7 +11,7 @@ from typing import Any
 from hvkeras.errors import PeerError
 
 _LOOPBACK = "127.0.0.1"
-_GREETING = 10.0  # seconds in which a client must send the key
+_GREETING_TIMEOUT = 10.0  # seconds in which a client must send the key
 
 
 class ChannelClosedError(PeerError):
@@ -32,9 +32,9 @@ class Channel:
     @classmethod
     def to(cls, port: int, key: str) -> Channel:
         """Connects and sends the key."""
-        line = cls(socket.create_connection((_LOOPBACK, port)))
-        line.send(key)
-        return line
+        channel = cls(socket.create_connection((_LOOPBACK, port)))
+        channel.send(key)
+        return channel
 
     def send(self, message: Any) -> None:
         """Sends a message that JSON can represent.
@@ -68,7 +68,7 @@ class Channel:
             finally:
                 self._connection.settimeout(None)
             if not more:
-                raise ChannelClosedError("the other end is gone")
+                raise ChannelClosedError("the other end closed the connection")
             self._read += more
         text, _, self._read = self._read.partition(b"\n")
         return json.loads(text)
@@ -78,7 +78,7 @@ class Channel:
         self._connection.close()
 
 
-class Exchange:
+class Listener:
     """The listening socket to which rank 0 of a job connects.
 
     Attributes:
@@ -98,14 +98,14 @@ class Exchange:
             connection, _ = self._socket.accept()
         except TimeoutError:
             return None
-        line = Channel(connection)
+        channel = Channel(connection)
         try:
-            shown = line.receive(_GREETING)
+            shown = channel.receive(_GREETING_TIMEOUT)
         except (TimeoutError, ValueError, ChannelClosedError):
             shown = None
         if isinstance(shown, str) and hmac.compare_digest(shown, self.key):
-            return line
-        line.close()
+            return channel
+        channel.close()
         return None
 
     def close(self) -> None:

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvkeras.bench.channel import Channel, ChannelClosedError, Exchange
+from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
 from hvkeras.bench.row import Row
 
 TICK = 0.1  # seconds between two checks of a job
-LAST_WORDS = 20.0  # seconds that a job has to end and report the cause after its rank 0 is gone
+EXIT_GRACE = 20.0  # seconds that a job has to end and report the cause after its rank 0 is gone
 
 # Kills the registered ranks when the benchmark is gone, however it ended: stopped ranks cannot notice that themselves.
-_GUARD = """import os, signal, sys
+_WATCHDOG = """import os, signal, sys
 def began(pid):
     try:
         return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[19]
@@ -39,7 +39,7 @@ for pid, begin in known.items():
         os.kill(pid, signal.SIGKILL)"""
 
 
-Words = Callable[[str, int], str]  # (standard error, exit code) -> the cause of failure in one line
+DescribeFailure = Callable[[str, int], str]  # (standard error, exit code) -> the cause of failure in one line
 End = Callable[["subprocess.Popen[bytes]"], None]
 
 
@@ -47,12 +47,12 @@ class TimeIsUpError(Exception):
     """The benchmark exceeded its time limit."""
 
 
-class Guard:
+class Watchdog:
     """A watchdog process: makes sure that no stopped rank is left behind."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-S", "-E", "-c", _GUARD], stdin=subprocess.PIPE, text=True,
-                                         start_new_session=True, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCHDOG], stdin=subprocess.PIPE,
+                                         text=True, start_new_session=True, stderr=subprocess.DEVNULL)
 
     def watch(self, pids: Sequence[int]) -> None:
         """Registers more ranks."""
@@ -73,51 +73,53 @@ class Job:
     Args:
         folder: The folder for their output and their plan.
         command: The command that starts them; the folder is appended to it.
-        words: Returns why the job failed, in one line.
+        describe_failure: Returns why the job failed, in one line.
         end: Ends the process that `command` started.
         deadline: The monotonic time by which the benchmark must be over.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], words: Words, end: End, deadline: float) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], describe_failure: DescribeFailure, end: End,
+                 deadline: float) -> None:
         self.folder = folder
-        self._command, self._words, self._end_process, self._deadline = [*command, str(folder)], words, end, deadline
+        self._command, self._deadline = [*command, str(folder)], deadline
+        self._describe_failure, self._end_process = describe_failure, end
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Channel | None = None
+        self._channel: Channel | None = None
         self._pids: list[int] = []
         self.reason = ""
 
-    def start(self, plan: Mapping[str, Any], environment: Mapping[str, str], guard: Guard) -> None:
+    def start(self, plan: Mapping[str, Any], environment: Mapping[str, str], watchdog: Watchdog) -> None:
         """Starts the ranks, waits until they are ready, and stops them. If they fail, `reason` says why.
 
         Args:
             plan: Their plan; `port` and `key` are added.
             environment: Their environment.
-            guard: The watchdog that their processes are registered with.
+            watchdog: The watchdog that their processes are registered with.
 
         Raises:
             TimeIsUpError: The benchmark takes too long.
         """
         self.folder.mkdir()
-        exchange = Exchange()
+        listener = Listener()
         try:
-            (self.folder / "plan.json").write_text(json.dumps({**plan, "port": exchange.port, "key": exchange.key}))
+            (self.folder / "plan.json").write_text(json.dumps({**plan, "port": listener.port, "key": listener.key}))
             with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as errors:
                 self._process = subprocess.Popen(self._command, env=dict(environment), stdin=subprocess.DEVNULL,
                                                  stdout=out, stderr=errors, start_new_session=True)
-            while self._line is None:
+            while self._channel is None:
                 if self._process.poll() is not None:
                     self._fail()
                     return
                 self._check_time()
-                self._line = exchange.accept(TICK)
+                self._channel = listener.accept(TICK)
         finally:
-            exchange.close()
+            listener.close()
         try:
             self._pids = self._answer()
         except ChannelClosedError:
             self._fail()
             return
-        guard.watch(self._pids)
+        watchdog.watch(self._pids)
         self._signal(signal.SIGSTOP)
 
     def ask(self, *request: Any) -> Any:
@@ -131,10 +133,10 @@ class Job:
         """
         if self.reason:
             return None
-        assert self._line is not None
+        assert self._channel is not None
         try:
             with self._awake():
-                self._line.send(request)
+                self._channel.send(request)
                 return self._answer()
         except ChannelClosedError:
             self._fail()
@@ -144,15 +146,15 @@ class Job:
         """Ends the ranks, gracefully if possible."""
         if self._process is None:
             return
-        if self._line is not None and not self.reason:
+        if self._channel is not None and not self.reason:
             with contextlib.suppress(ChannelClosedError, TimeIsUpError):
                 self._signal(signal.SIGCONT)
-                self._line.send(["end"])
+                self._channel.send(["end"])
                 self._await_exit()
         self._signal(signal.SIGCONT)
         self._end_process(self._process)
-        if self._line is not None:
-            self._line.close()
+        if self._channel is not None:
+            self._channel.close()
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
@@ -168,10 +170,10 @@ class Job:
                 os.kill(pid, number)
 
     def _answer(self) -> Any:
-        assert self._line is not None
+        assert self._channel is not None
         while True:
             with contextlib.suppress(TimeoutError):
-                return self._line.receive(TICK)
+                return self._channel.receive(TICK)
             self._check_time()
 
     def _fail(self) -> None:
@@ -182,11 +184,11 @@ class Job:
         self._end_process(self._process)
         self._pids = []
         text = (self.folder / "stderr").read_text(errors="replace")
-        self.reason = f"{self._words(text, self._process.returncode)}; output of all ranks: {self.folder}"
+        self.reason = f"{self._describe_failure(text, self._process.returncode)}; output of all ranks: {self.folder}"
 
     def _await_exit(self) -> None:
         assert self._process is not None
-        end = time.monotonic() + LAST_WORDS
+        end = time.monotonic() + EXIT_GRACE
         while self._process.poll() is None and time.monotonic() < end:
             self._check_time()
             time.sleep(TICK)
@@ -227,11 +229,11 @@ class Remote:
         assert self._job is not None  # one without a job has a reason and is not measured
         return self._job.ask(what, self._place, *arguments)
 
-    def _update(self, told: Mapping[str, Any] | None) -> None:
+    def _update(self, answer: Mapping[str, Any] | None) -> None:
         """Updates the row from the ranks' copy, except for its blocks, which are kept here."""
-        if told is None:
+        if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:
             blocks, calls = self.row.blocks, self.row.calls
-            self.row = Row.from_json(told)
+            self.row = Row.from_json(answer)
             self.row.blocks, self.row.calls = blocks, calls

@@ -48,7 +48,7 @@ def prepare(one: Participant, ranks: Ranks) -> None:
         one.prepare()
         return memory.rise()
 
-    rises, one.row.reason, one.row.wrong = ranks.together(prepared)
+    rises, one.row.reason, one.row.wrong = ranks.run_on_all(prepared)
     known = [rise for rise in rises if rise is not None]
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
@@ -63,13 +63,13 @@ def timed(one: Participant, calls: int, ranks: Ranks) -> float:
         one.check()
         return seconds
 
-    told, one.row.reason, one.row.wrong = ranks.together(block)
-    return 0.0 if one.row.reason else float(sum(told) / len(told))
+    seconds, one.row.reason, one.row.wrong = ranks.run_on_all(block)
+    return 0.0 if one.row.reason else float(sum(seconds) / len(seconds))
 
 
 def finish(one: Participant, ranks: Ranks) -> None:
     """Verifies that all ranks hold the same state; a difference goes into the row."""
-    digests, one.row.reason, one.row.wrong = ranks.together(one.digest)
+    digests, one.row.reason, one.row.wrong = ranks.run_on_all(one.digest)
     if one.row.reason:
         return
     others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]

@@ -52,7 +52,7 @@ def direct(backend: Backend, ranks: Ranks) -> Peer:
     """
     peer = Peer()
     build = _horovod if backend.name == "horovod" else _tf_distribute
-    _, peer.reason, _ = ranks.together(lambda: build(peer, backend, ranks))
+    _, peer.reason, _ = ranks.run_on_all(lambda: build(peer, backend, ranks))
     return peer
 
 

@@ -57,7 +57,7 @@ def _allreduce(figure: Any, rows: Sequence[Row], ranks: int) -> None:
         carried = [bus_bandwidth(row.bytes, seconds, ranks) / 1e9 for row, seconds in zip(own, middle, strict=True)]
         buses.plot(sizes, carried, marker="o", label=name)
     labels = {row.bytes: row.work for row in rows}
-    for axes, what in ((times, "time of an allreduce, us (median and quartiles)"), (buses, "bus bandwidth, GB/s")):
+    for axes, what in ((times, "time per allreduce, us (median and quartiles)"), (buses, "bus bandwidth, GB/s")):
         axes.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel=what)
         axes.set_xticks(list(labels), list(labels.values()))
         axes.minorticks_off()

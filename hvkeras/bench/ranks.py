@@ -9,7 +9,7 @@ from typing import Any
 from hvkeras.errors import HvkerasError, PeerError
 from hvkeras.job.state import Job
 
-LONELY = 20.0  # seconds that a rank which failed waits for the others, which may be stuck in the same collective
+FAILED_GATHER_TIMEOUT = 20.0  # seconds that a failed rank waits for the others, which may be stuck
 
 
 class WrongResultError(HvkerasError):
@@ -39,7 +39,7 @@ class Ranks:
         left = max(1.0, self._deadline - time.monotonic())
         return self._control.gather(f"bench {self._exchanges}", value, left if timeout is None else min(timeout, left))
 
-    def together(self, action: Callable[[], Any]) -> tuple[list[Any], str, bool]:
+    def run_on_all(self, action: Callable[[], Any]) -> tuple[list[Any], str, bool]:
         """Runs an action that may fail on every rank.
 
         Args:
@@ -58,18 +58,18 @@ class Ranks:
         except Exception as error:  # noqa: BLE001 - any failure of a participant becomes the reason in its row
             reason, wrong, problem = one_line(error), isinstance(error, WrongResultError), error
         try:
-            told = self.gather([value, reason, wrong], None if problem is None else LONELY)
+            gathered = self.gather([value, reason, wrong], None if problem is None else FAILED_GATHER_TIMEOUT)
         except PeerError:
             if problem is not None:
                 raise problem from None  # the others are stuck where this rank failed: end the job with the cause
             raise
-        failed = [(rank, said[1], said[2]) for rank, said in enumerate(told) if said[1]]
+        failed = [(rank, answer[1], answer[2]) for rank, answer in enumerate(gathered) if answer[1]]
         if not failed:
-            return [said[0] for said in told], "", False
+            return [answer[0] for answer in gathered], "", False
         failed.sort(key=lambda each: not each[2])  # a wrong result is more informative than its consequences
         rank, reason, wrong = failed[0]
-        same = len({said for _, said, _ in failed}) == 1 and len(failed) == len(told)
-        return [said[0] for said in told], reason if same else f"rank {rank}: {reason}", wrong
+        same = len({answer for _, answer, _ in failed}) == 1 and len(failed) == len(gathered)
+        return [answer[0] for answer in gathered], reason if same else f"rank {rank}: {reason}", wrong
 
 
 def one_line(error: BaseException) -> str:

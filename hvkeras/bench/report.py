@@ -29,8 +29,8 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
     figures = ["GB/s", "bus\nGB/s"] if kind == "allreduce" else ["samples\nper s", f"share of\n{ranks} x one\nprocess",
                                                                 "off by"]
-    work = ["size", "engine", "an allreduce\n(quartiles)"] if kind == "allreduce" else ["model", "engine",
-                                                                                        "a step\n(quartiles)"]
+    work = ["size", "engine", "allreduce\n(quartiles)"] if kind == "allreduce" else [
+        "model", "engine", "step\n(quartiles)"]
     headers = [*work, *figures, "memory\nMB", *(f"times\n{name}" for name in names)]
     for place, header in enumerate(headers):
         made.add_column(header, justify="right" if place > 1 else "left", no_wrap=True, vertical="bottom")
@@ -103,19 +103,19 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
     lines = [f"{name}: {engine}" for name, engine in engines.items()]
     if kind == "allreduce":
         links = {row.work: row.links for row in rows if row.blocks}
-        lines.append("an allreduce: of float32, one in a chain of "
+        lines.append("allreduce: float32, one in a chain of "
                      + ", ".join(f"{count} at {work}" for work, count in links.items())
                      + " that depend on each other, in one tf.function")
         lines.append(f"GB/s: bytes of the tensor over the time; bus: that times 2 ({ranks} - 1) / {ranks}")
         lines.append("every result was compared with NumPy's, all elements of each block's last chain")
     else:
         lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients;"
-                     f" that of {APART} is what the machine has for {ranks} at once")
+                     f" that of {APART} is what the machine can do for {ranks} simultaneously")
         lines.append("off by: distance of the weights, after 3 steps, from those of one process on all ranks' batches,"
                      " as a share of how far they moved")
         for work, rounding in {row.work: row.rounding for row in rows if row.rounding and row.rounding > MUCH}.items():
-            lines.append(f"off by, on {work}: a change of the start's last bits alone carries the weights"
-                         f" {rounding:.0e} of the way")
+            lines.append(f"off by, on {work}: changing only the last bits of the initial weights moves the result by"
+                         f" {rounding:.0e} of the distance")
         lines.append("weights of all ranks were the same, to the last bit, at the end")
-    lines.append("memory: by how much the peak of a rank rose as the engine started, was traced, and ran first")
+    lines.append("memory: how much the peak of a rank rose while the engine started, was traced, and first ran")
     return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]

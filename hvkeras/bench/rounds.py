@@ -26,7 +26,7 @@ class Effort:
     block: float
 
 
-def compete(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
+def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
     """Measures participants in turns until the time is up; one that fails drops out, with the reason in its row.
 
     Args:
@@ -36,7 +36,7 @@ def compete(participants: Sequence[Remote], effort: Effort, show: Callable[[floa
     """
     left = _left(participants)
     for place, one in enumerate(left):
-        show(0.3 * place / len(left), f"{one.row.work}: {one.row.name} warms up")
+        show(0.3 * place / len(left), f"{one.row.work}: {one.row.name} is warming up")
         one.prepare()
     left = _left(left)
     costs = {id(one): _cost(one, effort.block) for one in left}

@@ -9,12 +9,12 @@ from typing import Any
 ONE_PROCESS, APART, MPI_ALONE = "one process", "apart", "MPI alone"
 ENGINE, PEER, REFERENCE = "engine", "peer", "reference"
 
-_ALONE = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
+_PEERS = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
 
 
 def title_of(backend: str) -> str:
     """The name for using a backend's engine directly, without hvkeras; "" if that is not possible."""
-    return _ALONE.get(backend, "")
+    return _PEERS.get(backend, "")
 
 
 @dataclass

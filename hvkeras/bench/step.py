@@ -24,7 +24,7 @@ from hvkeras.errors import explain
 VERIFIED = 3  # number of steps after which weights are compared
 RATE = 0.01  # learning rate of SGD
 TOLERANCE = 0.01  # of the distance that weights have moved; a different summation order stays far below it
-CHAOS = 10  # tolerance for models that amplify rounding: this many times the effect of changing the last bits
+ROUNDING_FACTOR = 10  # tolerance for models that amplify rounding: this many times the effect of changing the last bits
 LAST_BITS = 1e-7  # relative change in the last bits of a float32
 XLA = ", XLA"
 
@@ -171,7 +171,7 @@ class Training(Participant):
         weights = _trainable(self._model)
         if self._ranks.rank == 0:
             self.row.difference = self._task.difference(weights, start)
-            if not self.row.difference <= max(TOLERANCE, CHAOS * self._task.rounding):
+            if not self.row.difference <= max(TOLERANCE, ROUNDING_FACTOR * self._task.rounding):
                 raise WrongResultError(explain(
                     f"After {VERIFIED} steps the weights must be those of one process on all ranks' batches",
                     engine=self.row.name, model=self.row.work, difference=f"{self.row.difference:.2g} of the way",
@@ -232,15 +232,16 @@ def participants(stage: Stage, name: str) -> list[Participant]:
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer
     task = Task(MODELS[name], plan, ranks.rank)
     if plan.backend in (ONE, ""):
-        who = ONE_PROCESS if plan.backend else APART
-        words = "no communication" if plan.backend else f"{ranks.size} processes at once, no communication"
-        ways = ["", XLA] if plan.jit else [""]
-        return [Training(Row(name, who + way, REFERENCE, words), task, _plain, ranks, jit=way == XLA) for way in ways]
+        row_name = ONE_PROCESS if plan.backend else APART
+        description = "no communication" if plan.backend else f"{ranks.size} processes side by side, no communication"
+        suffixes = ["", XLA] if plan.jit else [""]
+        return [Training(Row(name, row_name + suffix, REFERENCE, description), task, _plain, ranks, jit=suffix == XLA)
+                for suffix in suffixes]
     backend = ranks.job.backend
-    ways = ["", XLA] if plan.jit and not objection_to_xla(backend) else [""]
+    suffixes = ["", XLA] if plan.jit and not objection_to_xla(backend) else [""]
     made: list[Participant] = [
-        Training(Row(name, backend.name + way, engine=backend.engine, memory=stage.memory), task, _distributed, ranks,
-                 jit=way == XLA) for way in ways]
+        Training(Row(name, backend.name + suffix, engine=backend.engine, memory=stage.memory), task, _distributed,
+                 ranks, jit=suffix == XLA) for suffix in suffixes]
     if peer is not None:
         row = Row(name, title_of(backend.name), PEER, peer.engine, peer.reason)
         made.append(Training(row, task, peer.gradient or _plain, ranks, peer.strategy))

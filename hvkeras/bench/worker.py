@@ -49,14 +49,14 @@ def main(folder: Path) -> None:
     else:
         job = init_without_engine()
     ranks = Ranks(job, plan.timeout)
-    line = Channel.to(plan.port, plan.key) if ranks.rank == 0 else None
+    channel = Channel.to(plan.port, plan.key) if ranks.rank == 0 else None
     pids = ranks.gather(os.getpid())
-    if line is not None:
-        line.send(pids)
+    if channel is not None:
+        channel.send(pids)
     try:
-        _serve(Stage(plan, ranks, memory, _peer(plan, ranks)), line)
+        _serve(Stage(plan, ranks, memory, _peer(plan, ranks)), channel)
     except ChannelClosedError:
-        sys.exit("hvkeras: the benchmark has gone")
+        sys.exit("hvkeras: the benchmark has exited")
     hvkeras.shutdown()
 
 
@@ -68,20 +68,20 @@ def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
     return direct(ranks.job.backend, ranks)
 
 
-def _serve(stage: Stage, line: Channel | None) -> None:
+def _serve(stage: Stage, channel: Channel | None) -> None:
     from hvkeras.bench import participant
 
     ranks = stage.ranks
     found: list[Participant] = []
     while True:
-        request = ranks.gather(line.receive() if line is not None else None)[0]
+        request = ranks.gather(channel.receive() if channel is not None else None)[0]
         what, arguments = request[0], request[1:]
         answer: Any = None
         if what == "end":
             return
         if what == "work":
             found = []
-            _, reason, _ = ranks.together(functools.partial(_extend, found, stage, arguments[0]))
+            _, reason, _ = ranks.run_on_all(functools.partial(_extend, found, stage, arguments[0]))
             answer = [[one.row.to_json() for one in found], reason]
         else:
             one = found[arguments[0]]
@@ -90,8 +90,8 @@ def _serve(stage: Stage, line: Channel | None) -> None:
             else:
                 {"prepare": participant.prepare, "finish": participant.finish}[what](one, ranks)
                 answer = one.row.to_json()
-        if line is not None:
-            line.send(answer)
+        if channel is not None:
+            channel.send(answer)
 
 
 def _extend(found: list[Participant], stage: Stage, work: str) -> None:

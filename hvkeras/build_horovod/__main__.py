@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--cuda", nargs="?", const="", metavar="FOLDER",
                          help="build with NCCL for GPUs, optionally with the CUDA toolkit of that folder (not tested)")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
-                         help="compilers that run at once (default: one a core, %(default)s here)")
+                         help="compilers that run in parallel (default: one per core, %(default)s here)")
     options.add_argument("--force", action="store_true", help="build even if the installed one would do")
     return options
 
@@ -62,7 +62,7 @@ def _build(options: argparse.Namespace, console: Console) -> int:
                   f" ({'MPI and Gloo' if found.mpi else 'Gloo'}); this takes some minutes.", highlight=False)
     building.build(found, max(options.jobs, 1), options.cuda, environ, console)
     features = building.verify(bool(found.mpi), environ)
-    console.print(f"Horovod is built and imports, with {_words(features)}.", highlight=False)
+    console.print(f"Horovod is built and imports, with {_feature_names(features)}.", highlight=False)
     return 0
 
 
@@ -71,12 +71,12 @@ def _usable(with_mpi: bool, environ: dict[str, str]) -> str:
     if not installed.availability().ok or (with_mpi and not installed.has_mpi()):
         return ""
     try:
-        return _words(building.verify(with_mpi, environ))
+        return _feature_names(building.verify(with_mpi, environ))
     except MachineError:
         return ""
 
 
-def _words(features: dict[str, bool]) -> str:
+def _feature_names(features: dict[str, bool]) -> str:
     return ", ".join(name.upper() if name != "gloo" else "Gloo" for name, has in features.items() if has)
 
 

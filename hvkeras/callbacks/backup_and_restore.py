@@ -10,7 +10,7 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.callbacks import callback_states, randomness
 from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
-from hvkeras.callbacks.chief import tells
+from hvkeras.callbacks.chief import should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import distributed_part
@@ -52,7 +52,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
             raise UnsupportedError(explain("hvkeras's BackupAndRestore needs Keras 3", "leave TF_USE_LEGACY_KERAS out,"
                                            " or use hvd.elastic, which works with tf_keras"))
         if not isinstance(backup_dir, (str, os.PathLike)) or not os.fspath(backup_dir) or "://" in str(backup_dir):
-            raise UsageError(explain("BackupAndRestore must know a folder of this machine to write to",
+            raise UsageError(explain("BackupAndRestore needs a folder of this machine to write to",
                                      'pass backup_dir="backup"', backup_dir=backup_dir))
         steps = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
         if save_freq != "epoch" and not steps:
@@ -63,14 +63,14 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         self._folder = BackupFolder(Path(self.backup_dir), double_checkpoint)
         if steps:  # not a method: with one, Keras waits for the logs of each step
             self.on_train_batch_end = self._after_step
-        self._group = TrainingGroup(leads=True)
+        self._group = TrainingGroup(is_chief=True)
         self._restored: Backup | None = None  # what was restored, until its epoch begins
         self._others: Sequence[Any] = ()
         self._random_at_epoch: Any = None
         self._steps: int | None = None  # per epoch
         self._rows: int | None = None  # samples per step, on all workers
         self._epoch = self._begun = self._counted = self._since = 0
-        self._owed = False  # whether to save at the end of the epoch
+        self._save_pending = False  # whether to save at the end of the epoch
 
     def set_model(self, model: Any) -> None:
         """Sets the model, before training begins."""
@@ -85,27 +85,28 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
                                      " call it on a batch before fit()", model=getattr(model, "name", model)))
         compat.build_optimizer(model.optimizer, model.trainable_variables)
         self._group = group_of(model)
-        self._restored, self._owed = None, False
+        self._restored, self._save_pending = None, False
         self._begun = self._counted = self._since = 0
         self._steps = (self.params or {}).get("steps")
         compat.begin_with_epoch(model, None)
         own = randomness.capture()
-        found = self._group.give(self._read(own) if self._group.leads else None)
+        found = self._group.broadcast(self._read(own) if self._group.is_chief else None)
         if isinstance(found, str):
             raise UsageError(found)
         if found is None:
             return
         backup, seeds, random_of_chief = found
-        self._group.give_learned(model)
-        self._group.give_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
+        self._group.broadcast_learned_state(model)
+        self._group.broadcast_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
         if backup.seeds is not None:
             randomness.restore_layer_seeds(model, backup.seeds, seeds)
-        alike = [None if states is None else randomness.of_alike(states, own, random_of_chief)
-                 for states in (backup.random, backup.random_at_epoch)]
-        self._restored = Backup(backup.position, callbacks=backup.callbacks, random=alike[0], random_at_epoch=alike[1])
+        shared = [None if states is None else randomness.shared_states(states, own, random_of_chief)
+                  for states in (backup.random, backup.random_at_epoch)]
+        self._restored = Backup(backup.position, callbacks=backup.callbacks, random=shared[0],
+                                random_at_epoch=shared[1])
         compat.begin_with_epoch(model, backup.position.epoch)
 
-    def comes_last(self, callbacks: Sequence[Any]) -> None:
+    def after_other_callbacks(self, callbacks: Sequence[Any]) -> None:
         """Receives the list of callbacks, once all of them have begun and this one is the last.
 
         Args:
@@ -115,7 +116,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
             UsageError: More than one of them is a `BackupAndRestore`.
         """
         if sum(isinstance(callback, BackupAndRestore) for callback in callbacks) > 1:
-            raise UsageError(explain("One fit() takes one BackupAndRestore", "remove the others from callbacks"))
+            raise UsageError(explain("One fit() can have one BackupAndRestore", "remove the others from callbacks"))
         self._others = callbacks
         if self._restored is not None:
             callback_states.restore(callbacks, self._restored.callbacks or {})
@@ -127,7 +128,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         self._epoch, self._begun, self._counted = epoch, 0, 0
         compat.begin_with_epoch(self.model, None)
         self._random_at_epoch = randomness.capture()
-        compat.at_next_pass(self._pass_begins)
+        compat.at_next_pass(self._on_pass_begin)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the step; the number that Keras passes at a step's end differs between versions."""
@@ -135,13 +136,13 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, after all other callbacks have run."""
-        if self.save_freq == "epoch" or self._owed:
+        if self.save_freq == "epoch" or self._save_pending:
             self._save(Position(epoch + 1, 0, self._steps, self._rows, self._group.workers))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Removes the backup if `delete_checkpoint` is set."""
         compat.begin_with_epoch(self.model, None)
-        if self.delete_checkpoint and self._group.leads:
+        if self.delete_checkpoint and self._group.is_chief:
             self._folder.remove()
 
     def _read(self, own: Any) -> Any:
@@ -159,16 +160,16 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
             return None
         backup, note = found
         if backup.seeds is not None and len(backup.seeds) != len(seeds):
-            return explain("A backup must be of the model that is trained", "remove the folder to begin anew",
+            return explain("A backup must belong to the model that is trained", "remove the folder to start over",
                            random_seeds=len(backup.seeds), of_the_model=len(seeds), backup_dir=self.backup_dir)
-        if tells(self.model):
+        if should_print(self.model):
             position, by = backup.position, backup.position.workers
             step = f" after step {position.step}" if position.step else ""
-            say(f"training goes on with epoch {position.epoch + 1}{step}, from the backup of {by} "
+            say(f"training resumes with epoch {position.epoch + 1}{step}, from the backup of {by} "
                 f"worker{'s' * (by > 1)} in {self.backup_dir}{f' ({note})' if note else ''}")
         return backup, seeds, own
 
-    def _pass_begins(self, facts: compat.PassFacts) -> compat.Done | None:
+    def _on_pass_begin(self, facts: compat.PassFacts) -> compat.Done | None:
         """Receives facts about the data of an epoch, and returns which part of it was already trained on."""
         if self._steps is not None:  # if unknown, Keras guesses it from the second epoch on
             self._steps = facts.steps
@@ -180,15 +181,15 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         step = position.step_for(self._steps, self._rows, self._group.workers)
         if step is None:
             step = 0
-            if tells(self.model):
-                say(f"nobody can tell where {self._group.workers} workers go on in data of unknown length that"
-                    f" {position.workers} workers had: epoch {position.epoch + 1} begins anew")
+            if should_print(self.model):
+                say(f"the position of {self._group.workers} workers cannot be derived from that of {position.workers}"
+                    f" workers in data of unknown length: epoch {position.epoch + 1} starts over")
         at_epoch = self._random_at_epoch
         if step and restored.random_at_epoch is not None:
             at_epoch = self._random_at_epoch = {**at_epoch, **restored.random_at_epoch}
         self._counted = step
-        if facts.runs_on and position.epoch and facts.steps and tells(self.model):
-            say(f"reads past {position.epoch * facts.steps + step} batches, as the epochs share one pass over the data")
+        if facts.runs_on and position.epoch and facts.steps and should_print(self.model):
+            say(f"skips {position.epoch * facts.steps + step} batches, as the epochs share one pass over the data")
 
         def after() -> None:
             if position.step and restored.random is not None:
@@ -204,7 +205,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         if self._since < self.save_freq or not self._is_whole():
             return
         if done == self._steps:  # the backup includes validation and the callbacks at the epoch's end
-            self._owed = True
+            self._save_pending = True
         else:
             self._save(Position(self._epoch, done, self._steps, self._rows, self._group.workers))
 
@@ -219,8 +220,8 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         return part is None or compat.step_counter(self.model.optimizer) % part._hvkeras_passes[0] == 0
 
     def _save(self, position: Position) -> None:
-        self._since, self._owed = 0, False
-        if self._group.leads:
+        self._since, self._save_pending = 0, False
+        if self._group.is_chief:
             self._folder.write(self.model, Backup(
                 position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),
                 self._random_at_epoch if position.step else None, callback_states.states_of(self._others)))

@@ -50,8 +50,8 @@ class Position:
             rows: The number of samples per step now, over all workers; None if unknown.
             workers: The number of processes that train now.
         """
-        alike = (self.steps, self.rows, self.workers) == (steps, rows, workers)
-        if not self.step or alike:
+        same_sizes = (self.steps, self.rows, self.workers) == (steps, rows, workers)
+        if not self.step or same_sizes:
             return self.step
         if self.rows and rows:
             here = self.step * self.rows // rows
@@ -117,8 +117,9 @@ class BackupFolder:
                     self._file.replace(self._former)
             self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup replaces
         except OSError as error:
-            raise MachineError(explain(f"A backup must be writable ({error.strerror or error})", "give BackupAndRestore"
-                                       " a folder with room", backup_dir=str(self._folder))) from error
+            raise MachineError(explain(f"A backup must be writable ({error.strerror or error})", "give"
+                                       " BackupAndRestore a folder with free space",
+                                       backup_dir=str(self._folder))) from error
 
     def load(self, model: Any, optimizer: str) -> tuple[Backup, str] | None:
         """Loads weights and optimizer state from the last readable backup into a model.
@@ -138,22 +139,23 @@ class BackupFolder:
             try:
                 backup = self._extra(path)
                 if backup.optimizer and backup.optimizer != optimizer:
-                    raise UsageError(explain("A backup goes on with the optimizer that it was made with", "compile with"
-                                             " it, or remove the folder to begin anew", backup=backup.optimizer,
+                    raise UsageError(explain("A backup must be resumed with the optimizer that it was made"
+                                             " with", "compile with"
+                                             " it, or remove the folder to start over", backup=backup.optimizer,
                                              optimizer=optimizer, backup_dir=str(self._folder)))
                 with compat.assigning_locally():
                     model.load_weights(str(path))
             except OSError as error:
                 if number + 1 < len(found):
                     continue
-                raise UsageError(explain(f"A backup must be readable ({error})", "remove it to begin anew",
+                raise UsageError(explain(f"A backup must be readable ({error})", "remove it to start over",
                                          path=str(path))) from error
             except UsageError:
                 raise
             except Exception as error:  # Keras may raise anything if the variables do not fit
-                raise UsageError(explain(f"A backup must be of the model that is trained ({type(error).__name__}:"
-                                         f" {' '.join(str(error).split())[:500]})", "remove the folder to begin anew,"
-                                         " or give each training one of its own", path=str(path))) from error
+                raise UsageError(explain(f"A backup must belong to the model that is trained ({type(error).__name__}:"
+                                         f" {' '.join(str(error).split())[:500]})", "remove the folder to start over,"
+                                         " or give each training run one of its own", path=str(path))) from error
             return backup, f"{path.name}, as {found[0].name} cannot be read" if number else ""
         return None
 
@@ -169,8 +171,8 @@ class BackupFolder:
             kept = json.loads(group["state"][()].tobytes(), object_hook=lambda found: (
                 group[found[_ARRAY]][()] if _ARRAY in found else found))
         if kept.pop("format", None) != _FORMAT:
-            raise UsageError(explain("A backup must be of this version of hvkeras", "go on with the version that wrote"
-                                     " it, or remove it", path=str(path)))
+            raise UsageError(explain("A backup must be from this version of hvkeras", "continue with the version that"
+                                     " wrote it, or remove it", path=str(path)))
         return Backup(**{**kept, "position": Position(**kept["position"])})
 
     def remove_leftovers(self) -> None:
@@ -199,12 +201,12 @@ def _add(path: Path, backup: Backup) -> None:
     with h5py.File(path, "r+") as file:
         group = file.create_group(_GROUP)
 
-        def apart(array: Any) -> Any:
+        def store_array(array: Any) -> Any:
             if not isinstance(array, np.ndarray):
-                raise TypeError(f"a backup has no place for {type(array)}")
+                raise TypeError(f"a backup cannot hold {type(array)}")
             name = str(len(group))
             group.create_dataset(name, data=array)
             return {_ARRAY: name}
 
-        text = json.dumps({"format": _FORMAT, **asdict(backup)}, default=apart).encode()
+        text = json.dumps({"format": _FORMAT, **asdict(backup)}, default=store_array).encode()
         group.create_dataset("state", data=np.frombuffer(text, np.uint8))

@@ -48,7 +48,7 @@ class BestModelCheckpoint(ModelCheckpoint):
         current_job()
         name = type(self).__name__
         if not isinstance(self.filepath, (str, os.PathLike)) or not os.fspath(self.filepath):
-            raise UsageError(explain(f"{name} must know where to write", f'pass filepath="best.keras" to {name}, or set'
+            raise UsageError(explain(f"{name} needs a filepath", f'pass filepath="best.keras" to {name}, or set'
                                      " its attribute filepath before fit()", filepath=self.filepath))
         self.filepath = os.fspath(self.filepath)
         endings = compat.endings_of_saved(self.save_weights_only)

@@ -37,12 +37,12 @@ def _keep_best(callback: Any, best: Any) -> None:
 
     Older versions of Keras 3 reset the best value to the worst possible one at that point.
     """
-    find_out = getattr(callback, "_set_monitor_op", None)
-    if find_out is None or getattr(callback, "monitor_op", True) is not None:
+    set_direction = getattr(callback, "_set_monitor_op", None)
+    if set_direction is None or getattr(callback, "monitor_op", True) is not None:
         return
 
     def once() -> None:
-        find_out()
+        set_direction()
         callback.best = best
         del callback._set_monitor_op  # this function, which hides the method
 

@@ -17,7 +17,7 @@ def spanning_strategy(model: Any) -> Any:
     return strategy if strategy is not None and graphs.spans_workers(strategy) else None
 
 
-def leads(model: Any) -> bool:
+def is_chief(model: Any) -> bool:
     """Whether this process is the chief of those that train the model: the strategy's chief, or usually rank 0."""
     strategy = spanning_strategy(model)
     if strategy is not None:
@@ -28,6 +28,9 @@ def leads(model: Any) -> bool:
     return current_job().topology.rank == (0 if process_set is None else process_set.ranks[0])
 
 
-def tells(model: Any, level: str = "WARNING") -> bool:
+def should_print(model: Any, level: str = "WARNING") -> bool:
     """Whether this process is the chief, and messages of that level are printed."""
-    return leads(model) and prints_at(current_job().settings if is_initialized() else Settings(), level)
+    return is_chief(model) and prints_at(current_job().settings if is_initialized() else Settings(), level)
+
+
+leads = is_chief  # the former name, which callbacks/tensorboard.py imports

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks.chief import leads
+from hvkeras.callbacks.chief import is_chief
 from hvkeras.collectives.operations import Min
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
@@ -118,10 +118,10 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         job = current_job()
         steps = self.steps_per_epoch or _steps(self.params or {})
         counted = compat.step_counter(self.model.optimizer)
-        together = shared_by(self.model)
-        if together is not None:
+        process_set = shared_by(self.model)
+        if process_set is not None:
             with graphs.eagerly():
-                least = allreduce(tf.constant([steps, counted], tf.int64), op=Min, process_set=together,
+                least = allreduce(tf.constant([steps, counted], tf.int64), op=Min, process_set=process_set,
                                   name=f"the steps of {type(self).__name__}, which every rank needs")
                 steps, counted = (int(number) for number in least)
         needed = steps <= 0 and not self._is_over(epoch)
@@ -129,17 +129,17 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
             raise self._error("the steps of an epoch must be known",
                               f"pass steps_per_epoch= to {type(self).__name__}, or to fit()", steps=None)
         if needed and counted and not epoch:
-            raise self._error("the steps of an epoch must be known where training goes on",
+            raise self._error("the steps of an epoch must be known where training resumes",
                               f"pass steps_per_epoch= to {type(self).__name__}, or initial_epoch= to fit()",
                               steps=None, iterations=counted)
         self._steps = max(steps, 0)
         agree = bool(self._steps) and (not epoch or counted // steps == epoch)
         self._ahead = counted - epoch * steps if agree else 0
-        if leads(self.model) and prints_at(job.settings, "WARNING"):
+        if is_chief(self.model) and prints_at(job.settings, "WARNING"):
             began = self._epoch_at(0)
             text = self._plan(job.topology.size) + (self._progress(began) if began else "")
             odd = counted and self._steps and not agree
-            say(text + (f" (initial_epoch counts, though the optimizer is at step {counted})" if odd else ""))
+            say(text + (f" (initial_epoch takes precedence, though the optimizer is at step {counted})" if odd else ""))
 
     def _epoch_at(self, batch: int) -> float:
         """Returns the schedule's epoch after `batch` steps of the current epoch; a whole number for a staircase."""
@@ -199,7 +199,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
             return ""
         over = self._is_over(epoch)
         now = f"over, and stays {compat.learning_rate(self.model.optimizer):g}" if over else f"{self._rate_at(epoch):g}"
-        return f"; goes on at epoch {epoch:g}: {now}"
+        return f"; resumes at epoch {epoch:g}: {now}"
 
     def _checked(self, name: str, value: Any, least: float | None = None) -> float:
         """Returns the argument unchanged if it is a number of at least `least`, or positive if `least` is None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvkeras.callbacks.chief import leads
+from hvkeras.callbacks.chief import is_chief
 from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
 from hvkeras.host.console import say
 from hvkeras.job.state import current_job
@@ -45,7 +45,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def _finish(self) -> None:
         finishes = self._unfinished
         super()._finish()
-        if finishes and self.verbose and leads(self.model):
+        if finishes and self.verbose and is_chief(self.model):
             say(f"epoch {self.current_epoch + 1}: the warm-up has reached the learning rate {self.initial_lr:g}")
 
     def _warming(self, epoch: float) -> float:

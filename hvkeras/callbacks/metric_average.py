@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras import compat
-from hvkeras.callbacks.chief import leads
+from hvkeras.callbacks.chief import is_chief
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
@@ -36,33 +36,33 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
     def __init__(self, device: str = "") -> None:
         super().__init__()
         self.device = device
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Averages the logs in place, for the callbacks that follow."""
         current_job()
-        together = shared_by(self.model)
-        if together is None:
+        process_set = shared_by(self.model)
+        if process_set is None:
             return
-        numbers_here = ((key, _number(value)) for key, value in (logs or {}).items())
+        own_numbers = ((key, _number(value)) for key, value in (logs or {}).items())
         exact = exact_logs(self.model)
-        mine = {key: value for key, value in numbers_here if value is not None and key not in exact}
+        mine = {key: value for key, value in own_numbers if value is not None and key not in exact}
         everyone = allgather_object(mine, name=f"the logs of {type(self).__name__}, which every rank needs",
-                                    process_set=together)
-        by_rank = dict(zip(together.ranks, everyone, strict=True))
+                                    process_set=process_set)
+        by_rank = dict(zip(process_set.ranks, everyone, strict=True))
         for key in dict.fromkeys(key for found in by_rank.values() for key in found):
             values = [found[key] for found in by_rank.values() if key in found]
             if len(values) < len(by_rank):
-                self._say_lacking(key, [rank for rank, found in by_rank.items() if key not in found])
+                self._warn_missing(key, [rank for rank, found in by_rank.items() if key not in found])
             if logs is not None and (key in mine or key not in logs):
                 logs[key] = _mean(values)
 
-    def _say_lacking(self, key: str, ranks: list[int]) -> None:
+    def _warn_missing(self, key: str, ranks: list[int]) -> None:
         settings = current_job().settings
-        if key not in self._said and leads(self.model) and prints_at(settings, "WARNING"):
-            self._said.add(key)
-            say(f"MetricAverageCallback: {key!r} is no number in the logs of rank{'s' * (len(ranks) > 1)}"
-                f" {', '.join(map(str, ranks))}; its mean is over the other ranks")
+        if key not in self._warned and is_chief(self.model) and prints_at(settings, "WARNING"):
+            self._warned.add(key)
+            say(f"MetricAverageCallback: {key!r} is not a number in the logs of rank{'s' * (len(ranks) > 1)}"
+                f" {', '.join(map(str, ranks))}; its mean is taken over the other ranks")
 
 
 def _number(value: Any) -> float | int | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras import compat
-from hvkeras.callbacks.chief import leads
-from hvkeras.callbacks.model_files import files_at_once, remove_leftovers
+from hvkeras.callbacks.chief import is_chief
+from hvkeras.callbacks.model_files import atomic_files, remove_leftovers
 
 _ModelCheckpoint: Any = compat.default_keras().callbacks.ModelCheckpoint
 
@@ -44,7 +44,7 @@ class ModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ships no
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Removes incomplete files of an earlier run that was killed."""
-        if leads(self.model):
+        if is_chief(self.model):
             folder, name = os.path.split(os.fspath(self.filepath))
             if "{" not in folder and "://" not in folder:
                 remove_leftovers(Path(folder) / re.sub(r"\{.*?\}", "*", glob.escape(name)))
@@ -52,13 +52,13 @@ class ModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ships no
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves on the chief if `save_freq` is a number of batches."""
-        if self.save_freq != "epoch" and leads(self.model):
+        if self.save_freq != "epoch" and is_chief(self.model):
             compat.settle_direction(self)
-            with files_at_once(self.model):
+            with atomic_files(self.model):
                 super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves on the chief."""
-        if leads(self.model):
-            with files_at_once(self.model):
+        if is_chief(self.model):
+            with atomic_files(self.model):
                 super().on_epoch_end(epoch, logs)

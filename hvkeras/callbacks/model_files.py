@@ -49,8 +49,8 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
         written = (folder / path.name).stat().st_size if (folder / path.name).exists() else 0
         _remove(folder)
         raise MachineError(explain(
-            f"A file must have room on its disk ({why})", "make room, or choose another folder"
-            + ("; the file that was there before is still whole" if path.exists() else ""), path=str(path),
+            f"A file must fit on its disk ({why})", "free space, or choose another folder"
+            + ("; the previous file is still intact" if path.exists() else ""), path=str(path),
             size=written if size is None else max(size, written), room_left=room_left(path))) from error
     finally:
         _remove(folder)
@@ -76,11 +76,11 @@ def plain_state(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def files_at_once(model: Any) -> Iterator[None]:
+def atomic_files(model: Any) -> Iterator[None]:
     """In the context, `model.save` and `model.save_weights` replace a file only once the new one is complete."""
     names = ("save", "save_weights")
     before = {name: model.__dict__[name] for name in names if name in model.__dict__}
-    model.__dict__.update({name: _at_once(getattr(model, name)) for name in names})
+    model.__dict__.update({name: _atomic(getattr(model, name)) for name in names})
     try:
         with plain_state(model):
             yield
@@ -90,7 +90,7 @@ def files_at_once(model: Any) -> Iterator[None]:
         model.__dict__.update(before)
 
 
-def _at_once(write: Callable[..., Any]) -> Callable[..., Any]:
+def _atomic(write: Callable[..., Any]) -> Callable[..., Any]:
     def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
         path = Path(filepath)
         if "://" in str(filepath) or path.suffix not in _SINGLE_FILES:

@@ -51,7 +51,7 @@ def restore(states: Mapping[str, Any]) -> None:
         tf.random.set_global_generator(tf.random.Generator.from_state(state, algorithm))
 
 
-def of_alike(states: Mapping[str, Any], own: Mapping[str, Any], chief: Mapping[str, Any]) -> dict[str, Any]:
+def shared_states(states: Mapping[str, Any], own: Mapping[str, Any], chief: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the states that this process takes over: those of generators that it seeded as the chief did.
 
     Processes with different seeds must not draw the same numbers from now on.

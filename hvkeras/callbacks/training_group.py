@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks.chief import leads, spanning_strategy
+from hvkeras.callbacks.chief import is_chief, spanning_strategy
 from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.training.fit_hooks import shared_by
@@ -24,50 +24,50 @@ class TrainingGroup:
     """One process that trains a model by itself.
 
     Attributes:
-        leads: Whether this process is the chief.
+        is_chief: Whether this process is the chief.
         size: The number of processes, each with data of its own; 1 if a strategy partitions the data.
         workers: The number of processes.
     """
 
     size = workers = 1
 
-    def __init__(self, leads: bool) -> None:
-        self.leads = leads
+    def __init__(self, is_chief: bool) -> None:
+        self.is_chief = is_chief
 
-    def give(self, thing: Any) -> Any:
+    def broadcast(self, thing: Any) -> Any:
         """Returns the chief's object on every process; all processes must call it."""
         return thing
 
-    def give_variables(self, variables: Sequence[Any]) -> None:
+    def broadcast_variables(self, variables: Sequence[Any]) -> None:
         """Assigns the chief's values to variables on every process; all processes must call it."""
 
-    def give_learned(self, model: Any) -> None:
+    def broadcast_learned_state(self, model: Any) -> None:
         """Gives layers what the chief's layers have learned from data, on ranks with models of their own."""
 
 
 class _Ranks(TrainingGroup):
     """Ranks of hvkeras, connected by a backend."""
 
-    def __init__(self, leads: bool, process_set: ProcessSet) -> None:
-        super().__init__(leads)
+    def __init__(self, is_chief: bool, process_set: ProcessSet) -> None:
+        super().__init__(is_chief)
         self._set, self._root = process_set, process_set.ranks[0]
         self.size = self.workers = len(process_set.ranks)
 
-    def give(self, thing: Any) -> Any:
+    def broadcast(self, thing: Any) -> Any:
         return broadcast_object(thing, self._root, name=_NAME, process_set=self._set)
 
-    def give_variables(self, variables: Sequence[Any]) -> None:
+    def broadcast_variables(self, variables: Sequence[Any]) -> None:
         broadcast_variables(variables, self._root, self._set)
 
-    def give_learned(self, model: Any) -> None:
+    def broadcast_learned_state(self, model: Any) -> None:
         broadcast_learned(model, self._root, process_set=self._set)
 
 
 class _Workers(TrainingGroup):
     """Workers of a strategy, whose replicas sum up the chief's value and zeros."""
 
-    def __init__(self, leads: bool, strategy: Any) -> None:
-        super().__init__(leads)
+    def __init__(self, is_chief: bool, strategy: Any) -> None:
+        super().__init__(is_chief)
         self._strategy = strategy
         self.workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
 
@@ -78,13 +78,13 @@ class _Workers(TrainingGroup):
 
         self._sum_up = tf.function(sum_up, autograph=False)
 
-    def give(self, thing: Any) -> Any:
+    def broadcast(self, thing: Any) -> Any:
         data = np.frombuffer(pickle.dumps(thing), np.uint8).astype(np.int64)
         length = int(self._from_chief(np.asarray([data.size]))[0])
-        received = self._from_chief(data if self.leads else np.zeros(length, np.int64))
-        return thing if self.leads else pickle.loads(received.astype(np.uint8).tobytes())
+        received = self._from_chief(data if self.is_chief else np.zeros(length, np.int64))
+        return thing if self.is_chief else pickle.loads(received.astype(np.uint8).tobytes())
 
-    def give_variables(self, variables: Sequence[Any]) -> None:
+    def broadcast_variables(self, variables: Sequence[Any]) -> None:
         parts = [compat.local_parts(variable) for variable in variables]
         for sent in (np.float32, np.float64, np.int64):
             those = [local for local in parts if _sent_as(local[0].dtype) is sent]
@@ -107,8 +107,8 @@ def group_of(model: Any) -> TrainingGroup:
     """Returns the processes that train a model together."""
     strategy, process_set = spanning_strategy(model), shared_by(model)
     if strategy is not None:
-        return _Workers(leads(model), strategy)
-    return TrainingGroup(leads(model)) if process_set is None else _Ranks(leads(model), process_set)
+        return _Workers(is_chief(model), strategy)
+    return TrainingGroup(is_chief(model)) if process_set is None else _Ranks(is_chief(model), process_set)
 
 
 def _sent_as(dtype: Any) -> Any:

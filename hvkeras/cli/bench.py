@@ -21,22 +21,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import report
 from hvkeras.bench.figures import with_figures
-from hvkeras.bench.interleaved import BLOCK, InterleavedRun, Way
+from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
 from hvkeras.bench.models import MODELS
 from hvkeras.bench.plan import Plan
 from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
 from hvkeras.bench.row import PEER, Row
-from hvkeras.comparison.command import ended_by_signals
+from hvkeras.comparison.command import exiting_on_signals
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host import machine
 from hvkeras.host.cores import usable_cores
 from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import found, verdict, version_of
+from hvkeras.launcher.check_build import find_command, version_of, why_not
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
-from hvkeras.launcher.trial import end, hvkeras_run, took_too_long
+from hvkeras.launcher.trial import end, hvkeras_run, timeout_message
 from hvkeras.settings import Settings, size_in_bytes
 
 PROG = "hvkeras bench"
@@ -54,18 +54,18 @@ from pathlib import Path
 from hvkeras.bench.worker import main
 main(Path(sys.argv[1]))"""
 
-_EPILOG = """Each engine has processes of its own, which stand still while others are timed, and every result is
+_EPILOG = """Each engine has processes of its own, which are stopped while others are timed, and every result is
 verified. The exit code is 0 if all backends that were asked for served, and were right.
 Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
 
 
 def parser() -> argparse.ArgumentParser:
     """Builds the parser."""
-    made = Parser(prog=PROG, description="Measures backends against each other, in turns.", epilog=_EPILOG,
+    made = Parser(prog=PROG, description="Measures backends against each other, in alternation.", epilog=_EPILOG,
                   allow_abbrev=False)
     made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
     made.add_argument("-np", "--np", "--num-proc", type=int, default=2, dest="np", metavar="N",
-                      help="Number of processes on this machine, 2 at least (default: 2).")
+                      help="Number of processes on this machine, at least 2 (default: 2).")
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
     made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
     made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
@@ -78,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
                       " (default: for steps, where there are enough cores).")
     made.add_argument("--peers", action="store_true", help="Also uses Horovod and tf.distribute without hvkeras.")
     made.add_argument("--jit", action="store_true", help="Also times steps that XLA compiles, where backends can.")
-    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that all may take"
-                      f" (default: {TIMEOUT:g}).")
+    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that everything may"
+                      f" take (default: {TIMEOUT:g}).")
     made.add_argument("--json", metavar="FILE", help="Writes the times of all blocks, and facts of the machine.")
     made.add_argument("--plot", metavar="FILE.png", help="Draws a plot; needs matplotlib.")
     return made
@@ -105,7 +105,7 @@ def bench(arguments: Sequence[str]) -> int:
     facts = machine.facts(cores)
     folder = Path(tempfile.mkdtemp(prefix="hvkeras-bench-"))
     rows: list[Row] = []
-    with ended_by_signals():
+    with exiting_on_signals():
         reason = _run(flags, names, work, folder, rows)
     _print(flags, rows, arguments)
     if flags.json:
@@ -122,7 +122,7 @@ def bench(arguments: Sequence[str]) -> int:
 def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
     """Checks the command line before anything starts, and returns what to measure: sizes or models."""
     Settings()  # an invalid variable is an error, too
-    _require_sense(flags, cores)
+    _check_flags(flags, cores)
     if flags.pin is None:
         flags.pin = len(cores) >= flags.np and flags.kind == "step"
     if flags.kind == "allreduce":
@@ -137,16 +137,16 @@ def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
     return models
 
 
-def _require_sense(flags: argparse.Namespace, cores: Sequence[int]) -> None:
+def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
     """Raises UsageError for flags that contradict each other, or have impossible values."""
     if flags.np < 2:
-        raise UsageError(explain("Two processes at least have something to reduce", f"{PROG} {flags.kind} -np 2",
+        raise UsageError(explain("At least two processes are needed to reduce anything", f"{PROG} {flags.kind} -np 2",
                                  np=flags.np))
     for name, kind in (("sizes", "allreduce"), ("models", "step"), ("jit", "step")):
         if getattr(flags, name) and flags.kind != kind:
             raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
-        raise UsageError(explain("--rounds is a positive number, and stands instead of --time", rounds=flags.rounds,
+        raise UsageError(explain("--rounds must be a positive number, and replaces --time", rounds=flags.rounds,
                                  time=flags.time))
     if flags.pin and len(cores) < flags.np:
         raise UsageError(explain("--pin needs a core for each process", "leave it out", np=flags.np, cores=len(cores)))
@@ -192,7 +192,7 @@ def _objection(flags: argparse.Namespace, name: str) -> str:
     """Returns why a backend cannot be used, or ""."""
     title, kind = _LAUNCHES[flags.launcher]
     launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
-    return verdict(backend_class(name), launch, "")
+    return why_not(backend_class(name), launch, "")
 
 
 def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
@@ -200,7 +200,7 @@ def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
     rank = [sys.executable, "-c", _RANK]
     if flags.launcher == "hvkeras":
         return hvkeras_run(["-np", str(ranks), "--", *rank])
-    mpirun = found("mpirun")
+    mpirun = find_command("mpirun")
     if not mpirun or not version_of("mpi4py"):
         raise MachineError(explain("--launcher mpirun needs Open MPI and mpi4py", "pip install 'hvkeras[mpi]'"))
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -212,32 +212,32 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
     screen = Console(stderr=True, highlight=False)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))
-    doing = "starting the ranks"
+    activity = "starting the ranks"
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task(doing, total=1.0)
+        task = progress.add_task(activity, total=1.0)
 
         def show(share: float, what: str) -> None:
-            nonlocal doing
-            doing = what
+            nonlocal activity
+            activity = what
             progress.update(task, completed=share, description=what)
 
         mpi = flags.launcher == "mpirun"
-        way = Way(lambda ranks: _command(flags, ranks), lambda name: _objection(flags, name),
-                  _last_own_line if mpi else root_cause, end, mpi)
+        method = LaunchMethod(lambda ranks: _command(flags, ranks), lambda name: _objection(flags, name),
+                              _last_line_of_hvkeras if mpi else root_cause, end, mpi)
         plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.pin, flags.timeout, str(folder))
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         try:
-            with contextlib.closing(InterleavedRun(plan, way, effort, show)) as interleaved_run:
+            with contextlib.closing(InterleavedRun(plan, method, effort, show)) as interleaved_run:
                 interleaved_run.run(names, flags.peers, work, rows)
         except TimeIsUpError:
-            return f"{took_too_long(flags.timeout)}; the last that was done: {doing}"
+            return f"{timeout_message(flags.timeout)}; the last activity: {activity}"
     return ""
 
 
-def _last_own_line(text: str, code: int) -> str:
+def _last_line_of_hvkeras(text: str, code: int) -> str:
     """Returns why an mpirun job failed: the last message of hvkeras in its output."""
-    said = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
-    return said[-1] if said else f"mpirun exited with code {code}"
+    lines = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
+    return lines[-1] if lines else f"mpirun exited with code {code}"
 
 
 def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
@@ -246,8 +246,8 @@ def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[s
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)
     made, notes = report.table(flags.kind, rows, flags.np)
-    where = "each on a core of its own" if flags.pin else f"on {len(usable_cores())} cores"
-    console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes, {where}", markup=False)
+    placement = "each on a core of its own" if flags.pin else f"on {len(usable_cores())} cores"
+    console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes, {placement}", markup=False)
     console.print()
     console.print(made)
     console.print()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from hvkeras.errors import HvkerasError, UsageError
-from hvkeras.launcher.limits import ROOM_TO_MAKE, out_of_room, require_current_folder
+from hvkeras.launcher.limits import RESOURCE_ERRORS, out_of_resources, require_current_folder
 
 
 def guarded(prog: str, action: Callable[[], int]) -> int:
@@ -29,9 +29,9 @@ def guarded(prog: str, action: Callable[[], int]) -> int:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        if error.errno not in ROOM_TO_MAKE:
+        if error.errno not in RESOURCE_ERRORS:
             raise
-        print(f"{prog}: {out_of_room(error)}", file=sys.stderr)
+        print(f"{prog}: {out_of_resources(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

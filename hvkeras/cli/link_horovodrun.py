@@ -16,7 +16,7 @@ from hvkeras.launcher.horovodrun import horovod_is_installed
 from hvkeras.launcher.run_arguments import Parser
 
 NAME = "horovodrun"
-_MARK = "# Put here by `hvkeras link-horovodrun`; taken away by `hvkeras link-horovodrun --remove`."
+_MARKER = "# Put here by `hvkeras link-horovodrun`; taken away by `hvkeras link-horovodrun --remove`."
 _SCRIPT = """#!{python}
 {mark}
 import sys
@@ -43,23 +43,23 @@ def link(arguments: Sequence[str]) -> int:
     """
     parser = Parser(prog="hvkeras link-horovodrun", description=f"Puts a command `{NAME}` into this Python"
                     " environment that does what `hvkeras run` does, until Horovod's own is installed.")
-    parser.add_argument("--remove", action="store_true", help="takes it away again")
+    parser.add_argument("--remove", action="store_true", help="removes it again")
     remove = bool(parser.parse_args(list(arguments)).remove)
     path = Path(sysconfig.get_path("scripts")) / NAME
     try:
-        return _remove(path) if remove else _put(path)
+        return _remove(path) if remove else _install(path)
     except OSError as error:
         raise MachineError(explain(f"The scripts folder must be writable ({error.strerror})",
                                    "run it as the owner of this Python environment", path=str(path))) from None
 
 
-def _put(path: Path) -> int:
+def _install(path: Path) -> int:
     if horovod_is_installed():
-        raise UsageError(explain("Horovod's own horovodrun is installed here, and stays what it is",
+        raise UsageError(explain("Horovod's own horovodrun is installed here, and is left as it is",
                                  "use it as it is; hvkeras trains under it as well", path=str(path)))
     if not _is_absent_or_ours(path):
-        raise UsageError(explain(f"The place of {NAME} must be free", "move the file away first", path=str(path)))
-    path.write_text(_SCRIPT.format(python=sys.executable, mark=_MARK))
+        raise UsageError(explain(f"The path of {NAME} must be free", "move the file away first", path=str(path)))
+    path.write_text(_SCRIPT.format(python=sys.executable, mark=_MARKER))
     path.chmod(0o755)
     print(f"{path} now does what `hvkeras run` does, until Horovod's own is installed")
     return 0
@@ -67,10 +67,10 @@ def _put(path: Path) -> int:
 
 def _remove(path: Path) -> int:
     if not path.is_symlink() and not path.exists():
-        print(f"{path} is not there")
+        print(f"{path} does not exist")
         return 0
     if not _is_absent_or_ours(path):
-        raise UsageError(explain("Only a file that `hvkeras link-horovodrun` made is taken away",
+        raise UsageError(explain("Only a file that `hvkeras link-horovodrun` made is removed",
                                  "remove it yourself, or by uninstalling the package it came with", path=str(path)))
     path.unlink()
     print(f"{path} is gone")
@@ -80,7 +80,7 @@ def _remove(path: Path) -> int:
 def _is_absent_or_ours(path: Path) -> bool:
     if path.is_symlink():
         return False
-    return not path.exists() or (path.is_file() and _MARK.encode() in path.read_bytes())
+    return not path.exists() or (path.is_file() and _MARKER.encode() in path.read_bytes())
 
 
 def horovodrun() -> int:

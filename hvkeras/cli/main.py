@@ -14,11 +14,11 @@ USAGE = """usage: hvkeras COMMAND ...
 
 commands:
   run               start a training script on several processes and hosts (hvkeras run --help)
-  compare           train by one script on each backend, and set speed and results side by side
-  report            write the report on a run again, from what its ranks have recorded
+  compare           train one script on each backend, and compare speed and results
+  report            rewrite the report on a run from what its ranks have recorded
   bench             measure backends against each other, in one job, with every result verified
   trace             merge the ranks' traces of a job into one (hvkeras run --trace-steps records them)
-  doctor            say whether training will work on this machine or these hosts, and what to do
+  doctor            check whether training will work on this machine or these hosts, and how to fix it
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
 
 options:

@@ -44,7 +44,7 @@ def broadcast_variables(
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
-    variables = _without_loose(variables, root_rank, process_set)
+    variables = _without_dynamic(variables, root_rank, process_set)
     targets = [compat.native(variable) for variable in variables]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
@@ -109,19 +109,19 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-def _without_loose(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+def _without_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
     """Broadcasts the layer state that tf_keras lists among the weights, and returns the remaining variables.
 
     In tf_keras a vocabulary is not a variable, and bin boundaries have a different shape on each rank.
     """
-    loose = [one for one in variables if compat.is_loose(one)] if tf.executing_eagerly() else []
-    if not loose:
+    dynamic = [one for one in variables if compat.is_dynamic(one)] if tf.executing_eagerly() else []
+    if not dynamic:
         return list(variables)
-    values = broadcast_object([compat.loose_value(one) for one in loose], root_rank, name="what layers have learned",
-                              process_set=process_set)
-    for one, value in zip(loose, values, strict=True):
-        compat.set_loose(one, value)
-    return [one for one in variables if not compat.is_loose(one)]
+    values = broadcast_object([compat.dynamic_value(one) for one in dynamic], root_rank,
+                              name="what layers have learned", process_set=process_set)
+    for one, value in zip(dynamic, values, strict=True):
+        compat.set_dynamic(one, value)
+    return [one for one in variables if not compat.is_dynamic(one)]
 
 
 def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank: int,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from hvkeras.autograph import leave_as_it_is
+from hvkeras.autograph import exclude_from_autograph
 
 
 class Compressor:
@@ -105,4 +105,4 @@ class Compression:
     bf16 = BF16Compressor
 
 
-leave_as_it_is(__name__)
+exclude_from_autograph(__name__)

@@ -111,8 +111,8 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     if len(ranks) == 1:
         return tf.identity(tensor)
     require_kernels(job.backend)
-    told = tensor if spec is None else spec
-    plan = plan_of(f"reducescatter {how}", [told], ranks, name, label_of("reducescatter", name))
+    described = tensor if spec is None else spec
+    plan = plan_of(f"reducescatter {how}", [described], ranks, name, label_of("reducescatter", name))
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
     [scattered] = run(job, plan, [call])
     if not tf.executing_eagerly():

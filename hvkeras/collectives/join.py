@@ -66,7 +66,7 @@ def join() -> int:
     return last
 
 
-def hear(message: dict[str, Any]) -> None:
+def on_message(message: dict[str, Any]) -> None:
     """Handles a message from the control server; called from the channel's thread.
 
     Args:
@@ -89,7 +89,7 @@ class _Participation:
         self._failures: list[BaseException] = []
 
     def start(self, message: dict[str, Any]) -> None:
-        thread = threading.Thread(target=self._take_part, args=(message,), name="hvkeras-join", daemon=True)
+        thread = threading.Thread(target=self._participate, args=(message,), name="hvkeras-join", daemon=True)
         self._threads = {one for one in self._threads if one.is_alive()} | {thread}
         thread.start()
 
@@ -104,15 +104,15 @@ class _Participation:
         if self._failures:
             raise self._failures.pop()
 
-    def _take_part(self, message: dict[str, Any]) -> None:
+    def _participate(self, message: dict[str, Any]) -> None:
         try:
             with graphs.eagerly(), self._locks[message["key"]]:
                 # A rank can be the root of a refused broadcast, but not of one that runs after it has joined.
-                kept = message["key"], message["refused"], current_job().backend.name
-                if kept not in self._functions:
+                function_key = message["key"], message["refused"], current_job().backend.name
+                if function_key not in self._functions:
                     plan = Plan.described(message["plan"])
-                    self._functions[kept] = plan, *_collectives(plan, message["calls"], message["refused"])
-                plan, function, neutral = self._functions[kept]
+                    self._functions[function_key] = plan, *_collectives(plan, message["calls"], message["refused"])
+                plan, function, neutral = self._functions[function_key]
                 for _ in range(message["times"]):
                     with current_job().entries.entering(plan):
                         function(*neutral)
@@ -176,7 +176,7 @@ def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: 
     if shape is not None and no_rows:
         shape = [0, *shape[1:]]
     if shape is None or None in shape:
-        raise UnsupportedError(explain("A rank that takes part for others must know their tensors' shapes",
+        raise UnsupportedError(explain("A rank that participates for others must know the shapes of their tensors",
                                        "give tensors shapes that are known when the function is traced",
                                        collective=plan.label, shape=shape))
     if reduction is Reduction.PRODUCT:

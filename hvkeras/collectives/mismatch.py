@@ -102,7 +102,7 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
     return not text
 
 
-def refuse_at_once(key: str, difference: Callable[[Any], str], found: Any) -> bool:  # noqa: ARG001 - same signature
+def refuse_immediately(key: str, difference: Callable[[Any], str], found: Any) -> bool:  # noqa: ARG001 - same signature
     """Replaces `refuse_in_graph` where that operation is missing: the graph then ends in TensorFlow's UnknownError.
 
     Raises:
@@ -130,5 +130,5 @@ def _loaded() -> loading.Library | None:
         return loading.library()
     except MachineError as error:
         if prints_at(current_job().settings, "WARNING"):
-            say(f"collectives of graphs that do not fit together will end the job instead of raising: {error}")
+            say(f"mismatched collectives in graphs will end the job instead of raising: {error}")
         return None

@@ -67,8 +67,8 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
         raise UsageError(explain("process_set must be a ProcessSet", process_set=process_set))
     ranks = process_set.members()
     if topology.rank not in ranks:
-        raise ArgumentError(explain(f"Only members of a process set take part in its {operation}",
-                                    "guard the call with process_set.included()", rank=topology.rank,
+        raise ArgumentError(explain(f"Only members of a process set can participate in its {operation}",
+                                    "check process_set.included() before the call", rank=topology.rank,
                                     process_set=process_set))
     return ranks
 
@@ -92,7 +92,7 @@ def gradient_divisor(ranks: Sequence[int]) -> int:
 def require_root(root_rank: int, ranks: Sequence[int]) -> None:
     """Raises ArgumentError unless the root is one of the ranks."""
     if root_rank not in ranks:
-        raise ArgumentError(explain("root_rank must be a global rank that takes part", root_rank=root_rank,
+        raise ArgumentError(explain("root_rank must be a global rank that participates", root_rank=root_rank,
                                     ranks=list(ranks)))
 
 

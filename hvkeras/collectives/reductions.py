@@ -118,7 +118,7 @@ def grouped_allreduce(
         UnsupportedError: As for `allreduce`.
     """
     if not tensors:
-        raise UsageError(explain("A group is one or more tensors", tensors=tensors))
+        raise UsageError(explain("A group must contain at least one tensor", tensors=tensors))
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
     results = list(tensors)
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]

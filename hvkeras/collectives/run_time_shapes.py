@@ -45,7 +45,7 @@ def compared(job: Job, plan: Plan, calls: Sequence[Call],
     inputs = [tensor for call in calls for tensor in call.tensors]
     differ = functools.partial(_difference, plan, names or plan.names,
                                [tensor.dtype.name for tensor in inputs], [int(row.shape[0]) for row in rows])
-    compare = functools.partial(mismatch.refuse_in_graph if raises else mismatch.refuse_at_once, key, differ)
+    compare = functools.partial(mismatch.refuse_in_graph if raises else mismatch.refuse_immediately, key, differ)
     agreed = tf.numpy_function(compare, [table], tf.bool)
     graphs.run_independently(agreed.op)
     with tf.control_dependencies([agreed]):

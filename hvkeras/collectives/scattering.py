@@ -64,10 +64,10 @@ def alltoall(
     if value.shape.rank == 0:
         raise ArgumentError(explain("alltoall sends rows, so its tensor needs a first dimension",
                                     "tf.reshape(tensor, [-1])", shape=value.shape))
-    asked = None if splits is None else tf.convert_to_tensor(splits)
-    rows = _dealt(value, asked, len(ranks))
+    given_splits = None if splits is None else tf.convert_to_tensor(splits)
+    rows = _row_counts(value, given_splits, len(ranks))
     received, counts = _exchanged(value, rows, ranks, name)
-    return received if asked is None else (received, tf.cast(counts, asked.dtype))
+    return received if given_splits is None else (received, tf.cast(counts, given_splits.dtype))
 
 
 @graphs.unconverted
@@ -111,7 +111,7 @@ def reducescatter(
     ranks = members(process_set, "reducescatter")
     value = tf.convert_to_tensor(tensor)
     if value.shape.rank == 0:
-        raise ArgumentError(explain("reducescatter deals rows, so its tensor needs a first dimension",
+        raise ArgumentError(explain("reducescatter distributes rows, so its tensor needs a first dimension",
                                     "hvd.allreduce a scalar", shape=value.shape))
 
     @graphs.custom_gradient
@@ -121,8 +121,8 @@ def reducescatter(
 
         def gradient(upstream: Any) -> Any:
             back = scaled.sent(upstream, len(ranks))
-            together = gathered(back.tensor, ranks, derived(name, "gradient"))
-            exact, factor = scaled.received(together, back, len(ranks)), gradient_divisor(ranks)
+            gathered_gradient = gathered(back.tensor, ranks, derived(name, "gradient"))
+            exact, factor = scaled.received(gathered_gradient, back, len(ranks)), gradient_divisor(ranks)
             return exact if factor == 1 else exact * tf.cast(factor, exact.dtype)
 
         return scaled.received(part, sent, len(ranks)), gradient
@@ -177,20 +177,21 @@ def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) 
     return received, counts
 
 
-def _dealt(value: Any, splits: Any, size: int) -> Any:
+def _row_counts(value: Any, splits: Any, size: int) -> Any:
     """Returns the number of rows for each rank, validated where the values are statically known."""
     rows = value.shape[0]
     if splits is None:
         if rows is not None and rows % size:
-            raise ArgumentError(explain("Without splits, alltoall deals equally many rows to each rank", "pass splits=",
+            raise ArgumentError(explain("Without splits, alltoall sends the same number of rows to each"
+                                        " rank", "pass splits=",
                                         rows=rows, ranks=size))
         return tf.fill([size], tf.shape(value, tf.int64)[0] // size)
     if not splits.dtype.is_integer or not splits.shape.is_compatible_with([size]):
-        raise ArgumentError(explain("splits must hold one integer for each rank that takes part", splits=splits,
+        raise ArgumentError(explain("splits must hold one integer for each participating rank", splits=splits,
                                     ranks=size))
     if as_horovod.is_installed() and splits.dtype != tf.int32:
-        raise ArgumentError(explain("Horovod's splits are int32", "tf.cast them, or import hvkeras.tensorflow, where"
-                                    " other integers serve as well", dtype=splits.dtype.name))
+        raise ArgumentError(explain("Horovod's splits are int32", "tf.cast them, or import hvkeras.tensorflow, which"
+                                    " also takes other integers", dtype=splits.dtype.name))
     known = tf.get_static_value(splits)
     if known is not None and rows is not None and (known.min() < 0 or known.sum() != rows):
         raise ArgumentError(explain("splits must not be negative, and must add up to the first dimension",

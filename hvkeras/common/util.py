@@ -38,7 +38,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG
         *args: Accepted for compatibility with Horovod.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
-        raise ImportError(f"hvkeras serves TensorFlow and Keras, and not {ext_name}")
+        raise ImportError(f"hvkeras supports TensorFlow and Keras, not {ext_name}")
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -26,7 +26,7 @@ from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.cores import fair_share, operation_threads, usable_cores
 from hvkeras.host.machine import facts
 from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import verdict
+from hvkeras.launcher.check_build import why_not
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.screen import Screen
@@ -45,15 +45,15 @@ backends that were asked for ran. Example: hvkeras compare -np 2 --repeat 3 pyth
 
 def parser() -> argparse.ArgumentParser:
     """Builds the parser."""
-    made = Parser(prog=PROG, description="Runs a training script on each backend and on one process, says how fast"
+    made = Parser(prog=PROG, description="Runs a training script on each backend and on one process, reports how fast"
                   " each was and whether they agree, and writes a report.", epilog=_EPILOG, allow_abbrev=False,
                   usage=f"{PROG} -np N[,N...] [--backends NAME,...] [options] command ...")
     made.add_argument("-np", "--num-proc", type=sizes, dest="np", default=(), metavar="N[,N...]", help="Number of"
-                      " processes, 2 at least; several (1,2,4) give a scaling curve, and the table is about the most.")
+                      " processes, at least 2; several (1,2,4) give a scaling curve, and the table is about the most.")
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
                       " with those of the first one. All that work here by default.")
     made.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Whether one process"
-                      " runs as well, to tell how much of its speed is kept; it does by default.")
+                      " runs as well, to show how much of its speed is kept; it does by default.")
     made.add_argument("--repeat", type=repeats, default=1, metavar="N", help="How often each job runs (default: 1), in"
                       " rounds: every backend, then one process, and again.")
     made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that each run may"
@@ -72,7 +72,7 @@ def sizes(text: str) -> tuple[int, ...]:
     """Reads numbers of processes, such as `2` or `1,2,4`."""
     found = tuple(sorted({int(number) for number in text.split(",")}))
     if found[0] < 1:
-        raise argparse.ArgumentTypeError(f"a number of processes is positive, not {found[0]}")
+        raise argparse.ArgumentTypeError(f"a number of processes must be positive, not {found[0]}")
     return found
 
 
@@ -80,7 +80,7 @@ def repeats(text: str) -> int:
     """Reads how often a job is to run."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"a job runs once at least, not {value} times")
+        raise argparse.ArgumentTypeError(f"a job runs at least once, not {value} times")
     return value
 
 
@@ -99,15 +99,16 @@ def compare(arguments: Sequence[str]) -> int:
     """
     flags = flags_and_command(parser(), arguments)
     require_command(flags, PROG)
-    if flags.behind_command:
-        raise UsageError(explain(f"Flags of {PROG} stand before the command, and the command's own behind it",
-                                 f"write them before {flags.command[0]}, or -- before it if the command shall get them",
-                                 behind_the_command=" ".join(flags.behind_command)))
-    projection.require_sense(flags)
+    if flags.after_command:
+        raise UsageError(explain(f"Flags of {PROG} must come before the command, and the command's own after it",
+                                 f"write them before {flags.command[0]}, or put -- before it if the command should get"
+                                 " them",
+                                 behind_the_command=" ".join(flags.after_command)))
+    projection.check_flags(flags)
     made = comparison_of(flags, Screen(), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {made.folder}")
-    _print_last_words(made, Console(stderr=True, highlight=False, soft_wrap=True))
+    _print_error_tails(made, Console(stderr=True, highlight=False, soft_wrap=True))
     return int(made.failed)
 
 
@@ -124,7 +125,8 @@ def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comp
         MachineError: No backend works here.
     """
     if not flags.np or flags.np[-1] < 2:
-        raise UsageError(explain("Two processes at least are compared with one", f"{PROG} -np 2 python train.py",
+        raise UsageError(explain("At least two processes are needed for a comparison with one", f"{PROG} -np 2 python"
+                                 " train.py",
                                  np=",".join(map(str, flags.np)) or None))
     if flags.np[0] == 1 and not flags.baseline:
         raise UsageError(explain("1 in -np is the baseline", "leave out one of -np 1 and --no-baseline",
@@ -140,7 +142,7 @@ def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comp
     fewer = {job: environment for job in jobs if job[1] < several[-1]}
     trials = trials_of(jobs, flags, folder, fewer)
     began, machine = time.time(), facts(usable_cores())
-    with ended_by_signals():
+    with exiting_on_signals():
         results = Runs(trials, problems, flags, screen).results()
     rows = rows_of(results)
     jobs_with_records = [(row, records_of(row, trials)) for row in rows] if flags.project else []
@@ -171,7 +173,7 @@ def _problem(name: str, processes: int, hosts: Sequence[HostRanks]) -> str:
     """Why a backend cannot run this job, as far as this host can tell; "" if it can."""
     if not any(host.local for host in hosts):
         return ""
-    return verdict(backend_class(name), Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
+    return why_not(backend_class(name), Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
 
 
 def _folder(out: str | None) -> Path:
@@ -202,7 +204,7 @@ def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def exiting_on_signals() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that no job is left behind."""
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -239,10 +241,10 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print(f"report: {made.folder / report.NAME}", markup=False)
 
 
-def _print_last_words(made: Comparison, console: Console) -> None:
+def _print_error_tails(made: Comparison, console: Console) -> None:
     """Prints the last lines of the standard error of jobs that failed."""
     for row in made.rows:
         for run in row.runs:
-            if run.last_words:
+            if run.error_tail:
                 console.print(f"\nthe standard error of {run.name} ends with", markup=False)
-                console.print(run.last_words, markup=False)
+                console.print(run.error_tail, markup=False)

@@ -113,11 +113,11 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
             made.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
 
     add("step_times", "Step times", f"Boxes hold half of the steps on rank 0, whiskers nine tenths, without the"
-        f" first {WARM_UP} of each run, and the line in the box is the median. Narrow is steady. What is slower than"
-        " the axis is long stands at its end: validation, checkpoints, or somebody else's work.")
-    add("time_split", "Where the time of a step goes", "wait is time in collectives until the last rank comes,"
-        " communication the rest of that time in which nothing else is done. What runs beside computing costs nothing"
-        " and is not in the bars. A part that is the same on all backends is the script's own.",
+        f" first {WARM_UP} of each run, and the line in the box is the median. Narrow is steady. Steps beyond the end"
+        " of the axis are drawn at its end: validation, checkpoints, or other programs' work.")
+    add("time_split", "Where the time of a step goes", "wait is time in collectives until the last rank arrives,"
+        " communication the rest of that time in which nothing else is done. What runs concurrently with computing"
+        " costs nothing and is not in the bars. A part that is the same on all backends is the script's own.",
         _split_table(comparison))
     several = len(comparison.sizes) > 1
     bands = " Bands are from the slowest to the fastest run." if comparison.repeat > 1 else ""
@@ -140,8 +140,8 @@ def _remarked(html: str, remarks: list[str]) -> str:
 
 def _split_table(comparison: Comparison) -> str:
     """A table of the parts of a step, with bytes and memory; "" if none is known."""
-    headers = ["backend", *(f"{part},\nms" for part in PARTS), "beside\ncomputing, ms", "MB a step\nand rank",
-               "peak memory\nof a rank, MB"]
+    headers = ["backend", *(f"{part},\nms" for part in PARTS), "concurrent with\ncomputing, ms",
+               "MB per step\nand rank", "peak memory\nper rank, MB"]
     rows = [[row.name, *_numbers(row)] for row in comparison.shown if not row.reason]
     known = any(cell != NOT_HERE for row in rows for cell in row[1:])
     return table_html(headers, rows) if known else ""

@@ -48,7 +48,7 @@ class Result:
         loss: The final loss, or None.
         difference: The difference of the final weights from those of the first backend; see `weight_difference`.
         remarks: Why some values are unknown.
-        last_words: The last lines of a failed job's standard error, or "".
+        error_tail: The last lines of a failed job's standard error, or "".
         round: The round in which it ran, from 1.
         seconds: The duration of the job, including startup and shutdown; None if it was not started.
         metrics: The final metrics of Keras by name, from the last evaluate or fit.
@@ -68,7 +68,7 @@ class Result:
     loss: Number | None = None
     difference: float | str | None = None
     remarks: tuple[str, ...] = ()
-    last_words: str = ""
+    error_tail: str = ""
     round: int = 1
     seconds: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
 def _unusable(name: str, processes: int, record: Record | None) -> str:
     """Why a record does not describe the requested job; "" if it does."""
     if record is None:
-        return "rank 0 left no record: the script must call hvd.init(), and --out be a folder that all hosts share"
+        return "rank 0 left no record: the script must call hvd.init(), and --out must be a folder that all hosts share"
     if record.size != processes:
         return f"the script ran on {record.size} rank{'s' * (record.size > 1)} instead of {processes}"
     if name not in (ONE_PROCESS, record.backend):

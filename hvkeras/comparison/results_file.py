@@ -38,7 +38,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "began": datetime.fromtimestamp(comparison.began, timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(comparison.seconds, 1),
         "warm_up_steps": WARM_UP,
-        "reference": reference_of(comparison.contenders),
+        "reference": reference_of(comparison.compared),
         "machine": dict(comparison.machine),
         "one_process": comparison.cores,
         "sentences": sentences(comparison),

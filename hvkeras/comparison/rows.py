@@ -181,14 +181,14 @@ class Comparison:
         return next((row for row in self.rows if row.name == ONE_PROCESS), None)
 
     @property
-    def contenders(self) -> list[Row]:
+    def compared(self) -> list[Row]:
         """The rows of the backends on `processes`."""
         return [row for row in self.rows if row.name != ONE_PROCESS and row.processes == self.processes]
 
     @property
     def shown(self) -> list[Row]:
         """The rows of the table."""
-        return [*self.contenders, *([self.single] if self.single else [])]
+        return [*self.compared, *([self.single] if self.single else [])]
 
     @property
     def failed(self) -> bool:

@@ -102,8 +102,8 @@ class Runs:
                                         self._flags.verbose, self._expected(number))
         seconds = time.monotonic() - begun
         if problem:
-            last_words = "" if not_here else "\n".join(trial.text("stderr").splitlines()[-TAIL_LINES:])
-            found = Result(*job, problem, last_words=last_words)
+            error_tail = "" if not_here else "\n".join(trial.text("stderr").splitlines()[-TAIL_LINES:])
+            found = Result(*job, problem, error_tail=error_tail)
         else:
             self._seconds[job] = seconds
             records = [Record.read(trial.records, rank) for rank in range(trial.processes)]

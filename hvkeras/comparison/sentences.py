@@ -26,20 +26,20 @@ def sentences(comparison: Comparison) -> list[str]:
 
 def speed(comparison: Comparison) -> str:
     """Which backend was the fastest, and by how much."""
-    timed = sorted((row for row in comparison.contenders if row.step is not None), key=_median)
+    timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
     on = f"on {comparison.processes} processes"
     if not timed:
-        if reference_of(comparison.contenders):
-            return f"How fast the backends are {on} is not known, as no step was timed: the table says why."
-        return f"No backend ran {on}: the table says why."
+        if reference_of(comparison.compared):
+            return f"How fast the backends are {on} is not known, as no step was timed: the table gives the reason."
+        return f"No backend ran {on}: the table gives the reason."
     fastest, *others = timed
     if not others:
-        alone = "no other backend ran" if len(comparison.contenders) > 1 else "no other backend was asked for"
+        alone = "no other backend ran" if len(comparison.compared) > 1 else "no other backend was asked for"
         return f"{fastest.name} took {_step_of(fastest)} {on}; {alone}."
-    alike = [row for row in others if _overlap(fastest, row)]
-    slower = [row for row in others if row not in alike]
-    if alike:
-        names = " and ".join(_with_step(row) for row in [fastest, *alike])
+    similar = [row for row in others if _overlap(fastest, row)]
+    slower = [row for row in others if row not in similar]
+    if similar:
+        names = " and ".join(_with_step(row) for row in [fastest, *similar])
         sentence = f"There is no clear difference {on} between {names}: their spreads overlap"
         return sentence + "".join(f"; {_times(fastest, row)}" for row in slower) + "."
     return (f"{fastest.name} was the fastest {on}, with {_step_of(fastest)}: "
@@ -60,7 +60,7 @@ def _step_of(row: Row) -> str:
         return "a step time that is not known"
     low, high = row.range
     over = f"in {len(row.medians)} runs" if len(row.medians) > 1 else "in half of the steps"
-    return f"{milliseconds(_median(row))} ms a step, {milliseconds(low)} to {milliseconds(high)} {over}"
+    return f"{milliseconds(_median(row))} ms per step, {milliseconds(low)} to {milliseconds(high)} {over}"
 
 
 def _times(fastest: Row, row: Row) -> str:
@@ -75,35 +75,35 @@ def _overlap(one: Row, other: Row) -> bool:
 
 def agreement(comparison: Comparison) -> str:
     """Whether the backends produced the same weights and the same loss."""
-    ran = [row for row in comparison.contenders if not row.reason]
+    ran = [row for row in comparison.compared if not row.reason]
     reference = reference_of(ran)
     others = [row for row in ran if row.name != reference]
     if not others:
-        return "Whether results agree cannot be told of fewer than two backends that ran."
-    words = [f"{row.name}'s are {row.difference}" for row in others if isinstance(row.difference, str)]
-    if words:
-        return f"The results do not agree: the weights cannot be compared with {reference}'s ({', '.join(words)})."
+        return "Whether the results agree cannot be determined with fewer than two backends that ran."
+    text = [f"{row.name}'s are {row.difference}" for row in others if isinstance(row.difference, str)]
+    if text:
+        return f"The results do not agree: the weights cannot be compared with {reference}'s ({', '.join(text)})."
     known = [row.difference for row in others if isinstance(row.difference, float)]
-    alike, losses = _losses(ran)
+    similar, losses = _losses(ran)
     if not known:
         return f"Whether the weights agree is not known, as none were recorded{losses}."
     largest = max(known)
     own = next((row.difference for row in ran if row.name == reference), None)
     noise = own if isinstance(own, float) else 0.0
-    if largest <= TOLERANCE and alike:
+    if largest <= TOLERANCE and similar:
         if largest == 0:
             return f"The results agree: all backends end with the same weights, to the last bit{losses}."
-        return (f"The results agree: final weights differ by at most {largest:.1e} of the largest one, as those of sums"
-                f" in another order do{losses}.")
+        return (f"The results agree: final weights differ by at most {largest:.1e} of the largest one, as sums in"
+                f" another order do{losses}.")
     if largest <= TOLERANCE:
         return f"The final weights agree (to {largest:.1e} of the largest one){losses}."
     if largest <= 2 * noise:
-        return (f"Whether the results agree cannot be told, as the script does not repeat itself: {reference}'s own"
-                f" runs end with weights {noise:.1e} of the largest one apart, and the backends"
-                f" differ no more ({largest:.1e}){losses}; seeds would tell.")
+        return (f"Whether the results agree cannot be determined, as the script is not reproducible: {reference}'s own"
+                f" runs end with weights that differ by {noise:.1e} of the largest one, and the backends differ no"
+                f" more ({largest:.1e}){losses}; set seeds to find out.")
     furthest = next(row.name for row in others if row.difference == largest)
     return (f"The results do not agree: {furthest}'s final weights differ from {reference}'s by {largest:.1e} of the"
-            f" largest one{losses}; unless the script sets no seeds, mistrust its speed.")
+            f" largest one{losses}; unless the script sets no seeds, do not trust its speed.")
 
 
 def _losses(rows: list[Row]) -> tuple[bool, str]:
@@ -114,15 +114,15 @@ def _losses(rows: list[Row]) -> tuple[bool, str]:
     if not all(map(math.isfinite, values)):
         return False, ", but not all losses are finite"
     low, high = min(values), max(values)
-    words = f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
+    text = f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
     if high - low <= LOSS_TOLERANCE * max(abs(low), abs(high)):
-        return True, f", and the final loss is {words}"
-    return False, f", but the final losses are {words}"
+        return True, f", and the final loss is {text}"
+    return False, f", but the final losses are {text}"
 
 
 def bottleneck(comparison: Comparison) -> str:
     """What limits the job on the fastest backend, and what to try."""
-    timed = sorted((row for row in comparison.contenders if row.step is not None), key=_median)
+    timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
     if not timed:
         return "What limits the job is not known, as no step was timed."
     fastest = timed[0]
@@ -131,5 +131,5 @@ def bottleneck(comparison: Comparison) -> str:
                                      f"{comparison.processes} times what {ONE_PROCESS} does. ")
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # pauses lie between the steps
-    words = limit(first.splits, limits).replace(COMPARE, "")
-    return (kept + words).strip() or "What limits the job is not known, as the time of its steps could not be split."
+    text = limit(first.splits, limits).replace(COMPARE, "")
+    return (kept + text).strip() or "What limits the job is not known, as the time of its steps could not be split."

@@ -23,7 +23,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
     Returns:
         The headers; the rows, where a failed one has only two cells; and the notes below them.
     """
-    reference = reference_of(comparison.contenders)
+    reference = reference_of(comparison.compared)
     headers = ["backend", "step, ms\n(quartiles)", "samples\nper s"]
     headers[2:2] = ["spread"] if comparison.repeat > 1 else []
     if comparison.single is not None:
@@ -133,7 +133,7 @@ def explanations(comparison: Comparison) -> list[str]:
     Args:
         comparison: The comparison.
     """
-    shown, reference = comparison.shown, reference_of(comparison.contenders)
+    shown, reference = comparison.shown, reference_of(comparison.compared)
     over = f", over the steps of {comparison.repeat} runs" if comparison.repeat > 1 else ""
     lines = [f"step: median and quartiles on rank 0, without the first {WARM_UP} steps{over}"]
     if comparison.repeat > 1:

@@ -70,7 +70,7 @@ def step_counters(optimizer: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def names_begin_anew() -> Iterator[None]:
+def reset_object_names() -> Iterator[None]:
     """A scope in which Keras names layers and metrics as in a fresh process, so that models can be built alike."""
     from keras.src.backend.common import global_state
 

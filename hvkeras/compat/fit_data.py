@@ -25,7 +25,7 @@ class KerasData:
         self.steps: int | None = iterator.steps_per_epoch
         adapter = iterator.data_adapter
         self._strategy: Any = getattr(iterator, "_distribute_strategy", None)
-        self._is_dealt = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
+        self._is_distributed = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
         whole = self._whole()
         self.batches = _batches(adapter.num_batches, whole)
         self.element_spec = whole.element_spec
@@ -39,7 +39,7 @@ class KerasData:
             batches: The number of batches of the new dataset; None if unknown.
         """
         changed = dataset(self._whole())
-        if self._is_dealt:
+        if self._is_distributed:
             changed = self._strategy.experimental_distribute_dataset(changed)
         self._iterator._distributed_dataset = changed
         self._iterator.data_adapter = _Counted(self._iterator.data_adapter, batches)
@@ -47,7 +47,7 @@ class KerasData:
 
     def _whole(self) -> Any:
         """Returns the data before a strategy splits each batch between its replicas."""
-        if not self._is_dealt:
+        if not self._is_distributed:
             return self._iterator._distributed_dataset
         whole = self._iterator.data_adapter.get_tf_dataset()
         if isinstance(whole, tf.distribute.DistributedDataset):

@@ -148,32 +148,32 @@ def hook_model_calls(around: Callable[..., Any]) -> None:
         hook(sys.modules[family].Model, "__call__", around)
 
 
-def hook_train_calls(told: Callable[[float, float, Any], None]) -> None:
-    """Calls `told(began, ended, logs)` after each call of a model's train function; times are seconds since the epoch.
+def hook_train_calls(on_call: Callable[[float, float, Any], None]) -> None:
+    """Calls `on_call(began, ended, logs)` after each call of a model's train function, with times since the epoch.
 
     `logs` is the return value of the train function: the logs of its last step, usually a mapping of tensors.
     """
 
     def make(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
-        if self.train_function is not None and not isinstance(self.train_function, _Told):
-            self.train_function = _Told(self.train_function, told)
+        if self.train_function is not None and not isinstance(self.train_function, _Timed):
+            self.train_function = _Timed(self.train_function, on_call)
         return made if made is None else self.train_function  # tf_keras uses the return value
 
     for family in loaded_families():
         hook(sys.modules[family].Model, "make_train_function", make)
 
 
-class _Told:
+class _Timed:
     """A train function that reports its calls; all other attributes are those of the wrapped function."""
 
-    def __init__(self, function: Any, told: Callable[[float, float, Any], None]) -> None:
-        self._hvkeras_function, self._hvkeras_told = function, told
+    def __init__(self, function: Any, on_call: Callable[[float, float, Any], None]) -> None:
+        self._hvkeras_function, self._hvkeras_on_call = function, on_call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         began = time.time()
         logs = self._hvkeras_function(*args, **kwargs)
-        self._hvkeras_told(began, time.time(), logs)
+        self._hvkeras_on_call(began, time.time(), logs)
         return logs
 
     def __getattr__(self, name: str) -> Any:

@@ -18,13 +18,13 @@ import numpy as np
 
 from hvkeras.compat.variables import native
 
-WAYS = ("variable.ref()", "optimizer.variables()", "optimizer.lr", "lr=", "compile(experimental_run_tf_function=...)",
-        "optimizers.legacy", "backend.set_value")
+FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.lr", "lr=",
+            "compile(experimental_run_tf_function=...)", "optimizers.legacy", "backend.set_value")
 
 _before: dict[tuple[Any, str], Any] = {}  # former attributes of Keras's classes and modules; None if absent
 
 
-def take_over(module: Any, used: Callable[[], None]) -> None:
+def install_hooks(module: Any, used: Callable[[], None]) -> None:
     """Adds Keras 2's features to the definitions of a Keras 3 module.
 
     Args:
@@ -34,7 +34,7 @@ def take_over(module: Any, used: Callable[[], None]) -> None:
     MODULES[module.__name__](module, used)
 
 
-def give_back() -> None:
+def uninstall_hooks() -> None:
     """Restores Keras 3's original attributes."""
     while _before:
         (owner, name), original = _before.popitem()

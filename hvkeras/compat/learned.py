@@ -104,19 +104,19 @@ def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
         layer.finalize_state()
 
 
-def is_loose(weight: Any) -> bool:
+def is_dynamic(weight: Any) -> bool:
     """Whether a tf_keras layer's weight is a vocabulary instead of a variable, or a variable without a fixed shape."""
     weight = native(weight)
     return _is_vocabulary(weight) or (isinstance(weight, tf.Variable) and not weight.shape.is_fully_defined())
 
 
-def loose_value(weight: Any) -> Any:
-    """Returns the value of a weight for which `is_loose` is True."""
+def dynamic_value(weight: Any) -> Any:
+    """Returns the value of a weight for which `is_dynamic` is True."""
     return _vocabulary(weight._layer) if _is_vocabulary(weight) else native(weight).numpy()
 
 
-def set_loose(weight: Any, value: Any) -> None:
-    """Sets a weight for which `is_loose` is True."""
+def set_dynamic(weight: Any, value: Any) -> None:
+    """Sets a weight for which `is_dynamic` is True."""
     if _is_vocabulary(weight):
         _take_vocabulary(weight._layer, value)
     else:

@@ -130,7 +130,7 @@ def finish_space(space: Any) -> None:
     space.built = True
 
 
-def is_own_way(layer: Any) -> bool:
+def is_customized(layer: Any) -> bool:
     """Whether a layer's class overrides any of Keras's learning methods."""
     def written_by_keras(name: str) -> bool:
         method = getattr(type(layer), name, None)
@@ -171,13 +171,13 @@ def _unfinished(layer: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _instead(layer: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """A scope in which a function replaces a layer's method."""
-    there = vars(layer)
-    former = there.get(name)
-    there[name] = function
+    attributes = vars(layer)
+    former = attributes.get(name)
+    attributes[name] = function
     try:
         yield
     finally:
         if former is None:
-            del there[name]
+            del attributes[name]
         else:
-            there[name] = former
+            attributes[name] = former

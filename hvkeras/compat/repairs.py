@@ -23,10 +23,10 @@ def put(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
         _hooked.append((owner, name, original))
 
         @functools.wraps(original)
-        def mended(*args: Any, **kwargs: Any) -> Any:
+        def patched(*args: Any, **kwargs: Any) -> Any:
             return repaired(original, *args, **kwargs)
 
-        setattr(owner, name, mended)
+        setattr(owner, name, patched)
 
 
 def restore() -> None:

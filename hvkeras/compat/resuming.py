@@ -90,18 +90,18 @@ def _follow_tf_keras(original: Callable[..., Any], self: Any) -> Iterator[Any]:
     yield from original(self)
 
 
-def at_next_pass(look: Callable[[PassFacts], Done | None]) -> None:
-    """Calls `look` when the next pass over data begins; right after `on_epoch_begin`, that is the pass of `fit`."""
-    _next_pass[:] = [look]
+def at_next_pass(decide: Callable[[PassFacts], Done | None]) -> None:
+    """Calls `decide` when the next pass over data begins; right after `on_epoch_begin`, that is the pass of `fit`."""
+    _next_pass[:] = [decide]
 
 
 def _put_last(original: Callable[..., Any], self: Any, logs: Any = None) -> None:
-    """Moves callbacks with a method `comes_last` to the end of the list, once training has begun."""
+    """Moves callbacks with a method `after_other_callbacks` to the end of the list, once training has begun."""
     original(self, logs)
-    for callback in [one for one in self.callbacks if hasattr(one, "comes_last")]:
+    for callback in [one for one in self.callbacks if hasattr(one, "after_other_callbacks")]:
         self.callbacks.remove(callback)
         self.callbacks.append(callback)
-        callback.comes_last(list(self.callbacks))
+        callback.after_other_callbacks(list(self.callbacks))
 
 
 def _follow(original: Callable[..., Any], self: Any) -> Any:
@@ -111,28 +111,28 @@ def _follow(original: Callable[..., Any], self: Any) -> Any:
         with contextlib.suppress(Exception):  # many data adapters do not know it, and raise different errors
             rows = int(self.data_adapter.batch_size)
         done = _next_pass.pop()(PassFacts(self.num_batches, rows, bool(self.steps_per_epoch)))
-    return original(self) if done is None else _go_on(original, self, done)
+    return original(self) if done is None else _resume(original, self, done)
 
 
-def _go_on(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]:
+def _resume(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]:
     """Yields the remaining steps of an epoch."""
     for _ in range(done.epochs):
-        _pass_over(original, self)
+        _skip_pass(original, self)
     done.before()
     each = int(self.steps_per_execution)
     executions, more = divmod(done.steps, each)
-    begun = False
+    resumed = False
     for number, (step, *rest) in enumerate(original(self)):
         if number < executions and _take(rest[-1], each):
             continue
-        if not begun:  # if the data have ended, the train function detects it
+        if not resumed:  # if the data have ended, the train function detects it
             _take(rest[-1], more)
             done.after()
-            begun = True
+            resumed = True
         yield step, *rest
 
 
-def _pass_over(original: Callable[..., Any], self: Any) -> None:
+def _skip_pass(original: Callable[..., Any], self: Any) -> None:
     """Skips an epoch in the way Keras runs it; data are read only where one iterator serves all epochs."""
     steps = original(self)
     for made in steps:

@@ -15,7 +15,7 @@ from hvkeras.compat import graphs, repairs
 _APART = 2_654_435_761  # distance between the seeds of two replicas: a prime, so that users' seeds do not match it
 
 
-def mend(module: Any) -> None:
+def patch(module: Any) -> None:
     """Installs the repair of Keras's own method.
 
     Args:

@@ -21,7 +21,7 @@ from hvkeras.compat import graphs, repairs
 from hvkeras.errors import UnsupportedError, explain
 
 
-def mend(trainer: Any) -> None:
+def patch(trainer: Any) -> None:
     """Installs the repairs of Keras's own functions.
 
     Args:
@@ -46,8 +46,8 @@ def mend(trainer: Any) -> None:
         steps = self.steps_per_execution
         if steps > 1 and _has_replicas(self._distribute_strategy):
             made = _step_by_step(made, self, steps)
-        if _stands_around and _spans_workers(self._distribute_strategy):
-            made = _surrounded(made, step_function.__name__)
+        if _step_wrapper and _spans_workers(self._distribute_strategy):
+            made = _wrapped(made, step_function.__name__)
         return made
 
     repairs.put(trainer, "reduce_per_replica", reduce_per_replica)
@@ -55,21 +55,21 @@ def mend(trainer: Any) -> None:
     repairs.put(trainer.TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
 
 
-_stands_around: list[Callable[[str], Any]] = []
+_step_wrapper: list[Callable[[str], Any]] = []
 
 
-def stand_around_steps(around: Callable[[str], Any]) -> None:
+def wrap_steps(wrapper: Callable[[str], Any]) -> None:
     """Wraps each call of a training or test function that runs on several workers in a context manager.
 
     Args:
-        around: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
+        wrapper: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
     """
-    _stands_around[:] = [around]
+    _step_wrapper[:] = [wrapper]
 
 
-def _surrounded(made: Callable[[Any], Any], step: str) -> Callable[[Any], Any]:
+def _wrapped(made: Callable[[Any], Any], step: str) -> Callable[[Any], Any]:
     def function(iterator: Any) -> Any:
-        with _stands_around[0](step):
+        with _step_wrapper[0](step):
             return made(iterator)
 
     return function
@@ -90,7 +90,7 @@ def require_scaled_loss(trainer: Any = None) -> None:
     """Raises UnsupportedError for a Keras whose `fit` would run with the repairs, but add up the replicas' gradients.
 
     Args:
-        trainer: As for `mend`; by default the module of the installed Keras.
+        trainer: As for `patch`; by default the module of the installed Keras.
     """
     trainer = sys.modules.get("keras.src.backend.tensorflow.trainer") if trainer is None else trainer
     if not hasattr(getattr(trainer, "loss_module", None), "scale_loss_for_distribution"):

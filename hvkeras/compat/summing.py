@@ -19,7 +19,7 @@ from hvkeras.compat import graphs, repairs
 _SUMMED = "_hvkeras_summed"  # the optimizer attribute that holds the replicas that are applying sums
 
 
-def mend(module: Any) -> None:
+def patch(module: Any) -> None:
     """Installs the repairs of Keras's own methods.
 
     Args:
@@ -41,7 +41,7 @@ def mend(module: Any) -> None:
     repairs.put(module.TFOptimizer, "apply", apply)
 
 
-def mend_loss_scale(module: Any) -> None:
+def patch_loss_scale(module: Any) -> None:
     """Installs the repair of the method of `LossScaleOptimizer`.
 
     Args:

@@ -27,11 +27,11 @@ from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 
-def forget_note(launch: Launch, settings: Settings) -> None:
+def remove_announcement(launch: Launch, settings: Settings) -> None:
     """Removes rank 0's note from the folder; called once all ranks are connected."""
     if launch.rank == 0 and launch.rendezvous.job:
         with contextlib.suppress(OSError):
-            note_of(launch, settings).unlink()
+            announcement_path(launch, settings).unlink()
 
 
 def is_one_host(launch: Launch) -> bool:
@@ -41,7 +41,7 @@ def is_one_host(launch: Launch) -> bool:
     return launch.local_size == launch.size
 
 
-def note_of(launch: Launch, settings: Settings) -> Path:
+def announcement_path(launch: Launch, settings: Settings) -> Path:
     """Path of rank 0's note with address and secret: in a folder of this host, or in one that hosts usually share."""
     own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if is_one_host(launch) else Path.home() / ".hvkeras"
     folder = Path(settings.rendezvous_dir or own)
@@ -49,9 +49,9 @@ def note_of(launch: Launch, settings: Settings) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         reason = why_not_private(folder.stat(), 0o077)
         if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            reason = "you may not write to it"
+            reason = "you cannot write to it"
     except OSError as error:
-        reason = f"it cannot be made or looked at ({error.strerror})"
+        reason = f"it cannot be created or accessed ({error.strerror})"
     if reason:
         fix = f"chmod 700 {folder}, or " if "mode" in reason or "write" in reason else ""
         raise MachineError(explain(f"The folder that carries the job's secret must belong to you alone, but {reason}",
@@ -66,14 +66,14 @@ def write_privately(path: Path, text: str) -> None:
     Raises:
         MachineError: The folder is not writable.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with create_private(draft) as file:
+        with create_private(unfinished) as file:
             file.write(text.encode())
-        draft.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         raise MachineError(explain(f"The folder that carries the job's secret must be writable ({error.strerror})",
-                                   "set HVKERAS_RENDEZVOUS_DIR to a folder with room, the same for all ranks",
+                                   "set HVKERAS_RENDEZVOUS_DIR to a folder with free space, the same for all ranks",
                                    path=str(path))) from error
 
 
@@ -87,11 +87,11 @@ def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
     if shared and not settings.network_interfaces:
         return shared
     if others or settings.network_interfaces:
-        return towards(settings, others[0] if others else own)
+        return own_address_towards(settings, others[0] if others else own)
     return outward_address()
 
 
-def towards(settings: Settings, host: str) -> str:
+def own_address_towards(settings: Settings, host: str) -> str:
     """This host's address for connections from another host: on the chosen interfaces, or on the route to that host."""
     return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ControlServer
 
-WORD = 2.0  # seconds to wait for a message from the server in the same process
+CAUSE_TIMEOUT = 2.0  # seconds to wait for a message from the server in the same process
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class ControlChannel:
         if self.claim is not None:
             self.claim.close()
 
-    def wait_for_ends(self) -> None:
+    def wait_for_exits(self) -> None:
         """If this process runs the server, waits until ranks with finished scripts have exited or the job has ended."""
         if self.server is not None and not self.client.detached:
             self.client.excuse_ending()
-            self.server.wait_for_ends(self.client.introduction.rank)
+            self.server.wait_for_exits(self.client.introduction.rank)
             if self.server.cause is not None:
-                self.client.wait_for_cause(WORD)
+                self.client.wait_for_cause(CAUSE_TIMEOUT)
 
-    def let_go(self) -> None:
+    def stop_reading(self) -> None:
         """Stops the server, but keeps this rank's connection open until its process exits."""
         self.release_port()
         if self.server is not None:
             self.server.stop()
-        self.client.let_go()
+        self.client.stop_reading()
 
     def close(self) -> None:
         """Closes the server and the client."""

@@ -15,7 +15,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.clock import Clock
 from hvkeras.control.connection import Introduction
 from hvkeras.control.exchange import Exchange
-from hvkeras.control.process_exit import Ending
+from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.progress_watch import Watch, steps_of
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
 
 BEAT = 0.5  # seconds between two heartbeats
-BEAT_WHILE_JOINED = 0.01  # the same while some rank has joined and waits to learn what the others do
+BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined and waits to learn what the others do
 FROZEN = 2.0  # a heartbeat later than this means that this process itself was stopped
 
 
@@ -54,48 +54,48 @@ class ControlClient(Exchange):
         on_end: Callable[[Cause], None],
     ) -> None:
         self.entries: EntryCounts | None = None
-        self.watch: Watch | None = None  # see `watch_over`
+        self.watch: Watch | None = None  # see `watch_progress`
         self.clock = Clock(host_identity())
         self.detached = False  # the server has shut down in good order, together with its rank
         self.server_is_rank = True  # False under `hvkeras run`, where the launcher runs the server
         self.server_host = ""
         self._starter: int | None = None
-        self._ending: Ending | None = None
+        self._exit_watch: ExitWatch | None = None
         self._liveness = liveness_timeout
         self._on_end = on_end
-        self._beating = threading.Lock()
-        self._told: dict[str, int] = {}
-        self._told_sites: dict[str, str] = {}
-        self._go = threading.Event()
+        self._beat_lock = threading.Lock()
+        self._sent_counts: dict[str, int] = {}
+        self._sent_sites: dict[str, str] = {}
+        self._may_exit = threading.Event()
         self._some_joined = False
         self._called: set[str] = set()  # plans whose calls the server knows
         self.on_involvement: Callable[[wire.Message], None] | None = None  # see `hvkeras.collectives.join.hear`
         self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
         self._stops: dict[str, Stop] = {}
-        self._heard = time.monotonic()
+        self._last_heard = time.monotonic()
         super().__init__(connection, secret, introduction)
         self._threads = [
             threading.Thread(target=self._listen, name="hvkeras-control-listen", daemon=True),
-            threading.Thread(target=self._live, name="hvkeras-control-beat", daemon=True),
+            threading.Thread(target=self._send_beats, name="hvkeras-control-beat", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
-    def watch_over(self, *limits: float) -> None:
+    def watch_progress(self, *limits: float) -> None:
         """Makes heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
         self.watch = Watch(*limits)
-        self.watch.on_move = self._tell_move
+        self.watch.on_move = self._report_move
 
-    def watch_ending(self, ending: Ending) -> None:
+    def watch_exit(self, exit_watch: ExitWatch) -> None:
         """Makes this rank report when its process outlives its script, and end the job if that takes too long."""
-        self._ending = ending
+        self._exit_watch = exit_watch
 
-    def script_over(self) -> None:
+    def script_ended(self) -> None:
         """Reports that this rank's script has ended, so that only its process keeps the job alive."""
-        if self._ending is not None:
-            self._ending.begin()
+        if self._exit_watch is not None:
+            self._exit_watch.begin()
             if self.detached:
-                self._ending.let_others_end()
+                self._exit_watch.others_have_ended()
             self._send({"type": "over"})
 
     def watch_starter(self, descriptor: int) -> None:
@@ -155,10 +155,10 @@ class ControlClient(Exchange):
         """
         self._send({"type": "failed", "cause": cause.to_message(), "secondary": secondary})
 
-    def ended(self, timeout: float) -> None:
+    def wait_to_exit(self, timeout: float) -> None:
         """Reports that this rank has printed its exit report, and waits until all ranks have."""
         self._send({"type": "ended"})
-        self._go.wait(timeout)
+        self._may_exit.wait(timeout)
 
     def leave(self) -> None:
         """Leaves in good order: the job continues without this rank, which sends no newer counts."""
@@ -167,8 +167,8 @@ class ControlClient(Exchange):
 
     def excuse_ending(self) -> None:
         """Allows this rank's process to exit late, because it waits for others."""
-        if self._ending is not None:
-            self._ending.excuse()
+        if self._exit_watch is not None:
+            self._exit_watch.excuse()
 
     def _listen(self) -> None:
         try:
@@ -176,16 +176,16 @@ class ControlClient(Exchange):
                 self._handle(self._read())
         except (OSError, wire.ProofError, ValueError):
             if not self._closed.is_set() and not self.detached:
-                self._server_lost("ended without a word (killed, crashed, or out of memory)", "lost")
+                self._server_lost("ended unexpectedly (killed, crashed, or out of memory)", "lost")
 
     def _handle(self, message: wire.Message) -> None:
-        self._heard = time.monotonic()
-        if message["type"] == "clock" and self.clock.hear(message["asked"], message["time"], message["host"]):
+        self._last_heard = time.monotonic()
+        if message["type"] == "clock" and self.clock.receive_answer(message["asked"], message["time"], message["host"]):
             self._ask_time()
         if message["type"] == "end":
             self._end(Cause.from_message(message["cause"]))
         if message["type"] == "where":
-            self._tell_where(message.get("stall"))
+            self._send_location(message.get("stall"))
         if message["type"] == "some joined":
             self._some_joined = message["any"]
         if message["type"] == "stopping":
@@ -205,27 +205,27 @@ class ControlClient(Exchange):
         with self._changed:
             self._take_values(message)
             if message["type"] == "go":
-                self._go.set()
+                self._may_exit.set()
             elif message["type"] == "closing":
                 self.detached = True
-            if message["type"] in ("closing", "all over") and self._ending is not None:
-                self._ending.let_others_end()
+            if message["type"] in ("closing", "all over") and self._exit_watch is not None:
+                self._exit_watch.others_have_ended()
             self._changed.notify_all()
 
-    def _tell_where(self, stall: str | None) -> None:
+    def _send_location(self, stall: str | None) -> None:
         """Prints this rank's location and stack, and reports the location to the server."""
         still = 0.0
         if self.watch is not None:
             still = self.watch.still(time.monotonic())
-            self.watch.is_told |= stall is not None
+            self.watch.is_reported |= stall is not None
         rank, host = self.introduction.rank, self.introduction.host
-        self._send({"type": "here", "outside": location.outside_tensorflow(), "doing": location.tell(
+        self._send({"type": "here", "outside": location.outside_tensorflow(), "doing": location.report(
             rank, host, steps_of(self.entries), still, stall)})
 
-    def _tell_move(self, still: float) -> None:
+    def _report_move(self, still: float) -> None:
         if self.cause is not None:  # the end of the job has moved it, and its cause is the last line
             return
-        say(f"rank {self.introduction.rank} on {self.introduction.host} moves again, after {still:.0f} s")
+        say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 
     def _refuse(self, key: str, text: str, owed: list[str]) -> None:
         """Makes this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
@@ -248,33 +248,33 @@ class ControlClient(Exchange):
     def _server_lost(self, error: str, kind: str) -> None:
         self._end(Cause(kind, 0, self.server_host, None, error) if self.server_is_rank else
                   Cause(kind, None, "", None, f"the launcher {error}"))
-        self._go.set()
+        self._may_exit.set()
 
-    def _live(self) -> None:
+    def _send_beats(self) -> None:
         last = time.monotonic()
-        while not self._closed.wait(BEAT_WHILE_JOINED if self._some_joined else BEAT):
+        while not self._closed.wait(BEAT_WITH_JOINED_RANKS if self._some_joined else BEAT):
             now = time.monotonic()
             if now - last > FROZEN:
-                self._heard = now
+                self._last_heard = now
                 if self.watch is not None:
                     self.watch.forgive(now)
             last = now
             self._send_beat()
-            self._look_at_end(now)
+            self._check_exit(now)
             if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
                 os.close(self._starter)
                 self._starter = None
                 self.fail(Cause("lost", None, self.introduction.host, None, f"the launcher on {self.introduction.host}"
-                                " ended without a word (killed, crashed, or out of memory)"))
-            if now - self._heard > self._liveness and not self.detached:
+                                " ended unexpectedly (killed, crashed, or out of memory)"))
+            if now - self._last_heard > self._liveness and not self.detached:
                 self._server_lost(f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)",
                                   "silent")
                 return
 
-    def _look_at_end(self, now: float) -> None:
+    def _check_exit(self, now: float) -> None:
         """Ends the job if this process runs for too long after its script has ended."""
         moved = 0.0 if self.watch is None else now - self.watch.still(now)
-        if self._ending is not None and (error := self._ending.look(now, moved)):
+        if self._exit_watch is not None and (error := self._exit_watch.check(now, moved)):
             me = self.introduction
             cause = Cause("stalled", me.rank, me.host, os.getpid(), error)
             self.fail(cause)
@@ -283,33 +283,34 @@ class ControlClient(Exchange):
 
     def _forget(self, counts: dict[str, int]) -> None:
         """Forgets plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
-        with self._beating:  # heartbeats before the answer continue the old counts; those after it start from zero
+        with self._beat_lock:  # heartbeats before the answer continue the old counts; those after it start from zero
             keys = [] if self.entries is None else self.entries.forget(counts)
             for key in keys:
-                self._told.pop(key, None)
-                self._told_sites.pop(key, None)
+                self._sent_counts.pop(key, None)
+                self._sent_sites.pop(key, None)
                 self._called.discard(key)
             self._send({"type": "forgotten", "asked": counts, "keys": keys})
 
     def _send_beat(self) -> None:
-        with self._beating:  # so that counts are sent in the order in which they were read
+        with self._beat_lock:  # so that counts are sent in the order in which they were read
             self._send(self._beat())
 
     def _beat(self) -> wire.Message:
         message: wire.Message = {"type": "beat"}
         entries = self.entries
         if entries is not None:
-            changed = {key: seen for key, seen in entries.snapshot().items() if self._told.get(key) != seen[0]}
-            message["plans"] = {key: seen[1].describe() for key, seen in changed.items() if key not in self._told}
+            changed = {key: seen for key, seen in entries.snapshot().items() if self._sent_counts.get(key) != seen[0]}
+            message["plans"] = {key: seen[1].describe() for key, seen in changed.items()
+                                if key not in self._sent_counts}
             message["counts"] = {key: seen[0] for key, seen in changed.items()}
-            self._told.update(message["counts"])
+            self._sent_counts.update(message["counts"])
             sites = {key: entries.site(key) for key in changed}
-            message["sites"] = {key: site for key, site in sites.items() if self._told_sites.get(key) != site}
-            self._told_sites.update(message["sites"])
+            message["sites"] = {key: site for key, site in sites.items() if self._sent_sites.get(key) != site}
+            self._sent_sites.update(message["sites"])
             if self._some_joined:
                 message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
                 self._called.update(message["calls"])
         if self.watch is not None:
-            still = self.watch.look(time.monotonic(), bool(message.get("counts")), entries)
+            still = self.watch.check(time.monotonic(), bool(message.get("counts")), entries)
             message["still"] = None if self._asking else still
         return message

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 QUESTIONS = 8  # requests per measurement; each is sent after the answer to the previous one
 DRIFT = 15e-6  # seconds per second by which two clocks may drift apart, as in RFC 5905
-KEPT = 32  # how many of the latest answers are kept
+MAX_ANSWERS = 32  # how many of the latest answers are kept
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Offset:
 class _Answer:
     at: float
     seconds: float
-    half: float  # half the round-trip time, in seconds
+    half_round_trip: float  # half the round-trip time, in seconds
 
 
 class Clock:
@@ -59,18 +59,19 @@ class Clock:
             running, self._left = self._left > 0, QUESTIONS
             return not (running or self._same)
 
-    def hear(self, asked: float, told: float, host: str) -> bool:
+    def receive_answer(self, asked: float, answered: float, host: str) -> bool:
         """Processes an answer; returns whether another request must be sent.
 
         Args:
             asked: This host's time when the request was sent.
-            told: The server's time.
+            answered: The server's time.
             host: The identity of the server's host.
         """
         with self._changed:
             now = self.now()
             self._same = host == self.host
-            self._answers = [*self._answers, _Answer(now, told - (asked + now) / 2, (now - asked) / 2)][-KEPT:]
+            answer = _Answer(now, answered - (asked + now) / 2, (now - asked) / 2)
+            self._answers = [*self._answers, answer][-MAX_ANSWERS:]
             self._left = 0 if self._same else max(0, self._left - 1)
             self._changed.notify_all()
             return self._left > 0
@@ -87,5 +88,6 @@ class Clock:
             if self._same:
                 return Offset(0.0, 0.0)
             now = self.now()
-            known = [Offset(answer.seconds, answer.half + DRIFT * abs(now - answer.at)) for answer in self._answers]
+            known = [Offset(answer.seconds, answer.half_round_trip + DRIFT * abs(now - answer.at))
+                     for answer in self._answers]
             return min(known, key=lambda offset: offset.uncertainty, default=None)

@@ -86,7 +86,7 @@ class Connection:
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(self._seal.close_frame(message))
 
-    def let_go(self) -> None:
+    def stop_reading(self) -> None:
         """Keeps the connection open until this process exits, so that the server sees when that happens."""
         self._closed.set()
         with contextlib.suppress(OSError):

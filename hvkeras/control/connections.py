@@ -74,7 +74,7 @@ class Connections(abc.ABC):
         """Makes a member of a peer that has proved the secret, or refuses it."""
 
     @abc.abstractmethod
-    def _hear(self, member: Member, message: wire.Message) -> None:
+    def _handle(self, member: Member, message: wire.Message) -> None:
         """Handles a message from a member."""
 
     @abc.abstractmethod
@@ -110,7 +110,7 @@ class Connections(abc.ABC):
         return frozenset(self._members)
 
     @property
-    def met(self) -> frozenset[int]:
+    def ever_connected(self) -> frozenset[int]:
         """The ranks that have ever been connected."""
         return self.connected | frozenset(self._lost)
 
@@ -128,12 +128,12 @@ class Connections(abc.ABC):
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Counts connections that could not be accepted; asyncio would print a traceback for each."""
-        if not self._unproven.finds_no_room(context.get("exception")):
+        if not self._unproven.is_out_of_room(context.get("exception")):
             loop.default_exception_handler(context)
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        self._listening = server = await asyncio.start_server(self._greet, sock=self._socket)
+        self._listening = server = await asyncio.start_server(self._handle_connection, sock=self._socket)
         watch = asyncio.ensure_future(self._watch())
         await self._stopping.wait()
         self._broadcast({"type": "closing"})
@@ -146,7 +146,7 @@ class Connections(abc.ABC):
         await asyncio.gather(watch, *self._tasks, return_exceptions=True)
         await asyncio.sleep(0)
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
@@ -162,7 +162,7 @@ class Connections(abc.ABC):
             hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
             member = self._admit(hello, writer, seal)
             while member is not None:
-                self._hear(member, await _read(reader, seal))
+                self._handle(member, await _read(reader, seal))
         except asyncio.CancelledError:
             pass  # the server is stopping; asyncio would print the cancellation of a connection's task
         except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
@@ -189,7 +189,7 @@ class Connections(abc.ABC):
         for member in self._members.values():
             member.send(message)
 
-    def _later(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _schedule(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -205,7 +205,7 @@ def _listen(host: str, port: int, size: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise MachineError(explain(f"The control channel must be able to listen on its address ({error.strerror})",
-                                   "choose another port or interface, or end the program that has it",
+                                   "choose another port or interface, or stop the program that uses it",
                                    address=f"{host}:{port}")) from error
     return listening
 

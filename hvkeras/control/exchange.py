@@ -59,16 +59,16 @@ class Exchange(Connection):
         with self._changed:
             self._asking.add(key)
         try:
-            return self._await_all(key, value, timeout, on_missing, describe, given_up)
+            return self._wait_for_all(key, value, timeout, on_missing, describe, given_up)
         finally:
             with self._changed:
                 self._asking.discard(key)
 
-    def _await_all(
+    def _wait_for_all(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
         describe: Callable[[list[int]], str] | None, given_up: Callable[[], bool] | None,
     ) -> list[Any]:
-        start, told = time.monotonic(), 0.0
+        start, reported = time.monotonic(), 0.0
         self._send({"type": "put", "key": key, "value": value})
         with self._changed:
             while key not in self._gathered:
@@ -78,10 +78,10 @@ class Exchange(Connection):
                 if waited >= timeout:
                     who = (describe or in_words)(missing) if missing else "the server's answer"
                     raise PeerError(explain(
-                        f"All {self.introduction.size} ranks must be there within {timeout:g} s, but {who} did not"
-                        " come", "start the missing ones, look at their output, or raise HVKERAS_START_TIMEOUT"))
-                if on_missing is not None and waited - told >= 1.0 and missing:
-                    told = waited
+                        f"All {self.introduction.size} ranks must arrive within {timeout:g} s, but {who} did"
+                        " not", "start the missing ones, check their output, or raise HVKERAS_START_TIMEOUT"))
+                if on_missing is not None and waited - reported >= 1.0 and missing:
+                    reported = waited
                     on_missing(missing, waited)
                 if given_up is not None and given_up():
                     return []

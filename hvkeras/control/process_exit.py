@@ -16,10 +16,10 @@ from hvkeras.host.console import say
 from hvkeras.progress import location, stalls
 
 LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
-RARER = 2.0  # the next report is due after this multiple of the time waited so far
+BACKOFF = 2.0  # the next report is due after this multiple of the time waited so far
 
 
-class Ending:
+class ExitWatch:
     """Monitors how long this rank's process outlives its script.
 
     Args:
@@ -39,7 +39,7 @@ class Ending:
         """Records that this rank's script has ended."""
         self._script_over = time.monotonic()
 
-    def let_others_end(self) -> None:
+    def others_have_ended(self) -> None:
         """Records that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
         self._others_over = self._others_over or time.monotonic()
 
@@ -47,7 +47,7 @@ class Ending:
         """Records that this rank waits for others to exit, and so is not the one that keeps the job alive."""
         self._script_over = None
 
-    def look(self, now: float, moved: float) -> str:
+    def check(self, now: float, moved: float) -> str:
         """Reports a process that does not exit.
 
         Args:
@@ -61,17 +61,17 @@ class Ending:
             return ""
         waited = now - max(self._script_over, self._others_over, moved)
         if self._end_after and waited >= self._end_after:
-            return (f"has not ended, {waited:.0f} s after its script did: {location.keeping()[0]}"
-                    " (HVKERAS_STALL_SHUTDOWN sets how long it may take)")
+            return (f"has not ended, {waited:.0f} s after its script did: {location.blocking_exit()[0]}"
+                    " (HVKERAS_STALL_SHUTDOWN sets the limit)")
         if self._warn_after and waited >= self._warn_after:
-            self._warn_after = RARER * waited
-            place, stacks = location.keeping()
+            self._warn_after = BACKOFF * waited
+            place, stacks = location.blocking_exit()
             text = f"{self._who} has not ended, {waited:.0f} s after its script did: {place}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
             stalls.note(text)
         return ""
 
-    def leave_to_the_kernel(self) -> None:
+    def arm_last_resort(self) -> None:
         """Limits the time for what runs after Python's threads: finalizers, and the cleanup of libraries."""
         if self._warn_after:
             # If standard error is closed, nobody would see the stacks.

@@ -10,7 +10,7 @@ from hvkeras.progress import activity, location
 if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
 
-OFTEN = 0.4  # minimum seconds between two checks
+CHECK_INTERVAL = 0.4  # minimum seconds between two checks
 
 
 class Watch:
@@ -20,7 +20,7 @@ class Watch:
         *limits: Times without progress after which the server acts, in seconds; 0 is no limit.
 
     Attributes:
-        is_told: Whether the rank's lack of progress has been reported.
+        is_reported: Whether the rank's lack of progress has been reported.
         on_move: Called when the rank makes progress after that, with the seconds for which it had made none.
     """
 
@@ -29,14 +29,14 @@ class Watch:
         self._moves = -1
         self._batches: int | None = None
         self._standing: Any = None
-        self._looked = self._moved = self._stood = 0.0
+        self._checked_at = self._moved_at = self._standing_since = 0.0
         self._outside = False  # its last progress was in a custom loop
         self._settling = False  # it has just left a Keras loop whose last collectives may be reported later
         self._report: dict[str, Any] | None = None
-        self.is_told = False
+        self.is_reported = False
         self.on_move: Callable[[float], None] | None = None
 
-    def look(self, now: float, entered: bool, entries: EntryCounts | None) -> dict[str, Any] | None:
+    def check(self, now: float, entered: bool, entries: EntryCounts | None) -> dict[str, Any] | None:
         """Checks this rank.
 
         Args:
@@ -48,23 +48,23 @@ class Watch:
             What the server must know about a rank without progress: for how many seconds, where, and whether that may
             end the job; None for a rank that makes progress.
         """
-        if not self._notice or (now - self._looked < OFTEN and not entered):
+        if not self._notice or (now - self._checked_at < CHECK_INTERVAL and not entered):
             return self._report
-        self._looked = now
+        self._checked_at = now
         if self._has_moved(entered):
-            if self.is_told and self.on_move is not None:
-                self.on_move(now - self._moved)
-            self.is_told = False
-            self._moved = self._stood = now
+            if self.is_reported and self.on_move is not None:
+                self.on_move(now - self._moved_at)
+            self.is_reported = False
+            self._moved_at = self._standing_since = now
         standing = activity.standing()
         if standing != self._standing:
-            self._standing, self._stood = standing, now
-        still = now - self._moved
+            self._standing, self._standing_since = standing, now
+        still = now - self._moved_at
         self._report = None
         if still >= self._notice:
             doing, text = location.here(steps_of(entries))
             if doing.within or self._outside:
-                self._report = {"for": still, "stood": now - self._stood, "text": text, "phase": doing.phase,
+                self._report = {"for": still, "stood": now - self._standing_since, "text": text, "phase": doing.phase,
                                 "within": doing.within, "may_end": doing.may_end}
         return self._report
 
@@ -74,7 +74,7 @@ class Watch:
         Args:
             now: The time, in seconds.
         """
-        return now - self._moved
+        return now - self._moved_at
 
     def forgive(self, now: float) -> None:
         """Restarts the measurement, since the whole process was stopped.
@@ -82,7 +82,7 @@ class Watch:
         Args:
             now: The time, in seconds.
         """
-        self._moved = self._stood = now
+        self._moved_at = self._standing_since = now
 
     def _has_moved(self, entered: bool) -> bool:
         moves = activity.moves()

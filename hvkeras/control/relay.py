@@ -54,7 +54,7 @@ class Relay(Connections):
         self._deadlines = deadlines
         self._gathers: dict[str, float] = {}
         self._participation = Participation()
-        self._told_busy = False
+        self._announced_busy = False
         self._stops = Stops()
         self._waits = Waits(deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
         self._stalls = Stalls(deadlines.stall_warning, deadlines.stall_shutdown)
@@ -72,29 +72,29 @@ class Relay(Connections):
             self._stalls.update(member.rank, message["still"])
         self._involve_joined()
 
-    def _refused(self, member: Member, message: wire.Message) -> None:
+    def _confirm_refusal(self, member: Member, message: wire.Message) -> None:
         text = self._participation.confirm(member.rank, message["key"])
         if not message["raises"]:
             self._end(Cause("mismatch", None, "", None, text))
         self._involve_joined()
 
     def _involve_joined(self) -> None:
-        self._tell(self._participation.requests(self._waits))
-        if self._participation.is_busy != self._told_busy:
-            self._told_busy = self._participation.is_busy
-            self._broadcast({"type": "some joined", "any": self._told_busy})
+        self._send_requests(self._participation.requests(self._waits))
+        if self._participation.is_busy != self._announced_busy:
+            self._announced_busy = self._participation.is_busy
+            self._broadcast({"type": "some joined", "any": self._announced_busy})
 
-    def _come_or_go(self, member: Member, left: bool) -> None:
+    def _set_membership(self, member: Member, left: bool) -> None:
         member.left = left
         self._waits.set_left(member.rank, left)
         if left and self._participation.joined:
-            self._end(Cause("left", member.rank, member.host, member.pid, "left the job in good order while rank"
+            self._end(Cause("left", member.rank, member.host, member.pid, "left the job normally while rank"
                             f" {self._participation.joined[0]} waits for it in join()"))
 
     def _join(self, member: Member) -> None:
         left = next((other for other in [*self._members.values(), *self._lost.values()] if other.left), None)
         if left is not None:
-            self._end(Cause("left", left.rank, left.host, left.pid, "left the job in good order before rank"
+            self._end(Cause("left", left.rank, left.host, left.pid, "left the job normally before rank"
                             f" {member.rank} called join(), which all ranks must call"))
             return
         self._participation.joined.append(member.rank)
@@ -111,7 +111,7 @@ class Relay(Connections):
             values = [self._members[rank].values.pop(key) for rank in range(self.size)]
             self._broadcast({"type": "all", "key": key, "values": values})
 
-    def _tell_missing(self) -> None:
+    def _send_missing(self) -> None:
         for key in self._gathers:
             missing = [rank for rank in range(self.size)
                        if rank not in self._members or key not in self._members[rank].values]
@@ -119,7 +119,7 @@ class Relay(Connections):
                 if key in member.values:
                     member.send({"type": "missing", "key": key, "ranks": missing})
 
-    def _tell(self, requests: Iterable[Request]) -> None:
+    def _send_requests(self, requests: Iterable[Request]) -> None:
         for rank, request in requests:
             if rank in self._members:
                 self._members[rank].send(request)

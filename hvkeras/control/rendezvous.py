@@ -15,7 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hvkeras.control.announcements import ask_store, is_one_host, note_of, own_address, towards, write_privately
+from hvkeras.control.announcements import (
+    announcement_path,
+    ask_store,
+    is_one_host,
+    own_address,
+    own_address_towards,
+    write_privately,
+)
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
 from hvkeras.control.client import ControlClient
@@ -36,7 +43,7 @@ from hvkeras.launch_environments import Launch
 from hvkeras.progress import stalls
 from hvkeras.settings import Settings
 
-CARD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
+RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 
 
@@ -95,12 +102,12 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
     """
     waiting = Waiting(settings.start_timeout)
     _, address, secret, refresh = _by_tf_config(launch, settings, waiting)
-    client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
+    client = _connect_client(launch, settings, on_end, waiting, address, secret, refresh)
     client.server_host = address[0]
     return client
 
 
-def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlChannel:
+def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlChannel:
     """Connects this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
 
     Args:
@@ -115,18 +122,18 @@ def meet(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) ->
         HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
     """
     waiting = Waiting(settings.start_timeout)
-    ways = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
-            "tf_config": _by_tf_config, "folder": _by_folder}
-    serves_at_port = launch.rank == 0 and meets_at_port(launch, settings)
-    with contextlib.ExitStack() as on_error:
+    methods = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
+               "tf_config": _by_tf_config, "folder": _by_folder}
+    serves_at_port = launch.rank == 0 and uses_task_port(launch, settings)
+    with contextlib.ExitStack() as on_failure:
         claim = claim_port(launch) if launch.cluster and not serves_at_port else None
         if claim is not None:
-            on_error.callback(claim.close)
-        server, address, secret, refresh = ways[launch.rendezvous.kind](launch, settings, waiting)
+            on_failure.callback(claim.close)
+        server, address, secret, refresh = methods[launch.rendezvous.kind](launch, settings, waiting)
         if server is not None:
-            on_error.callback(server.stop)
-        client = _connect(launch, settings, on_end, waiting, address, secret, refresh)
-        on_error.pop_all()
+            on_failure.callback(server.stop)
+        client = _connect_client(launch, settings, on_end, waiting, address, secret, refresh)
+        on_failure.pop_all()
     client.server_is_rank = launch.rendezvous.kind != "run"
     client.server_host = address[0]
     return ControlChannel(client, server, claim)
@@ -137,7 +144,7 @@ Refresh = Callable[[], tuple[Address, bytes]]
 Found = tuple["ControlServer | None", Address, bytes, "Refresh | None"]
 
 
-def _connect(
+def _connect_client(
     launch: Launch, settings: Settings, on_end: Callable[[Cause], None], waiting: Waiting, address: Address,
     secret: bytes, refresh: Refresh | None,
 ) -> ControlClient:
@@ -184,19 +191,19 @@ def _by_mpi(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
         if world.Get_rank() != launch.rank:
             raise MachineError(explain(f"{launch.launcher} and MPI must agree on this process's rank", "do not start"
                                        " one MPI launcher inside another", announced=launch.rank, mpi=world.Get_rank()))
-        cards = bytearray(CARD_BYTES * launch.size)
-        mine = json.dumps([socket.gethostname(), own_networks()]).encode()
-        mine = mine if len(mine) <= CARD_BYTES else json.dumps([socket.gethostname(), []]).encode()
-        wait_for(world.Iallgather(mine.ljust(CARD_BYTES), cards), "the exchange of host names", waiting.left)
-        hosts = dict(json.loads(cards[at : at + CARD_BYTES]) for at in range(0, len(cards), CARD_BYTES))
-        note = bytearray(512)
+        records = bytearray(RECORD_BYTES * launch.size)
+        own_record = json.dumps([socket.gethostname(), own_networks()]).encode()
+        own_record = own_record if len(own_record) <= RECORD_BYTES else json.dumps([socket.gethostname(), []]).encode()
+        wait_for(world.Iallgather(own_record.ljust(RECORD_BYTES), records), "the exchange of host names", waiting.left)
+        hosts = dict(json.loads(records[at : at + RECORD_BYTES]) for at in range(0, len(records), RECORD_BYTES))
+        announcement = bytearray(512)
         server = None
         if launch.rank == 0:
             secret = secrets.token_bytes(32)
             server = _serve(launch, settings, secret, own_address(settings, hosts))
-            note[:] = json.dumps([*server.address, secret.hex()]).encode().ljust(512)
-        wait_for(world.Ibcast(note, root=0), "the exchange of addresses", waiting.left)
-        host, port, secret_hex = json.loads(bytes(note))
+            announcement[:] = json.dumps([*server.address, secret.hex()]).encode().ljust(512)
+        wait_for(world.Ibcast(announcement, root=0), "the exchange of addresses", waiting.left)
+        host, port, secret_hex = json.loads(bytes(announcement))
         return server, (host, port), bytes.fromhex(secret_hex), None
     finally:
         world.Free()
@@ -207,30 +214,30 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
     if launch.rank == 0:
         secret = secrets.token_bytes(32)
         one_host = launch.local_size == launch.size
-        host = LOOPBACK if one_host else towards(settings, split_address(launch.rendezvous.address)[0])
+        host = LOOPBACK if one_host else own_address_towards(settings, split_address(launch.rendezvous.address)[0])
         server = _serve(launch, settings, secret, host)
         ask_store("PUT", store, json.dumps([*server.address, secret.hex()]).encode(), waiting)
         return server, server.address, secret, None
 
-    def look() -> tuple[Address, bytes]:
+    def read_announcement() -> tuple[Address, bytes]:
         while True:
-            note = ask_store("GET", store, None, waiting)
-            if note:
-                host, port, secret_hex = json.loads(note)
+            announcement = ask_store("GET", store, None, waiting)
+            if announcement:
+                host, port, secret_hex = json.loads(announcement)
                 return (host, port), bytes.fromhex(secret_hex)
             waiting.check("rank 0", "it has not announced itself in horovodrun's store")
             time.sleep(0.1)
 
-    address, secret = look()
-    return None, address, secret, look
+    address, secret = read_announcement()
+    return None, address, secret, read_announcement
 
 
 def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
-    if not meets_at_port(launch, settings):
+    if not uses_task_port(launch, settings):
         return _by_folder(launch, settings, waiting, serve)
     if not settings.secret:
         raise UsageError(explain(
-            "TF_CONFIG jobs on several hosts must share a secret, so that no stranger can join",
+            "TF_CONFIG jobs on several hosts must share a secret, so that nobody else can join",
             "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
             " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", cluster=list(launch.cluster)))
     # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes the port.
@@ -240,31 +247,31 @@ def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting, serve: S
     return server, (host, port), secret, None
 
 
-def meets_at_port(launch: Launch, settings: Settings) -> bool:
+def uses_task_port(launch: Launch, settings: Settings) -> bool:
     """Whether the ranks of a TF_CONFIG job connect at rank 0's announced port, not through a private folder."""
     return bool(launch.cluster) and (bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
 
 
 def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
-    note = note_of(launch, settings)
+    announcement = announcement_path(launch, settings)
     if launch.rank == 0:
         secret = secrets.token_bytes(32)
         one_host = is_one_host(launch)
         server = serve(launch, settings, secret, LOOPBACK if one_host else own_address(settings, {}))
-        write_privately(note, json.dumps([*server.address, secret.hex()]))
+        write_privately(announcement, json.dumps([*server.address, secret.hex()]))
         return server, server.address, secret, None
 
-    def look() -> tuple[Address, bytes]:
+    def read_announcement() -> tuple[Address, bytes]:
         while True:
             with contextlib.suppress(OSError, ValueError):
-                if note.stat().st_uid == os.getuid():
-                    host, port, secret_hex = json.loads(note.read_text())
+                if announcement.stat().st_uid == os.getuid():
+                    host, port, secret_hex = json.loads(announcement.read_text())
                     return (host, port), bytes.fromhex(secret_hex)
             waiting.check(task_name(launch, 0), "it has not announced itself")
             time.sleep(0.05)
 
-    address, secret = look()
-    return None, address, secret, look
+    address, secret = read_announcement()
+    return None, address, secret, read_announcement
 
 
 def claim_port(launch: Launch) -> socket.socket:
@@ -282,5 +289,5 @@ def claim_port(launch: Launch) -> socket.socket:
         claim.close()
         raise MachineError(explain(
             f"The port that TF_CONFIG gives to {task_name(launch, launch.rank)} must be free ({error.strerror})",
-            "end the program that has it, or give this task another index or port", port=port)) from None
+            "stop the program that uses it, or give this task another index or port", port=port)) from None
     return claim

@@ -17,7 +17,7 @@ from hvkeras.host.network import host_identity
 TICK = 0.25  # seconds between two checks of the ranks
 FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no rank is late
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
-TOGETHER = 2.0  # seconds within which scripts that do the same work end
+JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end
 ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
 
 
@@ -58,15 +58,15 @@ class ControlServer(Relay):
         self._on_warning = on_warning
         self._on_note = on_note
         self._own_rank: int | None = None  # the rank of this process, once it waits for the others to exit
-        self._all_over: float | None = None
-        self._told_over: dict[int, float] = {}
+        self._all_ended_at: float | None = None
+        self._next_exit_warning: dict[int, float] = {}
 
     def fail(self, cause: Cause) -> None:
         """Ends the job from outside, for example when a launcher sees a process die."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
 
-    def wait_for_ends(self, rank: int) -> None:
+    def wait_for_exits(self, rank: int) -> None:
         """Waits until every rank whose script has ended has exited, or the job ends because one does not.
 
         It stops waiting for ranks whose scripts continue on their own, once it is clear that they do.
@@ -75,14 +75,14 @@ class ControlServer(Relay):
             rank: The rank of this process.
         """
         self._own_rank = rank
-        together = time.monotonic() + TOGETHER
+        joint_exit_deadline = time.monotonic() + JOINT_EXIT
         while self.cause is None:
             others = [member for other, member in list(self._members.items()) if other != rank]
-            if not others or (time.monotonic() > together and not any(member.over for member in others)):
+            if not others or (time.monotonic() > joint_exit_deadline and not any(member.over for member in others)):
                 return
             time.sleep(0.02)
 
-    def ask_where(self) -> None:
+    def ask_locations(self) -> None:
         """Makes every rank print its location and stack."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._broadcast, {"type": "where"})
@@ -94,7 +94,7 @@ class ControlServer(Relay):
         member = Member(rank, host, pid, writer, seal, time.monotonic())
         refusal = ""
         if size != self.size:
-            refusal = f"rank {rank} on {host} was told of {size} ranks, the others of {self.size}"
+            refusal = f"rank {rank} on {host} was started as one of {size} ranks, the others as one of {self.size}"
         elif rank in self._members:
             first = self._members[rank]
             refusal = (f"two processes claim rank {rank}: pid {first.pid} on {first.host} and pid {pid} on {host};"
@@ -110,7 +110,7 @@ class ControlServer(Relay):
         member.send({"type": "welcome"})
         return member
 
-    def _hear(self, member: Member, message: wire.Message) -> None:
+    def _handle(self, member: Member, message: wire.Message) -> None:
         member.seen = time.monotonic()
         kind = message["type"]
         if kind == "beat":
@@ -120,43 +120,43 @@ class ControlServer(Relay):
         elif kind == "put":
             self._gather(member, message["key"], message["value"])
         elif kind == "failed":
-            self._hear_of_failure(member, Cause.from_message(message["cause"]), message["secondary"])
+            self._handle_failure(member, Cause.from_message(message["cause"]), message["secondary"])
         elif kind == "here":
             member.outside, member.doing = message["outside"], message["doing"]
         elif kind == "ended":
             member.ended = True
         else:
-            self._hear_of_work(member, message)
+            self._handle_work(member, message)
 
-    def _hear_of_work(self, member: Member, message: wire.Message) -> None:
+    def _handle_work(self, member: Member, message: wire.Message) -> None:
         kind = message["type"]
         if kind in ("join", "leave"):
-            self._come_or_go(member, kind == "leave")
+            self._set_membership(member, kind == "leave")
         elif kind == "over":
             member.over = True
             self._count_ends()
         elif kind == "joined":
             self._join(member)
         elif kind == "noted":
-            self._refused(member, message)
+            self._confirm_refusal(member, message)
         elif kind == "forgotten":
             self._participation.forget(self._waits.forgotten(member.rank, message["asked"], message["keys"]))
         elif kind == "stop":
-            self._tell(self._stops.ask(member.rank, message["fit"], message["ranks"]))
+            self._send_requests(self._stops.ask(member.rank, message["fit"], message["ranks"]))
         elif kind == "come to":
-            self._tell(self._stops.hear(member.rank, message["fit"], message["executions"]))
+            self._send_requests(self._stops.receive(member.rank, message["fit"], message["executions"]))
 
     def _count_ends(self) -> None:
         """Notifies all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
-        if self._all_over is None and all(
+        if self._all_ended_at is None and all(
                 self._members[rank].over if rank in self._members else rank in self._lost for rank in range(self.size)):
-            self._all_over = time.monotonic()
+            self._all_ended_at = time.monotonic()
             self._broadcast({"type": "all over"})
 
-    def _hear_of_failure(self, member: Member, cause: Cause, secondary: bool) -> None:
+    def _handle_failure(self, member: Member, cause: Cause, secondary: bool) -> None:
         member.failed = True
         if secondary:
-            self._later(self._end_unless_explained(cause))
+            self._schedule(self._end_unless_known(cause))
         else:
             self._end(cause)
 
@@ -168,9 +168,9 @@ class ControlServer(Relay):
         self._count_ends()
         if not member.left and not member.ended and self.cause is None:
             self._end(Cause("lost", member.rank, member.host, member.pid,
-                            "ended without a word (killed, crashed, or out of memory)"))
+                            "ended unexpectedly (killed, crashed, or out of memory)"))
 
-    async def _end_unless_explained(self, cause: Cause) -> None:
+    async def _end_unless_known(self, cause: Cause) -> None:
         deadline = time.monotonic() + SECONDARY_GRACE
         while time.monotonic() < deadline and self.cause is None:
             await asyncio.sleep(0.05)
@@ -180,13 +180,13 @@ class ControlServer(Relay):
         if left and self.cause is None:
             where = self._waits.waited_for_in(cause.rank, left[0].rank)
             cause = Cause("left", left[0].rank, left[0].host, left[0].pid,
-                          f"left the job in good order while rank {cause.rank} still "
-                          + (f"waits for it in {where}" if where else "needed it"))
+                          f"left the job normally while rank {cause.rank} "
+                          + (f"is still waiting for it in {where}" if where else "still needed it"))
         if cause.kind == "timeout" and self.cause is None:
-            cause = await self._late(cause)
+            cause = await self._blame_late_ranks(cause)
         self._end(cause)
 
-    async def _late(self, cause: Cause) -> Cause:
+    async def _blame_late_ranks(self, cause: Cause) -> Cause:
         """Finds the ranks missing from a collective that nobody counts, after a rank has given up waiting in it."""
         others = [member for member in self._members.values() if not member.failed]
         for member in others:
@@ -196,7 +196,7 @@ class ControlServer(Relay):
         while time.monotonic() < deadline and any(member.outside is None for member in others):
             await asyncio.sleep(0.05)
         late = [member for member in others if member.outside] or others
-        waited = (f"not come to a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
+        waited = (f"not entered a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
                   f" allows ({self._deadlines.stall_shutdown:g} s)")
         if len(late) == 1:
             where = f": it is at {late[0].outside}" if late[0].outside else ""
@@ -211,9 +211,9 @@ class ControlServer(Relay):
         self._broadcast({"type": "end", "cause": cause.to_message()})
         if self._on_end is not None:
             self._on_end(cause)
-        self._later(self._let_go())
+        self._schedule(self._release_ranks())
 
-    async def _let_go(self) -> None:
+    async def _release_ranks(self) -> None:
         """Lets all ranks exit together, once each has printed its exit report or the grace period is over.
 
         Launchers end the other ranks as soon as one exits, so no rank may exit before all have printed theirs.
@@ -233,15 +233,15 @@ class ControlServer(Relay):
                 for member in self._members.values():
                     member.seen = now
             last_tick = now
-            self._look(now)
-            if (line := self._unproven.line(now)) and self._on_note is not None:
-                self._on_note(line)
+            self._check_members(now)
+            if (report := self._unproven.report(now)) and self._on_note is not None:
+                self._on_note(report)
             if now - last_beat >= 1.0:
                 last_beat = now
                 self._broadcast({"type": "beat"})
-                self._tell_missing()
+                self._send_missing()
 
-    def _look(self, now: float) -> None:
+    def _check_members(self, now: float) -> None:
         if self.cause is not None:
             return
         for member in list(self._members.values()):
@@ -249,10 +249,10 @@ class ControlServer(Relay):
                 error = f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
-        self._look_at_ends(now)
+        self._check_exits(now)
         if not self._participation.is_busy:
-            self._tell((rank, {"type": "forget", "counts": counts})
-                       for rank, counts in self._waits.to_forget(now).items())
+            self._send_requests((rank, {"type": "forget", "counts": counts})
+                                for rank, counts in self._waits.to_forget(now).items())
         places = {rank: member.doing for rank, member in self._members.items()}
         for finding in [*self._waits.check(now, places), *self._stalls.check(self._occupied())]:
             if finding.keys and self._participation.refuse(finding, now):
@@ -270,20 +270,20 @@ class ControlServer(Relay):
                 self._end(cause)
                 return
 
-    def _look_at_ends(self, now: float) -> None:
+    def _check_exits(self, now: float) -> None:
         """Reports a rank that has left the job but still runs, since it can no longer report that itself."""
-        waited = 0.0 if self._all_over is None else now - self._all_over
+        waited = 0.0 if self._all_ended_at is None else now - self._all_ended_at
         for member in [member for member in self._members.values() if member.left and member.rank != self._own_rank]:
             limits = self._deadlines
             error = f"has left the job, but its process has not ended, {waited:.0f} s after its script did"
             cause = Cause("stalled", member.rank, member.host, member.pid, error)
             # The process has no thread left that could end it earlier.
             if limits.stall_shutdown and waited >= limits.stall_shutdown + limits.liveness:
-                error += " (HVKERAS_STALL_SHUTDOWN sets how long it may take)"
+                error += " (HVKERAS_STALL_SHUTDOWN sets the limit)"
                 self._end(dataclasses.replace(cause, error=error))
                 return
-            if limits.stall_warning and waited >= self._told_over.get(member.rank, limits.stall_warning):
-                self._told_over[member.rank] = 2.0 * waited
+            if limits.stall_warning and waited >= self._next_exit_warning.get(member.rank, limits.stall_warning):
+                self._next_exit_warning[member.rank] = 2.0 * waited
                 if self._on_warning is not None:
                     self._on_warning(cause.sentence())
 

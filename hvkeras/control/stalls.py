@@ -11,8 +11,8 @@ from typing import Any
 
 from hvkeras.control.waits import Finding
 
-AT_ONCE = 8  # how many ranks are asked for their location at the same time
-RARER = 2.0  # the next report of the same stall is due after this multiple of its duration so far
+MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
+BACKOFF = 2.0  # the next report of the same stall is due after this multiple of its duration so far
 
 
 class Stalls:
@@ -45,26 +45,27 @@ class Stalls:
         Returns:
             `stalled` with the rank that ends the job; else `warning` with each rank that must report its location.
         """
-        still = {rank: said for rank, said in sorted(self._still.items()) if rank not in waiting}
-        over = [rank for rank, said in still.items() if self._stall_after and said["may_end"]
-                and min(said["for"], said["stood"]) >= self._stall_after]
+        still = {rank: report for rank, report in sorted(self._still.items()) if rank not in waiting}
+        over = [rank for rank, report in still.items() if self._stall_after and report["may_end"]
+                and min(report["for"], report["stood"]) >= self._stall_after]
         if over:
             return [self._end(over, still)]
-        due = [rank for rank, said in still.items() if self._warn_after
-               and said["for"] >= self._next.get(rank, self._warn_after)]
+        due = [rank for rank, report in still.items() if self._warn_after
+               and report["for"] >= self._next.get(rank, self._warn_after)]
         for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
-            self._next[rank] = RARER * still[rank]["for"] if still[rank]["within"] else float("inf")
-        return [Finding("warning", rank, self._more(due)) for rank in due[:AT_ONCE]]
+            self._next[rank] = BACKOFF * still[rank]["for"] if still[rank]["within"] else float("inf")
+        return [Finding("warning", rank, self._more(due)) for rank in due[:MAX_WARNINGS]]
 
     def _end(self, over: list[int], still: dict[int, dict[str, Any]]) -> Finding:
         # A step function without progress may be in a collective that nobody counts, waiting for a rank elsewhere.
         rank = min(over, key=lambda rank: (still[rank]["phase"] in ("train", "validation"), rank))
         others = [str(other) for other in still if other != rank]
-        also = f"; nor {'have ranks' if len(others) > 1 else 'has rank'} {', '.join(others)}" if others else ""
+        names = f"ranks {', '.join(others)} have" if len(others) > 1 else f"rank {''.join(others)} has"
+        also = f"; {names} not moved either" if others else ""
         return Finding("stalled", rank, f"has not moved for {still[rank]['for']:.0f} s: {still[rank]['text']}{also}"
-                       " (HVKERAS_STALL_SHUTDOWN sets how long it may)")
+                       " (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
     @staticmethod
     def _more(due: list[int]) -> str:
-        more = due[AT_ONCE:]
-        return f"{len(more)} more ranks do not move either: {', '.join(map(str, more))}" if more else ""
+        more = due[MAX_WARNINGS:]
+        return f"{len(more)} more ranks are not moving either: {', '.join(map(str, more))}" if more else ""

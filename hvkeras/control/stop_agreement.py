@@ -16,7 +16,7 @@ from typing import Any
 from hvkeras.errors import PeerError, explain
 
 Request = tuple[int, dict[str, Any]]
-LOOK = 0.1  # seconds between two checks whether the job has ended
+POLL_INTERVAL = 0.1  # seconds between two checks whether the job has ended
 
 
 class Stop:
@@ -52,14 +52,14 @@ class Stop:
             self._after, self.wishes = after, list(wishes)
             self._changed.notify_all()
 
-    def now(self, wish: bool, ask: Callable[[], None], check: Callable[[], None], patience: float) -> bool:
+    def now(self, wish: bool, ask: Callable[[], None], check: Callable[[], None], timeout: float) -> bool:
         """Whether this rank stops after the execution that has just ended.
 
         Args:
             wish: Whether it wants to stop.
             ask: Tells the server that it wants to.
             check: Raises if the job has ended.
-            patience: Seconds to wait for the server's decision.
+            timeout: Seconds to wait for the server's decision.
 
         Raises:
             PeerError: The job has ended, or the ranks have not answered in time.
@@ -67,15 +67,15 @@ class Stop:
         if wish and not self._wanted:
             self._wanted = True
             ask()
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         with self._changed:
             while (self._asked or self._wanted) and self._after is None:
                 check()
                 if time.monotonic() > deadline:
-                    raise PeerError(explain("All ranks must agree when to stop training"
-                                            f" within {patience:g} s", "look at what the others do, or raise"
+                    raise PeerError(explain("All ranks must agree on when to stop training"
+                                            f" within {timeout:g} s", "check what the others are doing, or raise"
                                             " HVKERAS_STALL_SHUTDOWN", executions=self._begun))
-                self._changed.wait(LOOK)
+                self._changed.wait(POLL_INTERVAL)
             if self._after is not None and self._begun >= self._after:
                 return True
             self._committed = max(self._committed, self._begun + 1)
@@ -106,10 +106,10 @@ class Stops:
         if len(self._wishes[fit]) > 1:
             return
         self._waited_for[fit], self._ranks[fit], self._most[fit] = set(ranks), list(ranks), 0
-        for one in ranks:
-            yield one, {"type": "stopping", "fit": fit}
+        for each in ranks:
+            yield each, {"type": "stopping", "fit": fit}
 
-    def hear(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
+    def receive(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
         """Handles a rank's answer; after the last answer, all ranks receive the decision.
 
         Args:
@@ -125,5 +125,5 @@ class Stops:
         if not self._waited_for[fit]:
             del self._waited_for[fit]
             after = self._most.pop(fit)
-            for one in self._ranks.pop(fit):
-                yield one, {"type": "stop after", "fit": fit, "executions": after, "wishes": sorted(self._wishes[fit])}
+            for each in self._ranks.pop(fit):
+                yield each, {"type": "stop after", "fit": fit, "executions": after, "wishes": sorted(self._wishes[fit])}

@@ -21,7 +21,7 @@ class Waiting:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._start = time.monotonic()
-        self._told = 0.0
+        self._reported = 0.0
 
     @property
     def left(self) -> float:
@@ -36,10 +36,11 @@ class Waiting:
         """
         waited = time.monotonic() - self._start
         if waited >= self._timeout:
-            raise PeerError(explain(f"All ranks must meet within {self._timeout:g} s, but {whom} did not come ({why})",
-                                    "start it, look at its output, or raise HVKERAS_START_TIMEOUT"))
-        if waited - self._told >= REPORT_EVERY:
-            self._told = waited
+            raise PeerError(explain(f"All ranks must connect within {self._timeout:g} s, but there is no answer from"
+                                    f" {whom} ({why})",
+                                    "start it, check its output, or raise HVKERAS_START_TIMEOUT"))
+        if waited - self._reported >= REPORT_EVERY:
+            self._reported = waited
             say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
 
 

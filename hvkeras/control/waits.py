@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Describe = dict[str, Any]
-KEPT = 256  # how many plans are remembered even if no rank enters them
+MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
 PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
 
 # What to write instead of calls that one rank may make alone by mistake, by how their first collective's name begins.
-_ALONE = "what one rank does by itself goes into `with hvd.alone():`"
+_ALONE = "put what only one rank does into `with hvd.alone():`"
 _FOR_ALL = {
     "the metrics of evaluate": f"all ranks must call evaluate; {_ALONE}",
     "the start of fit": f"all ranks must call fit; {_ALONE}",
@@ -83,7 +83,7 @@ class Waits:
         self._sites.setdefault(rank, {}).update(sites or {})
 
     def set_left(self, rank: int, left: bool) -> None:
-        """Records that a rank has left the job in good order, or has come back to it."""
+        """Records that a rank has left the job normally, or has come back to it."""
         (self._left.add if left else self._left.discard)(rank)
 
     def plan(self, key: str) -> Describe:
@@ -107,9 +107,9 @@ class Waits:
         Returns:
             For each rank, the number of entries to each of these plans that it has reported since it last forgot them.
         """
-        told: dict[int, dict[str, int]] = {}
-        if len(self._plans) <= KEPT:
-            return told
+        to_send: dict[int, dict[str, int]] = {}
+        if len(self._plans) <= MAX_PLANS:
+            return to_send
         for key in self._plans:
             counts = self.counts(key)
             count = max(counts.values())
@@ -118,8 +118,8 @@ class Waits:
             elif now - self._settled[key][1] >= IDLE and key not in self._forgetting:
                 self._forgetting.add(key)
                 for rank in counts:
-                    told.setdefault(rank, {})[key] = count - self._before.get(rank, {}).get(key, 0)
-        return told
+                    to_send.setdefault(rank, {})[key] = count - self._before.get(rank, {}).get(key, 0)
+        return to_send
 
     def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
         """Records that a rank has forgotten plans, and counts from zero when it enters one of them again.
@@ -163,7 +163,7 @@ class Waits:
         waits = self._current()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
         self._warned = {wait: at for wait, at in self._warned.items() if wait in self._since}
-        return [*self._mismatches(now), *self._lefts(now), *self._stalls(now, places or {})]
+        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, places or {})]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names the plan in which one rank waits for another; "" if it is not known."""
@@ -213,9 +213,9 @@ class Waits:
                 if other.key in keys and one.key not in keys and _deadlocked(one, other)}
         return self._entangled(keys | more) if more else keys
 
-    def _lefts(self, now: float) -> list[Finding]:
+    def _departures(self, now: float) -> list[Finding]:
         return [
-            Finding("left", wait.missing, f"left the job in good order while rank {wait.waiter} still waits for it in"
+            Finding("left", wait.missing, f"left the job normally while rank {wait.waiter} is still waiting for it in"
                     f" {self._named(wait)}{self._hint(wait)}")
             for wait, since in self._since.items()
             if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
@@ -233,7 +233,7 @@ class Waits:
             if stall_after and waited >= stall_after:
                 place = places.get(wait.missing, "")
                 text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
-                        " (HVKERAS_STALL_SHUTDOWN sets how long it may)" + (f"; last seen: {place}" if place else ""))
+                        " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {place}" if place else ""))
                 return [Finding("stalled", wait.missing, text + self._hint(wait))]
             if warn_after and now - self._warned.get(wait, since) >= warn_after:
                 self._warned[wait] = now

@@ -48,7 +48,7 @@ def check_proof(shown: bytes, wanted: bytes) -> None:
     """
     if not hmac.compare_digest(shown, wanted):
         raise ProofError(explain("A peer on the control channel must prove the job's secret",
-                                 "another job or program uses this address; start this job anew"))
+                                 "another job or program uses this address; restart this job"))
 
 
 class Seal:

@@ -51,7 +51,7 @@ def doctor(arguments: Sequence[str]) -> int:
         reports[THIS_HOST] = {"findings": [hosts.names(others)], "versions": {}}
     if others:
         timeout = Settings({}).start_timeout if flags.start_timeout is None else flags.start_timeout
-        reports |= hosts.asked(others, Ssh(flags.ssh_port, flags.ssh_identity_file, timeout))
+        reports |= hosts.ask_all(others, Ssh(flags.ssh_port, flags.ssh_identity_file, timeout))
     shared = list(hosts.differences({host: report["versions"] for host, report in reports.items()}))
     everything = {host: report["findings"] for host, report in reports.items()}
     if shared:
@@ -64,13 +64,15 @@ def doctor(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    made = Parser(prog="hvkeras doctor", epilog=_EPILOG, allow_abbrev=False, description="Says whether training on"
-                  " several workers will work on this machine, or on several hosts, and what to do where it will not.")
-    made.add_argument("-H", "--hosts", metavar="HOST,...", help="Hosts to look at, over ssh.")
+    made = Parser(prog="hvkeras doctor", epilog=_EPILOG, allow_abbrev=False, description="Checks whether training on"
+                  " several workers will work on this machine, or on several hosts, and how to fix it where it will"
+                  " not.")
+    made.add_argument("-H", "--hosts", metavar="HOST,...", help="Hosts to check, over ssh.")
     made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line for each host.")
     made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
     made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
-    made.add_argument("--start-timeout", type=float, metavar="SECONDS", help="Seconds in which hosts answer over ssh.")
+    made.add_argument("--start-timeout", type=float, metavar="SECONDS", help="Seconds in which hosts must answer over"
+                      " ssh.")
     made.add_argument("--json", action="store_true", help="Prints JSON instead of a table.")
     # Flags that the first host passes to the others.
     made.add_argument("--call", metavar="ADDRESS", help=argparse.SUPPRESS)

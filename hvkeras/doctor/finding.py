@@ -29,6 +29,6 @@ class Finding:
         return asdict(self)
 
 
-def judged(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> Finding:
+def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> Finding:
     """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
     return Finding(check, state, f"{found}: {objection}", fix) if objection else Finding(check, OK, found)

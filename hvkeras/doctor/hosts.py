@@ -14,19 +14,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
+from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.errors import UsageError
 from hvkeras.host.network import address_towards
 from hvkeras.launcher.host_agents import Ssh
 
 CALL_DEADLINE = 5.0  # seconds for a connection between hosts
 ANSWER_DEADLINE = 180.0  # seconds in which a host must finish its own checks
-CLOCKS_APART = 1.0  # seconds
+MAX_CLOCK_OFFSET = 1.0  # seconds
 
 Report = dict[str, Any]  # a host's `findings` and `versions`
 
 
-class Reception:
+class CallServer:
     """Accepts connections from other hosts, on an address passed to them, and records what their clocks say.
 
     Args:
@@ -71,7 +71,7 @@ def call(address: str, name: str) -> Finding:
             source = connection.getsockname()[0]
     except OSError as error:
         return Finding("route", PROBLEM, f"no connection to {address} on the first host ({error})",
-                       "let TCP connections between the hosts through the firewall, or choose the network with"
+                       "allow TCP connections between the hosts in the firewall, or choose the network with"
                        " HVKERAS_NETWORK_INTERFACES on the first host")
     return Finding("route", OK, f"{source} reaches {address} on the first host")
 
@@ -90,7 +90,7 @@ def names(others: Sequence[str]) -> Finding:
     return Finding("names", OK, ", ".join(routes))
 
 
-def asked(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
+def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
     """Runs the checks on every host.
 
     Args:
@@ -100,38 +100,39 @@ def asked(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
     Returns:
         The report of each host.
     """
-    with _reception(hosts) as reception, concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
-        reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, reception), hosts), strict=True))
+    with _call_server(hosts) as call_server, concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
+        reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, call_server), hosts), strict=True))
     for host, report in reports.items():
-        if reception is not None and host in reception.clocks:
-            apart = reception.clocks[host]
-            report["findings"].append(judged("clock", f"{apart:+.3f} s against the first host",
-                                             "times in logs and traces do not fit together"
-                                             if abs(apart) > CLOCKS_APART else "", "timedatectl set-ntp true", NOTE))
+        if call_server is not None and host in call_server.clocks:
+            offset = call_server.clocks[host]
+            report["findings"].append(check_result("clock", f"{offset:+.3f} s against the first host",
+                                                   "times in logs and traces cannot be compared"
+                                                   if abs(offset) > MAX_CLOCK_OFFSET else "",
+                                                   "timedatectl set-ntp true", NOTE))
     return reports
 
 
 @contextlib.contextmanager
-def _reception(hosts: Sequence[str]) -> Iterator[Reception | None]:
+def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
     """Accepts connections during the checks; None if no host has an address here, which `names` reports."""
     for host in hosts:
         with contextlib.suppress(UsageError):
-            reception = Reception(host)
+            call_server = CallServer(host)
             break
     else:
         yield None
         return
     try:
-        yield reception
+        yield call_server
     finally:
-        reception.close()
+        call_server.close()
 
 
-def _ask(host: str, hosts: Sequence[str], ssh: Ssh, reception: Reception | None) -> Report:
+def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | None) -> Report:
     others = [other for other in hosts if other != host]
     command = [sys.executable, "-m", "hvkeras", "doctor", "--json", *(["--others", ",".join(others)] if others else [])]
-    command += ["--call", reception.address, "--called", host] if reception is not None else []
-    line = ssh.line(host, shlex.join(command))
+    command += ["--call", call_server.address, "--called", host] if call_server is not None else []
+    line = ssh.command_line(host, shlex.join(command))
     try:
         done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL,
                               timeout=ssh.timeout + ANSWER_DEADLINE, check=False)
@@ -140,8 +141,8 @@ def _ask(host: str, hosts: Sequence[str], ssh: Ssh, reception: Reception | None)
     with contextlib.suppress(ValueError, LookupError, TypeError):
         report = json.loads(done.stdout[done.stdout.index("{"):])["hosts"][0]
         return {"findings": [Finding(**row) for row in report["findings"]], "versions": report["versions"]}
-    said = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
-    return _no_report(f"hvkeras doctor cannot be run there over ssh ({said})",
+    answers = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
+    return _no_report(f"hvkeras doctor cannot be run there over ssh ({answers})",
                       "install the same Python and hvkeras there, and try: " + shlex.join(line))
 
 

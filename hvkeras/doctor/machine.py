@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
+from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.host.network import LOOPBACK
 
 MIB = 1024**2
@@ -48,8 +48,8 @@ def cores() -> Finding:
     allowed = len(os.sched_getaffinity(0))
     quota = _quota()
     text = f"{allowed} of {psutil.cpu_count()}"
-    return judged("cores", text, f"the container's quota is {quota:g}" if quota and quota < allowed else "",
-                  f"start no more than {max(1, int(quota))} ranks here, or raise the quota", NOTE)
+    return check_result("cores", text, f"the container's quota is {quota:g}" if quota and quota < allowed else "",
+                        f"start no more than {max(1, int(quota))} ranks here, or raise the quota", NOTE)
 
 
 def _quota() -> float:
@@ -63,9 +63,9 @@ def _quota() -> float:
 def memory() -> Finding:
     """Checks the available memory."""
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
-    return judged("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
-                  "a rank takes about 1 GiB with a small model" if free < LEAST_MEMORY else "",
-                  "start fewer ranks, or end what takes the memory", NOTE)
+    return check_result("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
+                        "a rank takes about 1 GiB with a small model" if free < LEAST_MEMORY else "",
+                        "start fewer ranks, or end the programs that use the memory", NOTE)
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> Finding:
@@ -75,23 +75,23 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> Finding:
     except OSError as error:
         return Finding("shared memory", PROBLEM, f"{folder} cannot be used ({error.strerror})",
                        f"mount -t tmpfs tmpfs {folder}, or HVKERAS_BACKEND=tfdist")
-    return judged("shared memory", f"{free / MIB:,.0f} MiB free in {folder}",
-                  "the backend native and MPI need more for several ranks" if free < LEAST_SHARED else "",
-                  "docker run --shm-size=1g, or remove what is left there", NOTE)
+    return check_result("shared memory", f"{free / MIB:,.0f} MiB free in {folder}",
+                        "the backend native and MPI need more for several ranks" if free < LEAST_SHARED else "",
+                        "docker run --shm-size=1g, or remove leftover files there", NOTE)
 
 
 def open_files() -> Finding:
     """Checks how many files and connections a process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
-    return judged("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} a process",
-                  "jobs of many ranks and datasets of many files need more" if few else "",
-                  f"ulimit -n {LEAST_FILES * 4}", NOTE)
+    return check_result("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} per process",
+                        "jobs of many ranks and datasets of many files need more" if few else "",
+                        f"ulimit -n {LEAST_FILES * 4}", NOTE)
 
 
 def ports() -> Finding:
     """Checks whether processes on this machine can connect to each other over TCP."""
-    fix = f"let TCP connections to {LOOPBACK} through the firewall"
+    fix = f"allow TCP connections to {LOOPBACK} in the firewall"
     try:
         with socket.create_server((LOOPBACK, 0)) as server, \
                 socket.create_connection(server.getsockname(), _CONNECT_DEADLINE):
@@ -107,7 +107,7 @@ def name() -> Finding:
     try:
         address = socket.gethostbyname(own)
     except OSError as error:
-        return Finding("host name", NOTE, f"{own} has no address ({error}), so that other hosts have to be told one",
+        return Finding("host name", NOTE, f"{own} has no address ({error}), so that other hosts must be given one",
                        f"add a line for {own} to /etc/hosts, or HVKERAS_NETWORK_INTERFACES")
     loopback = ipaddress.ip_address(address).is_loopback
     return Finding("host name", OK, f"{own} is {address}" + (
@@ -117,7 +117,7 @@ def name() -> Finding:
 def proxies(environ: Mapping[str, str]) -> Finding:
     """Checks whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
-    spared = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
-    text = ", ".join(found) + (f"; not for {spared}" if spared else "") if found else "none"
-    return judged("proxies", text, "strategies of tf.distribute send connections between workers there as well"
-                  if found and not spared else "", "name the hosts of the job in no_proxy", NOTE)
+    excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
+    text = ", ".join(found) + (f"; not for {excluded}" if excluded else "") if found else "none"
+    return check_result("proxies", text, "strategies of tf.distribute use them between workers as well"
+                        if found and not excluded else "", "name the hosts of the job in no_proxy", NOTE)

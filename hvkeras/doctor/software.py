@@ -15,8 +15,8 @@ from hvkeras import __version__
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.native import NativeBackend
 from hvkeras.backends.native.network import built_for, mpi_of
-from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, judged
-from hvkeras.launcher.check_build import found as path_of
+from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.launcher.check_build import find_command as path_of
 from hvkeras.launcher.check_build import version_of, version_output
 from hvkeras.library import loading
 from hvkeras.requirements import TENSORFLOW
@@ -40,8 +40,8 @@ def probed() -> Facts:
     parts += [] if loading.objection() else ["native"]
     facts: Facts = {}
     while parts:  # continues after a part that takes down the process
-        said, how = _probe(parts)
-        facts |= said
+        answers, how = _probe(parts)
+        facts |= answers
         parts = [part for part in parts if part not in facts]
         if parts and how:
             facts[parts.pop(0)] = {"error": how}
@@ -105,16 +105,16 @@ def _tensorflow(facts: Facts) -> Iterator[Finding]:
                       "reinstall it: pip install --force-reinstall " + _distribution("tensorflow"))
         return
     minor = tuple(int(number) for number in known["version"].split(".")[:2])
-    yield judged("TensorFlow", known["version"], "" if (2, 16) <= minor <= (2, 21) else
-                 "hvkeras is tested with 2.16 to 2.21", "pip install 'tensorflow>=2.16,<2.22'", NOTE)
+    yield check_result("TensorFlow", known["version"], "" if (2, 16) <= minor <= (2, 21) else
+                       "hvkeras is tested with 2.16 to 2.21", "pip install 'tensorflow>=2.16,<2.22'", NOTE)
     keras = facts.get("keras", {})
     if "error" in keras:
         yield Finding("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
                       "pip install --upgrade keras, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it")
     else:
         other = keras.get("backend", "tensorflow") not in ("tensorflow", "")
-        yield judged("Keras", f"tf.keras is {keras['name']} {keras['version']}",
-                     f"its backend is {keras['backend']}" if other else "", "KERAS_BACKEND=tensorflow")
+        yield check_result("Keras", f"tf.keras is {keras['name']} {keras['version']}",
+                           f"its backend is {keras['backend']}" if other else "", "KERAS_BACKEND=tensorflow")
 
 
 def _distribution(module: str) -> str:
@@ -130,12 +130,12 @@ def _native(facts: Facts) -> Finding:
     known = facts.get("native", {})
     if "error" in known:
         return Finding("backend native", PROBLEM, known["error"], loading.INSTALL)
-    return judged("backend native", available.reason, known["xla"], "jit_compile=False", NOTE)
+    return check_result("backend native", available.reason, known["xla"], "jit_compile=False", NOTE)
 
 
 def _mpi(facts: Facts) -> Iterator[Finding]:
     launcher = path_of("mpirun") or path_of("mpiexec")
-    spoken = _launcher_version(launcher) if launcher else ""
+    launcher_version = _launcher_version(launcher) if launcher else ""
     known = facts.get("mpi")
     if not launcher and known is None:
         yield Finding("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG need none",
@@ -144,17 +144,17 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
     if not launcher:
         yield Finding("MPI", NOTE, "mpi4py is installed, but no mpirun", _INSTALL_MPI)
     elif known is None:
-        yield Finding("MPI", NOTE, f"{launcher} is there, but ranks need mpi4py to find each other", _INSTALL_MPI)
+        yield Finding("MPI", NOTE, f"{launcher} is installed, but ranks need mpi4py to find each other", _INSTALL_MPI)
     elif "error" in known:
         yield Finding("MPI", NOTE, f"mpi4py cannot be imported ({known['error']})", "pip install --force-reinstall"
                       " --no-binary :all: mpi4py, for the MPI that is installed")
     else:
-        yield _belong_together(launcher, spoken, known["library"])
+        yield _compare_mpi(launcher, launcher_version, known["library"])
     if built := built_for():
-        library = mpi_of(known["library"]) if known and "library" in known else mpi_of(spoken)
+        library = mpi_of(known["library"]) if known and "library" in known else mpi_of(launcher_version)
         same = library[0] == mpi_of(built)[0] and _major(library[1]) == _major(mpi_of(built)[1])
-        yield judged("native over MPI", f"built for {built}", "" if same else
-                     f"jobs here would run on {' '.join(library)}", loading.INSTALL, NOTE)
+        yield check_result("native over MPI", f"built for {built}", "" if same else
+                           f"jobs here would run on {' '.join(library)}", loading.INSTALL, NOTE)
 
 
 def _launcher_version(launcher: str) -> str:
@@ -167,16 +167,17 @@ def _launcher_version(launcher: str) -> str:
     return answer.partition("\n")[0]
 
 
-def _belong_together(launcher: str, spoken: str, library: str) -> Finding:
-    here, loaded = mpi_of(spoken), mpi_of(library)
-    if not spoken:
+def _compare_mpi(launcher: str, launcher_version: str, library: str) -> Finding:
+    here, loaded = mpi_of(launcher_version), mpi_of(library)
+    if not launcher_version:
         return Finding("MPI", PROBLEM, f"{launcher} does not start", _INSTALL_MPI)
     # Hydra also starts the ranks of Intel MPI.
     hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
-    together = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
-    return judged("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
-                  "" if together else "they do not belong together, and each rank would think it is alone",
-                  f"use the mpirun of {' '.join(loaded)}, or install mpi4py for {' '.join(here)}")
+    compatible = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
+    return check_result("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
+                        "" if compatible else "they do not belong together, and each rank would run as a job of its"
+                        " own",
+                        f"use the mpirun of {' '.join(loaded)}, or install mpi4py for {' '.join(here)}")
 
 
 def _major(version: str) -> str:
@@ -192,9 +193,9 @@ def _horovod(facts: Facts) -> Finding:
         text, _, fix = available.reason.partition("; ")
         return Finding("backend horovod", state, text, fix)
     known = facts.get("horovod", {})
-    return judged("backend horovod", available.reason + (", and NCCL" if known.get("nccl") else ""),
-                  f"it cannot be imported ({known['error']})" if "error" in known else "",
-                  installed.BUILD)
+    return check_result("backend horovod", available.reason + (", and NCCL" if known.get("nccl") else ""),
+                        f"it cannot be imported ({known['error']})" if "error" in known else "",
+                        installed.BUILD)
 
 
 def _gpus(facts: Facts) -> Finding:
@@ -203,11 +204,11 @@ def _gpus(facts: Facts) -> Finding:
     smi = path_of("nvidia-smi")
     if seen:
         slow = version_of("horovod") and not facts.get("horovod", {}).get("nccl")
-        return judged("GPUs", f"TensorFlow (CUDA {known['cuda']}) sees {len(seen)}",
-                      "Horovod was built without NCCL, and moves their tensors through the host" if slow else "",
-                      "HOROVOD_GPU_OPERATIONS=NCCL " + installed.BUILD.removeprefix("run "), NOTE)
+        return check_result("GPUs", f"TensorFlow (CUDA {known['cuda']}) sees {len(seen)}",
+                            "Horovod was built without NCCL, and moves their tensors through the host" if slow else "",
+                            "HOROVOD_GPU_OPERATIONS=NCCL " + installed.BUILD.removeprefix("run "), NOTE)
     if smi and "error" not in known:
-        return Finding("GPUs", NOTE, f"{smi} is there, but TensorFlow sees no GPU"
+        return Finding("GPUs", NOTE, f"{smi} is installed, but TensorFlow sees no GPU"
                        + ("" if known.get("cuda") else ": it was built without CUDA"), "pip install 'hvkeras[cuda]'")
     return Finding("GPUs", OK, "none; training runs on the CPUs")
 

@@ -70,7 +70,7 @@ class CommitFile:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise MachineError(explain(f"Commits must be writable ({error.strerror})", "set HVKERAS_ELASTIC_DIR to a"
-                                       " folder with room", path=str(self._path), written=written,
+                                       " folder with free space", path=str(self._path), written=written,
                                        room_left=room_left(self._path))) from error
         except Exception as error:  # whatever an object's own pickling raises
             unfinished.unlink(missing_ok=True)
@@ -94,13 +94,13 @@ class CommitFile:
             except FileNotFoundError:
                 continue
             except PermissionError as error:
-                raise CommitError(explain(f"A commit must be readable, and writable for nobody else ({error})", "remove"
-                                          " it to begin anew", path=str(path))) from error
+                raise CommitError(explain("A commit must be readable, and writable for nobody else"
+                                          f" ({error})", "remove it to start over", path=str(path))) from error
             except Exception as error:  # noqa: BLE001 - whatever reading or unpickling raises
                 damaged.append(f"{path.name} is damaged ({type(error).__name__}: {error})")
         if damaged:
-            raise CommitError(explain(f"A commit must be readable, but {' and '.join(damaged)}", "remove it to begin"
-                                      " anew", path=str(self._path)))
+            raise CommitError(explain(f"A commit must be readable, but {' and '.join(damaged)}", "remove it to start"
+                                      " over", path=str(self._path)))
         return None
 
     def _require_private_folder(self) -> None:
@@ -109,9 +109,9 @@ class CommitFile:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             reason = why_not_private(folder.stat())
         except OSError as error:
-            raise MachineError(explain(f"The folder of commits must be there, or be made ({error.strerror})", "set"
+            raise MachineError(explain(f"The folder of commits must exist, or be creatable ({error.strerror})", "set"
                                        " HVKERAS_ELASTIC_DIR to a folder of yours", folder=str(folder))) from error
         if reason:
-            raise CommitError(explain(f"Only you may be able to write to the folder of commits, but {reason}",
+            raise CommitError(explain(f"Only you must be able to write to the folder of commits, but {reason}",
                                       f"chmod go-w {folder}, or set HVKERAS_ELASTIC_DIR to a folder of yours",
                                       folder=str(folder)))

@@ -83,20 +83,20 @@ def _tree(value: Any, parts: list[Any]) -> Any:
     if kind is complex:
         return {"complex": [value.real, value.imag]}
     if kind is bytes:
-        return _kept("bytes", value, parts)
+        return _stored("bytes", value, parts)
     if kind is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
         if name := _name_of(array.dtype):
             flat = np.ascontiguousarray(array).reshape(-1)
             raw = flat.view(np.uint8) if flat.size and flat.itemsize else b""
             facts = {"dtype": name, "shape": list(array.shape), "scalar": kind is not np.ndarray}
-            return {**_kept("array", raw, parts), **facts}
+            return {**_stored("array", raw, parts), **facts}
         if array.dtype == object and all(type(each) in (bytes, str) for each in array.flat):  # TensorFlow's strings
             return {"strings": [_tree(each, parts) for each in array.flat], "shape": list(array.shape)}
-    return _kept("pickle", pickle.dumps(value, protocol=5), parts)
+    return _stored("pickle", pickle.dumps(value, protocol=5), parts)
 
 
-def _kept(kind: str, raw: Any, parts: list[Any]) -> dict[str, Any]:
+def _stored(kind: str, raw: Any, parts: list[Any]) -> dict[str, Any]:
     parts.append(raw)
     return {kind: len(parts) - 1}
 

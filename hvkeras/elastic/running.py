@@ -51,7 +51,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
         A function with the same parameters and the same return value.
     """
-    return run_fn(func, _start_anew)
+    return run_fn(func, _reinitialize)
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
@@ -66,7 +66,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
     """
 
     @functools.wraps(func)
-    def go_on(state: State, *args: Any, **kwargs: Any) -> Any:
+    def run_with_state(state: State, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(state, State):
             raise UsageError(explain("The first argument of an elastic function must be a state",
                                      "pass hvd.elastic.TensorFlowKerasState(model)", received=state))
@@ -86,14 +86,14 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
             except HorovodInternalError as error:
                 if _is_over():
                     raise
-                _tell(f"trains again from the last commit after {type(error).__name__}: {error}")
+                _say_on_rank_0(f"restarts from the last commit after {type(error).__name__}: {error}")
                 state.restore()
                 shared = False
             except HostsUpdatedInterrupt as interrupt:
                 shared = interrupt.skip_sync
             reset()
             state.on_reset()
-    return go_on
+    return run_with_state
 
 
 def _begin(state: State) -> tuple[CommitFile | None, bool]:
@@ -101,12 +101,12 @@ def _begin(state: State) -> tuple[CommitFile | None, bool]:
     number, job = next(_numbers), current_job()
     commits = _commits(number)
     state.keep_commits_in(commits)
-    over = commits is not None and _take(state, commits)
+    over = commits is not None and _resume_from(state, commits)
     state.sync()
     removes = number == 0 and commits is not None and not job.settings.run_commits
-    over, removes = _as_rank_0_says([over, removes], f"elastic function {number}")
+    over, removes = _decided_by_rank_0([over, removes], f"elastic function {number}")
     if removes:
-        atexit.register(_forget, job, Path(job.settings.elastic_dir).absolute())
+        atexit.register(_remove_commits_at_exit, job, Path(job.settings.elastic_dir).absolute())
     return commits, over
 
 
@@ -118,35 +118,35 @@ def _commits(number: int) -> CommitFile | None:
     if job.settings.elastic_dir:
         return CommitFile(Path(job.settings.elastic_dir).absolute(), number)
     if job.topology.size > 1 and number == 0:
-        _tell("keeps commits in memory alone, which a lost rank ends with all others. HINT: start the script with"
-              " hvkeras run --reset-limit 3")
+        _say_on_rank_0("keeps commits in memory only, where they are lost if a rank is lost. HINT: start the script"
+                       " with hvkeras run --reset-limit 3")
     return None
 
 
-def _take(state: State, commits: CommitFile) -> bool:
+def _resume_from(state: State, commits: CommitFile) -> bool:
     """Restores a state from the last commit; returns whether the training function had finished by then."""
     commit = commits.read()
     if commit is None:
         return False
     if commit.note:
-        _tell(f"goes on from the commit before the last one: {commit.note}")
+        _say_on_rank_0(f"resumes from the commit before the last one: {commit.note}")
     if commit.saved is None:  # the state does not outlive its process
         return False
     state.take(commit.saved)
     state.restore()
     if commit.over:
-        _tell("does not call the function again, which had come to its end before the job was started again")
+        _say_on_rank_0("does not call the function again, which had finished before the job was restarted")
     return commit.over
 
 
-def _as_rank_0_says(own: list[bool], key: str) -> list[bool]:
+def _decided_by_rank_0(own: list[bool], key: str) -> list[bool]:
     """Returns rank 0's values, since only rank 0 has commits."""
     job = current_job()
-    told: list[bool] = own if job.control is None else job.control.gather(key, own, job.settings.start_timeout)[0]
-    return told
+    decision: list[bool] = own if job.control is None else job.control.gather(key, own, job.settings.start_timeout)[0]
+    return decision
 
 
-def _tell(text: str) -> None:
+def _say_on_rank_0(text: str) -> None:
     job = current_job()
     if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
         say(f"hvd.elastic.run {text}")
@@ -158,7 +158,7 @@ def _is_over() -> bool:
     return control is not None and control.cause is not None
 
 
-def _forget(job: Job, folder: Path) -> None:
+def _remove_commits_at_exit(job: Job, folder: Path) -> None:
     """Removes the commits once all ranks have ended successfully; a failed job may be restarted from them.
 
     Under `hvkeras run`, the launcher does so if it can.
@@ -185,7 +185,7 @@ def _forget(job: Job, folder: Path) -> None:
         remove_commits(folder)
 
 
-def _start_anew() -> None:
+def _reinitialize() -> None:
     backend = current_job().backend.name
     shutdown()
     init(backend)

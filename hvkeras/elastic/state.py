@@ -137,7 +137,7 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         taken = [name for name in kwargs if hasattr(self, name)]
         if taken:
-            raise UsageError(explain("A state's attributes must have names of their own", "rename it",
+            raise UsageError(explain("A state's attributes must not have the names of its methods", "rename it",
                                      attribute=taken[0]))
         self._names = tuple(kwargs)
         self._saved_state: dict[str, Any] = kwargs

@@ -48,7 +48,7 @@ class Accumulation:
 
         def finish() -> None:
             update(self._taken(sums, gradients))
-            self._begin_anew(sums)
+            self._reset(sums)
 
         where_due(due, finish, wait)
 
@@ -72,7 +72,7 @@ class Accumulation:
 
         def finish() -> Any:
             reduced = reduce(self._taken(sums, gradients))
-            self._begin_anew(sums)
+            self._reset(sums)
             return [tf.convert_to_tensor(reduced[place]) for place in places]
 
         def postpone() -> Any:
@@ -101,7 +101,7 @@ class Accumulation:
         return [None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
                 for total, gradient in zip(sums, gradients, strict=True)]
 
-    def _begin_anew(self, sums: Sequence[Any]) -> None:
+    def _reset(self, sums: Sequence[Any]) -> None:
         for total in sums:
             if total is not None:
                 total.assign(tf.zeros_like(total))

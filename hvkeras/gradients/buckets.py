@@ -42,7 +42,7 @@ FIRST_BUCKET = 1024**2
 @graphs.unconverted
 def reduce_gradients(
     gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
-    skips_together: bool = False, differentiable: bool = False,
+    all_ranks_skip: bool = False, differentiable: bool = False,
 ) -> list[Any]:
     """Reduces gradients over the ranks.
 
@@ -51,7 +51,7 @@ def reduce_gradients(
         variables: The variables.
         exchange: How to reduce.
         local: Keys of the variables whose gradients stay on this rank.
-        skips_together: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
+        all_ranks_skip: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
         differentiable: Whether the reduced gradients are themselves differentiable. If a tape records them, they are
             not fused into buckets.
 
@@ -70,7 +70,7 @@ def reduce_gradients(
         return list(gradients)
     require_kernels(current_job().backend)
     if joining.active:
-        gradients = joining.weighed(gradients, exchange.op, exchange.process_set)
+        gradients = joining.apply_weights(gradients, exchange.op, exchange.process_set)
     results = [
         gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
         else tf.convert_to_tensor(gradient) for gradient in gradients
@@ -78,10 +78,10 @@ def reduce_gradients(
     kept = [place for place, variable in enumerate(variables)
             if results[place] is not None and local and compat.variable_key(variable) in local]
     names = [compat.variable_name(variable) for variable in variables]
-    verdict = _verdict([results[place] for place in kept]) if kept and skips_together else None
+    nan_flag = _nan_flag([results[place] for place in kept]) if kept and all_ranks_skip else None
     shared = [None if place in kept else gradient for place, gradient in enumerate(results)]
-    if verdict is not None:
-        shared, names, variables = [*shared, verdict], [*names, "local gradients are finite"], [*variables, None]
+    if nan_flag is not None:
+        shared, names, variables = [*shared, nan_flag], [*names, "local gradients are finite"], [*variables, None]
     if differentiable and graphs.under_tape():
         reduced = _reduce_differentiably(shared, names, exchange, ranks)
     else:  # a tape outside of a traced function, if there is one, differentiates it only after tracing
@@ -89,19 +89,19 @@ def reduce_gradients(
     for place in kept:
         mine = results[place]
         factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
-        reduced[place] = _with_values(mine, lambda values: _plus(scale(values, factor),  # noqa: B023  # called at once
-                                                                reduced[-1] if verdict is not None else None))
+        reduced[place] = _with_values(mine, lambda values: _add_flag(scale(values, factor),  # noqa: B023  # called at once
+                                                                     reduced[-1] if nan_flag is not None else None))
     return reduced[: len(gradients)]
 
 
-def _verdict(gradients: Sequence[Any]) -> Any:
+def _nan_flag(gradients: Sequence[Any]) -> Any:
     """Returns 0 if all gradients are finite, else NaN, which a sum over the ranks propagates."""
     finite = [tf.reduce_all(tf.math.is_finite(getattr(gradient, "values", gradient))) for gradient in gradients]
     return tf.where(tf.reduce_all(tf.stack(finite)), tf.constant(0.0), tf.constant(float("nan")))
 
 
-def _plus(tensor: Any, verdict: Any) -> Any:
-    return tensor if verdict is None else tensor + tf.cast(verdict, tensor.dtype)
+def _add_flag(tensor: Any, nan_flag: Any) -> Any:
+    return tensor if nan_flag is None else tensor + tf.cast(nan_flag, tensor.dtype)
 
 
 def _with_values(gradient: Any, change: Any) -> Any:
@@ -124,7 +124,7 @@ def _reduce_differentiably(gradients: Sequence[Any], names: Sequence[str], excha
     with on_device(exchange.device_sparse):
         for place in sparse:
             slices = combined_slices(gradients[place], exchange.scaling, ranks, f"{name}.{place}")
-            results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
+            results[place] = sparse_rows.combine_duplicate_rows(slices, gradients[place].indices)
     return results
 
 
@@ -174,7 +174,7 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
             for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
                 values = scaling.received(run(of_values, engine), sent[place], len(ranks))
                 slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
-                results[place] = sparse_rows.as_in_one_process(slices, gradients[place].indices)
+                results[place] = sparse_rows.combine_duplicate_rows(slices, gradients[place].indices)
     if tf.executing_eagerly():  # training graphs end the job instead, which avoids an operation for each gradient
         raise_if_refused(plan)
     return results

@@ -148,9 +148,9 @@ class Distributed:
         for layer in self.__dict__.get("_hvkeras_local_layers", ()):
             for weight in layer.trainable_weights:
                 self.register_local_var(weight)
-        skips_together = compat.inner_optimizer(optimizer) is not None
+        all_ranks_skip = compat.inner_optimizer(optimizer) is not None
         return lambda gradients: reduce_gradients(gradients, variables, self._hvkeras_exchange,
-                                                  self.__dict__.get("_hvkeras_local", ()), skips_together)
+                                                  self.__dict__.get("_hvkeras_local", ()), all_ranks_skip)
 
     def _hvkeras_sums(self) -> Accumulation:
         sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
@@ -260,14 +260,14 @@ class _DistributedTfKeras(Distributed):
         """Copies the optimizer for the same variables and strategy; plain tf_keras fails to copy the strategy."""
         strategy = self.__dict__.get("_distribution_strategy")
         memo[id(strategy)] = strategy
-        own_way = getattr(super(), "__deepcopy__", None)
-        if own_way is not None:
-            return own_way(memo)
+        plain_deepcopy = getattr(super(), "__deepcopy__", None)
+        if plain_deepcopy is not None:
+            return plain_deepcopy(memo)
         function, arguments, state, *_ = self.__reduce_ex__(4)
-        twin = function(*arguments)
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(state, memo))
-        return twin
+        clone = function(*arguments)
+        memo[id(self)] = clone
+        clone.__dict__.update(copy.deepcopy(state, memo))
+        return clone
 
 
 def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: bool = False) -> Any:

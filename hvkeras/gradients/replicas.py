@@ -50,17 +50,17 @@ def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[An
     if replica is None:
         return over_ranks(gradients)
 
-    def meet(strategy: Any, summed: Sequence[Any]) -> list[Any]:
+    def reduce_over_ranks(strategy: Any, summed: Sequence[Any]) -> list[Any]:
         return over_ranks([None if one is None else strategy.experimental_local_results(one)[0] for one in summed])
 
     try:
-        return list(replica.merge_call(meet, args=(compat.sum_over_replicas(gradients),)))
+        return list(replica.merge_call(reduce_over_ranks, args=(compat.sum_over_replicas(gradients),)))
     except RuntimeError as error:
         if "merge_call" not in str(error):
             raise
         raise UsageError(explain("Gradients must be reduced directly in the function that strategy.run() runs, since"
-                                 " the replicas of a rank meet there",
-                                 "take it out of tf.cond, loops and functions with a @tf.function of their own")
+                                 " the replicas of a rank synchronize there",
+                                 "move it out of tf.cond, loops and functions with a @tf.function of their own")
                          ) from error
 
 

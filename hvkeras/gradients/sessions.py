@@ -35,7 +35,7 @@ def distribute_of_tensorflow_1(optimizer: Any, exchange: Exchange, passes: int =
         raise UsageError(explain("An optimizer can be distributed only once", "remove one DistributedOptimizer() call",
                                  optimizer=type(optimizer).__name__))
     if passes != 1:
-        raise UnsupportedError(explain("Optimizers of TensorFlow 1 reduce at every pass", "use a Keras optimizer",
+        raise UnsupportedError(explain("Optimizers of TensorFlow 1 must reduce at every pass", "use a Keras optimizer",
                                        backward_passes_per_step=passes))
     made = compat.subclass_like(type(optimizer), _Distributed, {"_hvkeras_exchange": exchange,
                                                                "_hvkeras_plain": type(optimizer)})

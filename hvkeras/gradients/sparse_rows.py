@@ -21,7 +21,7 @@ _SAME_ELEMENTS = ("Reshape", "Identity", "Cast")
 _DISTINCT = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 
-def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
+def combine_duplicate_rows(gathered: Any, own_indices: Any) -> Any:
     """Sums rows of all ranks that have the same index, where a single process would have one row.
 
     Args:
@@ -33,7 +33,7 @@ def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
         `tf.IndexedSlices`. If rows were summed, each index occurs once, in the order of first occurrence.
     """
     if tf.executing_eagerly():
-        _warn_of_rows_apart(gathered.indices, own_indices)
+        _warn_of_duplicate_rows(gathered.indices, own_indices)
         return gathered
     if not _distinct(own_indices):
         return gathered
@@ -42,23 +42,24 @@ def as_in_one_process(gathered: Any, own_indices: Any) -> Any:
     return tf.IndexedSlices(values, indices, gathered.dense_shape)
 
 
-def _warn_of_rows_apart(gathered: Any, own: Any) -> None:
+def _warn_of_duplicate_rows(gathered: Any, own: Any) -> None:
     """Warns if ranks have rows of the same index, and each rank's indices may be unique by construction."""
 
     def repeats(indices: Any) -> bool:
         return int(tf.size(tf.unique(indices)[0])) < int(tf.size(indices))
 
     if not repeats(own) and repeats(gathered):
-        _say_rows_stay_apart()
+        _say_rows_are_not_combined()
 
 
 @functools.cache
-def _say_rows_stay_apart() -> None:
+def _say_rows_are_not_combined() -> None:
     job = current_job()
     if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
-        say("sparse gradients of several ranks have rows of the same index, and in eager mode they stay apart, so that"
-            " Keras 3's optimizers take them one by one. If the model takes sparse inputs, or looks rows up by"
-            " tf.nn.embedding_lookup_sparse, one process would have one row with their sum: pass sparse_as_dense=True,"
+        say("sparse gradients of several ranks have rows of the same index, and in eager mode they are not combined,"
+            " so that Keras 3's optimizers apply them one by one. If the model takes sparse inputs, or looks rows up"
+            " with tf.nn.embedding_lookup_sparse, one process would have one row with their sum: pass"
+            " sparse_as_dense=True,"
             " or put the step into a tf.function")
 
 

@@ -32,11 +32,11 @@ class Joining:
         if self._weight is not None:
             self._weight.assign(1.0)
 
-    def weigh(self, own: bool) -> None:
+    def set_weight(self, own: bool) -> None:
         """Sets the weight of the next step, depending on whether its batch is this rank's own."""
         self._weight.assign(float(own))
 
-    def weighed(self, gradients: Sequence[Any], op: int, process_set: ProcessSet) -> list[Any]:
+    def apply_weights(self, gradients: Sequence[Any], op: int, process_set: ProcessSet) -> list[Any]:
         """Scales this rank's gradients, so that the average over all ranks equals the average over those with weight 1.
 
         Args:

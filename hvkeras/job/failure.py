@@ -54,7 +54,7 @@ class FailureHooks:
         self._grace = exit_grace
         self._show_secondary = show_secondary
         self._unwinding = threading.Event()
-        self._speaking = threading.Lock()
+        self._last_line_lock = threading.Lock()
         self._exit_code: Any = None
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
@@ -92,7 +92,7 @@ class FailureHooks:
             self._signals.uninstall()
             self._signals = None
 
-    def renew_signals(self) -> None:
+    def reinstall_signals(self) -> None:
         """Reinstalls the signal handling after an engine has started, as that may have replaced it."""
         if self._signals is not None:
             self._signals.uninstall()
@@ -144,9 +144,9 @@ class FailureHooks:
             self._client.fail(self._cause_of(error), secondary=True)
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
         # Once the cause of failure is known, an aborted collective or an interrupt is only its consequence.
-        told = cause is not None and (cause.rank != self._rank or cause.kind == "signal" or
-                                      (self._is_echo(error) and cause.kind != "timeout"))
-        if not told or self._show_secondary:
+        is_reported = cause is not None and (cause.rank != self._rank or cause.kind == "signal" or
+                                             (self._is_echo(error) and cause.kind != "timeout"))
+        if not is_reported or self._show_secondary:
             self._previous_hook(kind, error, trace)
         if cause is None:
             cause = self._cause_of(error)
@@ -160,12 +160,12 @@ class FailureHooks:
             self._previous_thread_hook(arguments)
 
     def _end_process(self, cause: Cause) -> None:
-        with self._speaking:
+        with self._last_line_lock:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads standard output any more
                 sys.stdout.flush()
             self._close_record(cause)
             self._last_line(cause)
-            self._client.ended(self._grace + 2.0)
+            self._client.wait_to_exit(self._grace + 2.0)
             if cause.rank != self._rank:
                 time.sleep(ROOT_FIRST)
             os._exit(cause.exit_code if cause.rank == self._rank else 1)
@@ -224,11 +224,11 @@ class FailureHooks:
             cause = Cause("signal", self._rank, self._host, os.getpid(), f"received {signal.Signals(number).name}", "",
                           128 + number)
             self._client.fail(cause)
-        with self._speaking:
+        with self._last_line_lock:
             time.sleep(LOG_GRACE)
             self._close_record(cause)
             self._last_line(cause)
-            self._client.ended(CAUSE_GRACE)
+            self._client.wait_to_exit(CAUSE_GRACE)
             os._exit(128 + number)
 
 
@@ -239,6 +239,6 @@ def _timed_out(error: BaseException) -> bool:
 
 def silence_engines() -> None:
     """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)

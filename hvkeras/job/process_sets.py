@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hvkeras.autograph import leave_as_it_is
+from hvkeras.autograph import exclude_from_autograph
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.state import current_job
 
@@ -34,10 +34,11 @@ class ProcessSet:
         try:
             ranks = [int(rank) for rank in ranks_or_comm]
         except (TypeError, ValueError):
-            raise UsageError(explain("A process set is made of global ranks", "pass a list of integers such as [0, 2]",
+            raise UsageError(explain("A process set must consist of global ranks", "pass a list of integers such as"
+                                     " [0, 2]",
                                      ranks_or_comm=ranks_or_comm)) from None
         if not ranks or len(set(ranks)) != len(ranks):
-            raise UsageError(explain("A process set holds at least one rank, and each only once", ranks=ranks))
+            raise UsageError(explain("A process set must hold at least one rank, and each only once", ranks=ranks))
         self._ranks: tuple[int, ...] = tuple(sorted(ranks))
 
     @property
@@ -59,7 +60,7 @@ class ProcessSet:
             return None
         members, rank = self._ranks, current_job().topology.rank
         if rank not in members:
-            raise UsageError(explain("Only members have a rank in a process set", "ask included() first",
+            raise UsageError(explain("Only members have a rank in a process set", "call included() first",
                                      rank=rank, members=list(members)))
         return members.index(rank)
 
@@ -166,14 +167,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     job = current_job()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added is global_process_set or any(added.ranks == known.ranks for known in _sets.values()):
-        raise UsageError(explain("The same ranks can be registered only once", "use the set that is there",
+        raise UsageError(explain("The same ranks can be registered only once", "use the existing set",
                                  process_set=added))
     if 1 < len(added.ranks) == job.topology.size and added.ranks == global_process_set.ranks:
-        raise UsageError(explain("The set of all ranks is there already", "use hvd.global_process_set",
+        raise UsageError(explain("The set of all ranks is registered already", "use hvd.global_process_set",
                                  process_set=added))
     unknown = [rank for rank in added.ranks if not 0 <= rank < job.topology.size]
     if unknown:
-        raise UsageError(explain("A process set holds ranks of this job only",
+        raise UsageError(explain("A process set must hold ranks of this job only",
                                  f"ranks run from 0 to {job.topology.size - 1}", unknown=unknown, process_set=added))
     job.backend.add_process_set(added.ranks)
     added.process_set_id = max((number or 0 for number in _sets), default=0) + 1
@@ -200,4 +201,4 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-leave_as_it_is(__name__)
+exclude_from_autograph(__name__)

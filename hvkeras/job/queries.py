@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvkeras.autograph import leave_as_it_is
+from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.host.topology import Topology
 from hvkeras.job.state import current_job
@@ -166,4 +166,4 @@ def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Ho
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-leave_as_it_is(__name__)
+exclude_from_autograph(__name__)

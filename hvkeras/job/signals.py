@@ -46,7 +46,7 @@ class SignalWatch:
         handler = signal.getsignal(signal.SIGTERM)
         self._own_terminate = handler in (signal.SIG_DFL, None)
         if self._own_terminate:
-            signal.signal(signal.SIGTERM, _leave_it_to_the_watch)
+            signal.signal(signal.SIGTERM, _do_nothing)
         else:
             signal.signal(signal.SIGTERM, handler)  # an engine may have replaced it at the C level
         self._thread = threading.Thread(target=self._watch, args=(receiving,), name="hvkeras-signals", daemon=True)
@@ -56,7 +56,7 @@ class SignalWatch:
         """Stops watching and restores the default handlers."""
         if self._ends is None:
             return
-        receiving, sending = self._give_back()
+        receiving, sending = self._restore()
         sending.send(b"\0")
         if self._thread is not None:
             self._thread.join(timeout=2.0)
@@ -66,13 +66,13 @@ class SignalWatch:
     def in_child(self) -> None:
         """Stops watching in a forked process, whose signals would otherwise be taken for its parent's."""
         if self._ends is not None:
-            for end in self._give_back():
+            for end in self._restore():
                 end.close()
 
-    def _give_back(self) -> tuple[socket.socket, socket.socket]:
+    def _restore(self) -> tuple[socket.socket, socket.socket]:
         assert self._ends is not None
         signal.set_wakeup_fd(-1)
-        if self._own_terminate and signal.getsignal(signal.SIGTERM) is _leave_it_to_the_watch:
+        if self._own_terminate and signal.getsignal(signal.SIGTERM) is _do_nothing:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ends, self._ends = self._ends, None
         return ends
@@ -86,7 +86,7 @@ class SignalWatch:
                 self._on_signal(received[0])
 
 
-def _leave_it_to_the_watch(number: int, frame: Any) -> None:
+def _do_nothing(number: int, frame: Any) -> None:
     """Python's handler for SIGTERM: does nothing, since the watching thread ends the process."""
 
 

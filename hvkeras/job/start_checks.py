@@ -27,11 +27,11 @@ def own_facts(requested: str, launch: Launch) -> dict[str, Any]:
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
                    facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Waits for all ranks, reporting every few seconds which are missing, and returns the facts of each rank."""
-    told = [0.0]
+    reported = [0.0]
 
     def on_missing(ranks: list[int], waited: float) -> None:
-        if waited - told[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
-            told[0] = waited
+        if waited - reported[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
+            reported[0] = waited
             names = ", ".join(task_name(launch, rank) for rank in ranks)
             say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
 
@@ -44,7 +44,7 @@ def check_local_ranks(launch: Launch, topology: Topology) -> None:
     """Compares the announced local size with the one derived from the hosts' identities."""
     if launch.local_size is not None and launch.local_size != topology.local_size:
         raise MachineError(explain(
-            f"{launch.launcher} and the ranks' hosts must agree on who shares a host",
+            f"{launch.launcher} and the ranks' hosts must agree on which ranks share a host",
             "give each machine a host name of its own, and run ranks of one host in one container",
             announced_local_size=launch.local_size, counted=topology.local_size, hosts=topology.hosts))
 

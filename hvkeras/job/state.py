@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hvkeras.autograph import leave_as_it_is
+from hvkeras.autograph import exclude_from_autograph
 from hvkeras.errors import NotInitializedError, explain
 
 if TYPE_CHECKING:
@@ -74,4 +74,4 @@ def replace_job(job: Job | None) -> Job | None:
     return before
 
 
-leave_as_it_is(__name__)
+exclude_from_autograph(__name__)

@@ -10,7 +10,7 @@ require_tensorflow()
 
 from hvkeras.collectives.compression import Compression
 from hvkeras.gradients.partial import PartialDistributedOptimizer
-from hvkeras.tensorflow import keras as _twin
+from hvkeras.tensorflow import keras as _tf_keras
 from hvkeras.tensorflow.keras import (
     Adasum,
     Average,
@@ -84,8 +84,8 @@ def allreduce(
         NotInitializedError: `init()` was not called.
         UsageError: As for `hvkeras.allreduce`.
     """
-    return _twin.allreduce(value, name, average if op is None else None, prescale_factor, postscale_factor, op,
-                           compression)
+    return _tf_keras.allreduce(value, name, average if op is None else None, prescale_factor, postscale_factor, op,
+                               compression)
 
 
 from hvkeras.keras import callbacks, elastic  # submodules, as Horovod users expect

@@ -17,18 +17,18 @@ _NAMES = (horovodrun_gloo.PROCESS_ID, horovodrun_gloo.PROCESS_COUNT, horovodrun_
 HOST_NAME = "HOROVOD_HOSTNAME"
 
 
-def announced(launcher: str, numbers: dict[str, str]) -> dict[str, str]:
+def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
     """Adds the variable that records who has set the numbers.
 
     Args:
         launcher: The launcher's printed name.
-        numbers: The variables.
+        values: The variables.
     """
-    return {**numbers, horovodrun_gloo.SET_BY: launcher}
+    return {**values, horovodrun_gloo.SET_BY: launcher}
 
 
-def named(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int,
-          host: str) -> dict[str, str]:
+def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int,
+                   host: str) -> dict[str, str]:
     """Returns horovodrun's variables for a rank.
 
     Args:
@@ -40,21 +40,21 @@ def named(rank: int, size: int, local_rank: int, local_size: int, cross_rank: in
         cross_size: The number of such hosts.
         host: Its host's name.
     """
-    numbers = (rank, size, local_rank, local_size, cross_rank, cross_size)
-    return {**dict(zip(_NAMES, map(str, numbers), strict=True)), HOST_NAME: host}
+    values = (rank, size, local_rank, local_size, cross_rank, cross_size)
+    return {**dict(zip(_NAMES, map(str, values), strict=True)), HOST_NAME: host}
 
 
-def numbers_of_topology(topology: Topology) -> dict[str, str]:
+def topology_variables(topology: Topology) -> dict[str, str]:
     """Returns horovodrun's variables for a rank whose topology is known.
 
     Args:
         topology: The rank's topology.
     """
-    return named(topology.rank, topology.size, topology.local_rank, topology.local_size, topology.cross_rank,
-                 topology.cross_size, topology.host)
+    return rank_variables(topology.rank, topology.size, topology.local_rank, topology.local_size, topology.cross_rank,
+                          topology.cross_size, topology.host)
 
 
-def numbers_of_launch(launch: Launch) -> dict[str, str]:
+def launch_variables(launch: Launch) -> dict[str, str]:
     """Returns horovodrun's variables as far as a launch announces them; before the rendezvous, some may be unknown.
 
     Args:
@@ -67,8 +67,8 @@ def numbers_of_launch(launch: Launch) -> dict[str, str]:
         return {}
     if launch.launcher == tf_config.LAUNCHER:
         hosts = [split_address(each)[0] for each in launch.cluster]
-        return announced(launch.launcher, numbers_of_topology(topology_from_hosts(launch.rank, hosts)))
+        return with_launcher(launch.launcher, topology_variables(topology_from_hosts(launch.rank, hosts)))
     cross = (0, 1) if launch.local_size == launch.size else (None, None)
-    numbers = zip(_NAMES, (launch.rank, launch.size, launch.local_rank, launch.local_size, *cross), strict=True)
-    known = {name: str(value) for name, value in numbers if value is not None}
-    return announced(launch.launcher, {HOST_NAME: socket.gethostname(), **known})
+    values = zip(_NAMES, (launch.rank, launch.size, launch.local_rank, launch.local_size, *cross), strict=True)
+    known = {name: str(value) for name, value in values if value is not None}
+    return with_launcher(launch.launcher, {HOST_NAME: socket.gethostname(), **known})

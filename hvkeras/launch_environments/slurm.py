@@ -25,9 +25,9 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 
     Only steps have all of them. Batch scripts, which start nothing, have some: those of task 0, and none of a step.
     """
-    telling = [name for name in environ if name.startswith(_STEP)]
-    telling += [name for name in (PROCESS_ID, LOCAL_PROCESS_ID) if environ.get(name, "").strip() not in ("", "0")]
-    if not is_launched_by(LAUNCHER, environ, _ALL, telling):
+    distinctive = [name for name in environ if name.startswith(_STEP)]
+    distinctive += [name for name in (PROCESS_ID, LOCAL_PROCESS_ID) if environ.get(name, "").strip() not in ("", "0")]
+    if not is_launched_by(LAUNCHER, environ, _ALL, distinctive):
         return None
     job = f"slurm-{number(environ, JOB, LAUNCHER)}-{number(environ, STEP, LAUNCHER)}"
     launch = launch_from(LAUNCHER, environ, Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID),

@@ -30,28 +30,29 @@ class Names:
     local_size: str = ""
 
 
-def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str], telling: Sequence[str]) -> bool:
+def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str],
+                   distinctive: Sequence[str]) -> bool:
     """Returns whether a launcher started this process: whether all of the needed variables are set.
 
     Args:
         launcher: The launcher's printed name.
         environ: The environment.
         needed: The variables that are read, which the launcher sets on every rank.
-        telling: The variables that nothing else sets, so that a single one identifies the launcher.
+        distinctive: The variables that nothing else sets, so that a single one identifies the launcher.
 
     Raises:
         IncompleteLaunchError: Some are set, but not all that are needed: treating this as a job of one process would be
             wrong.
     """
-    lacking = [name for name in needed if not _is_set(environ, name)]
-    there = {name: environ[name] for name in telling if _is_set(environ, name)}
-    if lacking and there:
-        are = "are" if len(lacking) > 1 else "is"
+    missing = [name for name in needed if not _is_set(environ, name)]
+    present = {name: environ[name] for name in distinctive if _is_set(environ, name)}
+    if missing and present:
+        are = "are" if len(missing) > 1 else "is"
         raise IncompleteLaunchError(explain(
-            f"A process that {launcher} starts must get all of its variables, but {', '.join(lacking)} {are} not there",
-            f"hand {'them' if len(lacking) > 1 else 'it'} on to this process as well (containers, sudo and env -i leave"
-            f" variables out), or unset {', '.join(there)} to run a single process", **there))
-    return not lacking
+            f"A process that {launcher} starts must get all of its variables, but {', '.join(missing)} {are} missing",
+            f"pass {'them' if len(missing) > 1 else 'it'} on to this process as well (containers, sudo and env -i leave"
+            f" variables out), or unset {', '.join(present)} to run a single process", **present))
+    return not missing
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
 KILL_GRACE = 5.0  # seconds for SIGKILL to take effect; nothing waits longer for a process that hangs in the kernel
-LOOK = 0.5  # seconds between the guard's checks of the agent
+POLL_INTERVAL = 0.5  # seconds between the guard's checks of the agent
 PATIENCE = 15.0  # seconds for which the agent may stay stopped, unless the command line says otherwise
 CHUNK = 65536
 SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
@@ -43,7 +43,7 @@ class Rank:
     """One running rank: its process, which leads its own session, and the read ends of its output streams."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
-        self.number, self.process, self.streams, self.over = number, process, streams, False
+        self.number, self.process, self.streams, self.exited = number, process, streams, False
 
 
 class Agent:
@@ -56,7 +56,7 @@ class Agent:
         self._job: dict[str, Any] | None = None
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._launcher_is_there = self._guard_is_there = True
+        self._launcher_alive = self._guard_alive = True
         self._partial = b""
         self._held: list[socket.socket] = []
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when descriptors run out
@@ -72,14 +72,14 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._selector.register(0, selectors.EVENT_READ, self._on_command)
         self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, CHUNK))
-        self._tell({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
-        while self._launcher_is_there:
-            self._turn(None)
+        self._report({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
+        while self._launcher_alive:
+            self._poll(None)
         self._end_all()
 
     def _lose_guard(self, *_: Any) -> None:
         """Ends the ranks without reporting it: how they end now says nothing about the job."""
-        self._launcher_is_there = self._guard_is_there = False
+        self._launcher_alive = self._guard_alive = False
 
     def _start(self, job: dict[str, Any], wanted: dict[str, Any]) -> None:
         environment = {**os.environ, **job["environment"], **wanted["environment"]}
@@ -103,8 +103,8 @@ class Agent:
                 os.close(descriptor)
             self._spare = []
             culprit = job["folder"] if error.filename == job["folder"] else wanted["command"][0]
-            self._tell({"type": "failed", "rank": wanted["rank"], "error": error.strerror, "errno": error.errno,
-                        "culprit": culprit, "code": 126 if isinstance(error, PermissionError) else 127})
+            self._report({"type": "failed", "rank": wanted["rank"], "error": error.strerror, "errno": error.errno,
+                          "culprit": culprit, "code": 126 if isinstance(error, PermissionError) else 127})
             return
         os.close(ends[1])
         os.close(ends[3])
@@ -114,9 +114,9 @@ class Agent:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ,
                                     lambda rank=rank, descriptor=descriptor: self._pass_on(rank, descriptor))
-        self._tell({"type": "started", "rank": rank.number, "pid": process.pid})
+        self._report({"type": "started", "rank": rank.number, "pid": process.pid})
 
-    def _turn(self, timeout: float | None) -> None:
+    def _poll(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):
             if key.fd in self._selector.get_map():
                 key.data()
@@ -125,13 +125,13 @@ class Agent:
     def _on_command(self) -> None:
         text = os.read(0, CHUNK)  # sys.stdin has buffered nothing: the launcher sends more only after our hello
         if not text:
-            self._launcher_is_there = False
+            self._launcher_alive = False
             self._selector.unregister(0)
         *lines, self._partial = (self._partial + text).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            self._execute(json.loads(line))
 
-    def _obey(self, command: dict[str, Any]) -> None:
+    def _execute(self, command: dict[str, Any]) -> None:
         if "reserve" in command:
             self._reserve(command["reserve"], command["interfaces"])
             return
@@ -141,7 +141,7 @@ class Agent:
                 self._start(command, wanted)
             return
         for rank in self._ranks:
-            if not rank.over and rank.number in command["ranks"]:
+            if not rank.exited and rank.number in command["ranks"]:
                 _signal_group(rank.process.pid, command["signal"])
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
@@ -151,8 +151,8 @@ class Agent:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind(("", 0))
             self._held.append(holder)
-        self._tell({"type": "reserved", "ports": [holder.getsockname()[1] for holder in self._held],
-                    "address": _own_address(interfaces)})
+        self._report({"type": "reserved", "ports": [holder.getsockname()[1] for holder in self._held],
+                      "address": _own_address(interfaces)})
 
     def _pass_on(self, rank: Rank, descriptor: int) -> bool:
         """Forwards the output that is available; returns whether there may be more."""
@@ -167,8 +167,8 @@ class Agent:
             os.close(descriptor)
             del rank.streams[descriptor]
             return False
-        self._tell({"type": "output", "rank": rank.number, "stream": rank.streams[descriptor],
-                    "data": base64.b64encode(data).decode()})
+        self._report({"type": "output", "rank": rank.number, "stream": rank.streams[descriptor],
+                      "data": base64.b64encode(data).decode()})
         return True
 
     def _reap(self) -> None:
@@ -182,36 +182,36 @@ class Agent:
                 return
             for rank in self._ranks:
                 if rank.process.pid == pid:
-                    rank.over = True
+                    rank.exited = True
                     rank.process.returncode = os.waitstatus_to_exitcode(status)
                     for descriptor in list(rank.streams):
                         while self._pass_on(rank, descriptor):
                             pass
-                    self._tell({"type": "exit", "rank": rank.number, "code": rank.process.returncode})
+                    self._report({"type": "exit", "rank": rank.number, "code": rank.process.returncode})
 
     def _end_all(self) -> None:
         """Ends what is left: the ranks with a grace period, then every process that descends from this one."""
-        if not self._guard_is_there:
-            _let_go(1)
+        if not self._guard_alive:
+            _redirect_to_null(1)
         for rank in self._ranks:
-            if not rank.over:
+            if not rank.exited:
                 _signal_group(rank.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_GRACE
-        while time.monotonic() < deadline and not all(rank.over for rank in self._ranks):
-            self._turn(0.05)
+        while time.monotonic() < deadline and not all(rank.exited for rank in self._ranks):
+            self._poll(0.05)
         while time.monotonic() < deadline + KILL_GRACE and _kill_descendants():
-            self._turn(0.01)
+            self._poll(0.01)
         for rank in self._ranks:
             for descriptor in list(rank.streams):
                 while self._pass_on(rank, descriptor):
                     pass
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _report(self, event: dict[str, Any]) -> None:
         try:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()
         except OSError:
-            self._launcher_is_there = False
+            self._launcher_alive = False
 
 
 def guarded(patience: float) -> None:
@@ -230,7 +230,7 @@ def guarded(patience: float) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         return
     for descriptor in (0, 1):
-        _let_go(descriptor)
+        _redirect_to_null(descriptor)
     how = _watch(agent, patience)
     if how:
         sys.stderr.write(f"the agent of hvkeras run there, pid {agent}, {how}\n")
@@ -253,14 +253,14 @@ def _watch(agent: int, patience: float) -> str:
             number = -os.waitstatus_to_exitcode(status)
             killed = f"was killed by {signal.Signals(number).name}" if number > 0 else ""
             return f"was stopped for {patience:g} s, and ended" if stopped >= patience else killed
-        if signal.sigtimedwait({signal.SIGCHLD}, LOOK) is None:
-            stopped = stopped + LOOK if process_state(agent) == "T" else 0.0
+        if signal.sigtimedwait({signal.SIGCHLD}, POLL_INTERVAL) is None:
+            stopped = stopped + POLL_INTERVAL if process_state(agent) == "T" else 0.0
             if stopped >= patience:
                 os.kill(agent, signal.SIGKILL)
                 os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
 
 
-def _let_go(descriptor: int) -> None:
+def _redirect_to_null(descriptor: int) -> None:
     """Replaces a pipe with /dev/null, so that the other end sees that this process no longer holds the pipe."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, descriptor)
@@ -317,10 +317,10 @@ def _descendants(ancestor: int) -> list[int]:
                     parents[int(name)] = int(parent)
     found: list[int] = []
     for pid in parents:
-        above = pid
-        while above in parents and above != ancestor:
-            above = parents[above]
-        if above == ancestor != pid:
+        ancestor_of_pid = pid
+        while ancestor_of_pid in parents and ancestor_of_pid != ancestor:
+            ancestor_of_pid = parents[ancestor_of_pid]
+        if ancestor_of_pid == ancestor != pid:
             found.append(pid)
     return found
 

@@ -24,9 +24,10 @@ _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
 
 def _rows() -> list[tuple[str, Launch, str]]:
     """Lists each launcher's name, the launch that its ranks would detect, and why it does not work here itself."""
-    no_mpi = "" if found("mpirun") or found("mpiexec") else "mpirun is not installed: pip install 'hvkeras[mpi]'"
+    has_mpi = find_command("mpirun") or find_command("mpiexec")
+    no_mpi = "" if has_mpi else "mpirun is not installed: pip install 'hvkeras[mpi]'"
     no_horovod = "" if horovod_is_installed() else "Horovod's horovodrun is not installed: " + installed.BUILD
-    no_slurm = "" if found("srun") else "srun is not installed"
+    no_slurm = "" if find_command("srun") else "srun is not installed"
     return [
         ("hvkeras run", Launch("hvkeras run", 0, 2, Rendezvous("run")), ""),
         ("mpirun", Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True), no_mpi or _no_mpi4py()),
@@ -48,7 +49,7 @@ def _built_without(part: str, there: bool) -> str:
     return "" if there else f"Horovod was built without {part}: {installed.BUILD}"
 
 
-def verdict(backend: type[Backend], launch: Launch, launcher_problem: str) -> str:
+def why_not(backend: type[Backend], launch: Launch, launcher_problem: str) -> str:
     """Returns why a backend and a launcher do not work together here; "" if they do."""
     available = backend.availability()
     unavailable = "" if available.ok else available.reason
@@ -71,7 +72,7 @@ def check_build() -> int:
     for title, launch, problem in _rows():
         cells = []
         for name in names:
-            reason = verdict(backend_class(name), launch, problem)
+            reason = why_not(backend_class(name), launch, problem)
             if reason:
                 cells.append(f"no ({reasons.setdefault(reason, len(reasons) + 1)})")
             else:
@@ -92,7 +93,7 @@ def facts(names: list[str]) -> list[str]:
     lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
     lines += [f"backend {name}: {backend_class(name).availability().reason}" for name in names]
     for launcher in ("mpirun", "horovodrun", "srun", "ssh"):
-        path = found(launcher)
+        path = find_command(launcher)
         lines.append(f"{launcher}: {path}{_version_line(path) if launcher == 'mpirun' else ''}" if path else
                      f"{launcher}: not installed")
     return lines
@@ -108,7 +109,7 @@ def version_of(package: str) -> str:
     return ""
 
 
-def found(command: str) -> str:
+def find_command(command: str) -> str:
     """Returns a command's path or "", searching beside this Python first: its environment may not be activated."""
     beside = Path(sys.executable).parent / command
     return str(beside) if beside.is_file() else shutil.which(command) or ""

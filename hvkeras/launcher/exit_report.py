@@ -8,13 +8,13 @@ import signal
 
 from hvkeras.control.cause import Cause
 from hvkeras.errors import explain
-from hvkeras.launcher.limits import how_to_make_room
+from hvkeras.launcher.limits import how_to_free_resources
 from hvkeras.launcher.printer import CHATTER
 
 TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
-_SPEAKER = "hvkeras run: "
-_HEADING = re.compile(rf"{_SPEAKER}the standard error of rank \d+ ends with")
+_PREFIX = "hvkeras run: "
+_HEADING = re.compile(rf"{_PREFIX}the standard error of rank \d+ ends with")
 _PID = re.compile(r" \(pid \d+\)")
 
 
@@ -47,14 +47,14 @@ def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
     return shell_code(own) or cause.exit_code or 1
 
 
-def known_better(cause: Cause, codes: dict[int, int]) -> Cause:
+def with_exit_status(cause: Cause, codes: dict[int, int]) -> Cause:
     """Returns the cause, completed with how the process ended if the ranks saw only that it was lost."""
     if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
         return dataclasses.replace(cause, error=described_end(codes[cause.rank]))
     return cause
 
 
-def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
+def exit_report(cause: Cause, codes: dict[int, int], tail: str) -> str:
     """Formats what failed first, with the failed rank's traceback or the end of its standard error.
 
     Args:
@@ -62,7 +62,7 @@ def last_words(cause: Cause, codes: dict[int, int], tail: str) -> str:
         codes: Exit codes of the processes that ended by themselves.
         tail: The end of the failed rank's standard error.
     """
-    cause = known_better(cause, codes)
+    cause = with_exit_status(cause, codes)
     sentence = f"hvkeras run: {cause.sentence()}"
     if cause.traceback:
         return f"{sentence}\n{cause.traceback.rstrip()}"
@@ -80,20 +80,20 @@ def root_cause(stderr: str, code: int) -> str:
     """Finds why a job failed, in one line.
 
     Args:
-        stderr: The standard error of `hvkeras run`, which ends with `last_words` or an error of its own.
+        stderr: The standard error of `hvkeras run`, which ends with `exit_report` or an error of its own.
         code: Its exit code.
     """
     lines = [line for line in stderr.splitlines() if line.strip() and not CHATTER.match(line)]
-    said = [place for place, line in enumerate(lines) if line.startswith(_SPEAKER)]
-    headings = [place for place in said if _HEADING.fullmatch(lines[place])]
-    sentences = [lines[place].removeprefix(_SPEAKER) for place in said if place not in headings]
+    prefixed = [index for index, line in enumerate(lines) if line.startswith(_PREFIX)]
+    headings = [index for index in prefixed if _HEADING.fullmatch(lines[index])]
+    sentences = [lines[index].removeprefix(_PREFIX) for index in prefixed if index not in headings]
     if not sentences:
         return ": ".join([f"hvkeras run {described_end(code)}", *lines[-1:]])
     sentence = _PID.sub("", sentences[-1])
     if not headings:
         return sentence
     # The failed rank's own last line says more than its exit code.
-    tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_SPEAKER)]
+    tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_PREFIX)]
     return ": ".join([sentence, *(line.strip() for line in tail[-1:])])
 
 
@@ -108,5 +108,5 @@ def why_not_started(error: str, number: int, culprit: str) -> str:
     hint = "check its spelling, the PATH and the current folder there"
     if culprit.endswith(".py"):
         hint = f"scripts are started by Python: hvkeras run ... python {culprit}"
-    return explain(f"The command must start on every host ({error})", how_to_make_room(number) or hint,
+    return explain(f"The command must start on every host ({error})", how_to_free_resources(number) or hint,
                    command=culprit)

@@ -127,7 +127,7 @@ def run(
         command = command_of(func, args, kwargs, folder, executable)
         launcher = folder / LAUNCHER
         launcher.write_text(ends_with_parent() + (folder / BOOT).read_text())
-        _run_to_its_end([sys.executable, str(launcher), "hvkeras", "run", *options, *command])
+        _run_to_completion([sys.executable, str(launcher), "hvkeras", "run", *options, *command])
         return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(size)]
 
 
@@ -166,10 +166,10 @@ def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
     except Exception as error:  # whatever an object's own pickling raises
         raise UsageError(explain(f"The function and its arguments must be picklable ({type(error).__name__}: {error})",
-                                 "make models and datasets inside of the function", func=func)) from error
+                                 "create models and datasets inside the function", func=func)) from error
 
 
-def _run_to_its_end(command: Sequence[str]) -> None:
+def _run_to_completion(command: Sequence[str]) -> None:
     """Runs `hvkeras run`, and shows its output where Python's own goes: in a notebook, that is the cell.
 
     In a terminal or a notebook, where lines can be redrawn, rank 0's progress bar moves.
@@ -211,9 +211,9 @@ def _run_to_its_end(command: Sequence[str]) -> None:
 def _show(source: int, target: Any, last: bytearray) -> None:
     """Copies the source to the target as data arrives, and keeps the end of it."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    wipe = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
+    clear = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
     while data := _read(source):
-        target.write(decoder.decode(data).replace(ERASE, wipe))
+        target.write(decoder.decode(data).replace(ERASE, clear))
         target.flush()
         last += data
         del last[:-TAIL]

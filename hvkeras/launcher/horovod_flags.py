@@ -119,12 +119,12 @@ def flags_of_file(path: str) -> list[str]:
         raise UsageError(explain(f"The file of flags must be readable ({error.strerror})", "check its name",
                                  config_file=path)) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(explain(f"The file of flags must be YAML ({' '.join(str(error).split())})", "mend that line",
+        raise UsageError(explain(f"The file of flags must be YAML ({' '.join(str(error).split())})", "fix that line",
                                  config_file=path)) from None
-    return list(_worded(content, path))
+    return list(_as_flags(content, path))
 
 
-def _worded(content: Any, path: str) -> Iterator[str]:
+def _as_flags(content: Any, path: str) -> Iterator[str]:
     for name, section in _mapping({} if content is None else content, "", path).items():
         if name == "verbose":
             yield from ["--verbose"] if section else []
@@ -132,7 +132,7 @@ def _worded(content: Any, path: str) -> Iterator[str]:
             yield f"--{section}"
         elif name not in _SECTIONS:
             raise UsageError(explain(f"The sections of a file of flags are {', '.join(_SECTIONS)}", "rename it, or"
-                                     " take it out", config_file=path, section=name))
+                                     " remove it", config_file=path, section=name))
         else:
             for key, value in _mapping({} if section is None else section, name, path).items():
                 yield from _flag(name, key, value, path)
@@ -140,16 +140,16 @@ def _worded(content: Any, path: str) -> Iterator[str]:
 
 def _mapping(found: Any, section: str, path: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
-        raise UsageError(explain("A file of flags holds sections with a `key: value` a line", "indent the keys below"
-                                 " their section", config_file=path, **({"section": section} if section else {}),
+        raise UsageError(explain("A file of flags holds sections with one `key: value` per line", "indent the keys"
+                                 " below their section", config_file=path, **({"section": section} if section else {}),
                                  found=found))
     return found
 
 
 def _flag(section: str, key: str, value: Any, path: str) -> list[str]:
     if key not in _SECTIONS[section]:
-        raise UsageError(explain(f"The keys of {section} are {', '.join(_SECTIONS[section])}", "rename it, or take it"
-                                 " out", config_file=path, key=key))
+        raise UsageError(explain(f"The keys of {section} are {', '.join(_SECTIONS[section])}", "rename it, or remove"
+                                 " it", config_file=path, key=key))
     flag = _SECTIONS[section][key].replace("_", "-")
     if value is None:
         return []

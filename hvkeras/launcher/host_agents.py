@@ -27,7 +27,7 @@ from typing import Any
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.agent import process_state
-from hvkeras.launcher.limits import how_to_make_room
+from hvkeras.launcher.limits import how_to_free_resources
 from hvkeras.launcher.placement import HostRanks
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
@@ -35,7 +35,7 @@ BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.read
 AGENT = Path(__file__).with_name("agent.py")
 LINE_LIMIT = 4 * 1024 * 1024
 # Variables that describe the launcher's host or session rather than the job.
-_OWN_TO_A_HOST = frozenset({
+_HOST_SPECIFIC = frozenset({
     "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL",
     "SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM", "USER", "XAUTHORITY",
     "XDG_RUNTIME_DIR", "XDG_SESSION_ID", "_",
@@ -54,9 +54,9 @@ class Ssh:
 
     def command(self, host: str, patience: float) -> list[str]:
         """Returns the ssh command line that starts an agent; it contains nothing secret."""
-        return self.line(host, "exec " + shlex.join(_agent_command(patience)))
+        return self.command_line(host, "exec " + shlex.join(_agent_command(patience)))
 
-    def line(self, host: str, command: str) -> list[str]:
+    def command_line(self, host: str, command: str) -> list[str]:
         """Returns the ssh command line that runs a shell command on a host."""
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
                    "-o", "ServerAliveInterval=15"]
@@ -71,7 +71,7 @@ def _agent_command(patience: float) -> list[str]:
 
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables to export to other hosts: all but those that belong to this host or session."""
-    return {name: value for name, value in environ.items() if name not in _OWN_TO_A_HOST}
+    return {name: value for name, value in environ.items() if name not in _HOST_SPECIFIC}
 
 
 class HostAgent:
@@ -94,7 +94,7 @@ class HostAgent:
         self._patience = patience
         self._stopped = 0.0
         self._process: asyncio.subprocess.Process | None = None
-        self._complaints: asyncio.Task[str] | None = None
+        self._error_output: asyncio.Task[str] | None = None
 
     async def connect(self) -> None:
         """Starts the agent and waits for its hello.
@@ -113,8 +113,8 @@ class HostAgent:
                                        "install OpenSSH's client", host=self.host.name)) from None
         except OSError as error:
             raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
-                                       how_to_make_room(error.errno or 0), host=self.host.name)) from error
-        self._complaints = asyncio.ensure_future(_end_of(self._pipe("stderr")))
+                                       how_to_free_resources(error.errno or 0), host=self.host.name)) from error
+        self._error_output = asyncio.ensure_future(_tail_of(self._pipe("stderr")))
         source = AGENT.read_bytes()
         self._send(str(len(source)).encode() + b"\n" + source)
         try:
@@ -122,7 +122,7 @@ class HostAgent:
         except asyncio.TimeoutError:
             raise self._unreachable(f"no answer for {self._ssh.timeout:g} s") from None
         except EOFError:
-            raise self._unreachable(await self.complaint()) from None
+            raise self._unreachable(await self.last_errors()) from None
 
     def _unreachable(self, why: str) -> MachineError:
         if self.host.local:
@@ -134,7 +134,7 @@ class HostAgent:
 
     async def _hello(self) -> None:
         while True:
-            event = _event(await self._line())  # a login shell may print a greeting as well
+            event = _event(await self._read_line())  # a login shell may print a greeting as well
             if event is not None and event["type"] == "hello":
                 self.host_name = str(event["host"])
                 return
@@ -154,10 +154,10 @@ class HostAgent:
         """
         self._send(json.dumps({"reserve": len(self.host.ranks), "interfaces": list(interfaces)}).encode() + b"\n")
         try:
-            while (event := _event(await self._line())) is None or event["type"] != "reserved":
+            while (event := _event(await self._read_line())) is None or event["type"] != "reserved":
                 pass
         except EOFError:
-            raise self._unreachable(await self.complaint()) from None
+            raise self._unreachable(await self.last_errors()) from None
         address = str(event["address"])
         if interfaces and not address:
             raise MachineError(explain("A network interface of each host must have the given name and an IPv4 address",
@@ -170,7 +170,7 @@ class HostAgent:
         self._send(json.dumps(job).encode() + b"\n")
         with contextlib.suppress(EOFError):
             while True:
-                event = _event(await self._line())
+                event = _event(await self._read_line())
                 if event is not None and "rank" in event:
                     if event["type"] == "started":
                         self.pids[event["rank"]] = event["pid"]
@@ -197,10 +197,10 @@ class HostAgent:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # the agent's guard is in the same group
             await self._process.wait()
-        if self._complaints is not None:
+        if self._error_output is not None:
             if self.host.local:  # an agent without its guard keeps stderr open while it ends processes
-                await asyncio.wait({self._complaints}, timeout=timeout)
-            self._complaints.cancel()
+                await asyncio.wait({self._error_output}, timeout=timeout)
+            self._error_output.cancel()
 
     def is_stopped(self, seconds: float) -> bool:
         """Returns whether the agent's guard, or the ssh to it, has been stopped for too long; true once per stop.
@@ -221,20 +221,20 @@ class HostAgent:
             os.killpg(self._process.pid, signal.SIGCONT)
         self.release()
 
-    async def complaint(self) -> str:
+    async def last_errors(self) -> str:
         """Returns what the agent, or ssh, printed to standard error, in one line."""
-        if self._complaints is None:
+        if self._error_output is None:
             return ""
         with contextlib.suppress(asyncio.TimeoutError):
-            text = await asyncio.wait_for(asyncio.shield(self._complaints), 1.0)
-            return "; ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "it ended at once"
+            text = await asyncio.wait_for(asyncio.shield(self._error_output), 1.0)
+            return "; ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "it exited immediately"
         return "it ended"
 
     def _send(self, data: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(data)
 
-    async def _line(self) -> bytes:
+    async def _read_line(self) -> bytes:
         line = await self._pipe("stdout").readline()
         if not line:
             raise EOFError
@@ -253,9 +253,9 @@ def _event(line: bytes) -> Event | None:
     return event if isinstance(event, dict) and "type" in event else None
 
 
-async def _end_of(reader: asyncio.StreamReader) -> str:
+async def _tail_of(reader: asyncio.StreamReader) -> str:
     """Reads to the end of the stream, and returns the last part."""
-    kept = b""
+    tail = b""
     while data := await reader.read(65536):
-        kept = (kept + data)[-65536:]
-    return kept.decode(errors="replace")
+        tail = (tail + data)[-65536:]
+    return tail.decode(errors="replace")

@@ -12,21 +12,21 @@ FILES_OF_A_LAUNCHER = 40  # open files besides those for ranks and hosts: Python
 FILES_OF_A_HOST = 4  # three pipes, and one that is open while its agent starts
 _FIXES = {
     errno.EMFILE: "raise the limit of open files, which ulimit -n shows, or lower -np",
-    errno.ENFILE: "end other programs: the whole machine has no more room for open files",
+    errno.ENFILE: "end other programs: the whole machine has no more open files left",
     errno.EAGAIN: "lower -np, or raise the limit of processes: ulimit -u, and that of a container or a service",
-    errno.ENOMEM: "lower -np, or make room in memory",
+    errno.ENOMEM: "lower -np, or free memory",
 }
-ROOM_TO_MAKE = frozenset(_FIXES)  # the operating system's error numbers for an exhausted resource
+RESOURCE_ERRORS = frozenset(_FIXES)  # the operating system's error numbers for an exhausted resource
 
 
-def out_of_room(error: OSError) -> str:
-    """Describes an error whose number is in `ROOM_TO_MAKE`."""
+def out_of_resources(error: OSError) -> str:
+    """Describes an error whose number is in `RESOURCE_ERRORS`."""
     return explain(f"This machine must have room for the job ({os.strerror(error.errno or 0)})",
-                   how_to_make_room(error.errno or 0))
+                   how_to_free_resources(error.errno or 0))
 
 
-def how_to_make_room(number: int) -> str:
-    """Returns the fix for an error number of the operating system; "" if it is not in `ROOM_TO_MAKE`."""
+def how_to_free_resources(number: int) -> str:
+    """Returns the fix for an error number of the operating system; "" if it is not in `RESOURCE_ERRORS`."""
     return _FIXES.get(number, "")
 
 
@@ -39,7 +39,7 @@ def require_current_folder() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise UsageError(explain(f"The current folder must be there ({error.strerror}): it was removed", "cd to"
+        raise UsageError(explain(f"The current folder must exist ({error.strerror}): it was removed", "cd to"
                                  " another one", PWD=os.environ.get("PWD"))) from None
 
 

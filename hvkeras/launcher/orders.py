@@ -7,14 +7,14 @@ from typing import Any
 
 from hvkeras.host.console import quiet_variables
 from hvkeras.launch_environments import hvkeras_run, tf_config
-from hvkeras.launch_environments.horovod_variables import announced, named
+from hvkeras.launch_environments.horovod_variables import rank_variables, with_launcher
 from hvkeras.launcher.host_agents import exported
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.settings import Settings
 
 
-def order_of(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str]) -> dict[str, Any]:
+def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str]) -> dict[str, Any]:
     """Returns the job in the form that a host's agent expects.
 
     Args:
@@ -35,7 +35,7 @@ def order_of(job: Job, host: HostRanks, secret: str, address: str, workers: Sequ
         "ranks": [{"rank": rank, "command": list(job.command),
                    "environment": {hvkeras_run.PROCESS_ID: str(rank),
                                    hvkeras_run.LOCAL_PROCESS_ID: str(local_rank),
-                                   **_numbers(job, host, rank, local_rank),
+                                   **_rank_variables(job, host, rank, local_rank),
                                    **(tf_config.worker_variables(workers, rank, environment)
                                       if workers else {})},
                    "terminal": job.terminal if rank == 0 else None}
@@ -43,8 +43,9 @@ def order_of(job: Job, host: HostRanks, secret: str, address: str, workers: Sequ
     }
 
 
-def _numbers(job: Job, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
+def _rank_variables(job: Job, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
     """Returns Horovod's variables for a rank: rank and size, with their local and cross counterparts."""
-    column = [each.name for each in job.hosts if len(each.ranks) > local_rank]
-    return announced(hvkeras_run.LAUNCHER, named(rank, job.size, local_rank, len(host.ranks),
-                                                 column.index(host.name), len(column), host.name))
+    hosts_with_local_rank = [other.name for other in job.hosts if len(other.ranks) > local_rank]
+    variables = rank_variables(rank, job.size, local_rank, len(host.ranks),
+                               hosts_with_local_rank.index(host.name), len(hosts_with_local_rank), host.name)
+    return with_launcher(hvkeras_run.LAUNCHER, variables)

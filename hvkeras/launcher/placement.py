@@ -55,8 +55,8 @@ def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[Ho
     empty = next((flag for flag, given in (("-H", hosts), ("-hostfile", hostfile)) if given is not None
                   and not given.strip()), None)
     if empty:
-        raise UsageError(explain(f"{empty} must be followed by hosts, and nothing is", "look at the variable that it"
-                                 f" was made of, or leave {empty} out to use this host alone"))
+        raise UsageError(explain(f"{empty} must be followed by at least one host", "check the variable that it came"
+                                 f" from, or leave {empty} out to use this host alone"))
     if not hosts and not hostfile:
         if count is None:
             raise UsageError(explain("The number of processes must be given", "hvkeras run -np 2 python train.py"))

@@ -23,8 +23,8 @@ _CHATTER = re.compile(CHATTER.pattern.encode())
 TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the exit report
 LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it is unfinished
 CLEAR = b"\r\x1b[K"
-_GONE = (errno.EIO, errno.ENXIO, errno.EBADF)  # a pipe or terminal that nobody reads any more
-_WORDS = {"stdout": "output", "stderr": "error"}
+_GONE_ERRNOS = (errno.EIO, errno.ENXIO, errno.EBADF)  # a pipe or terminal that nobody reads any more
+_STREAM_NAMES = {"stdout": "output", "stderr": "error"}
 
 
 class Printer:
@@ -51,7 +51,7 @@ class Printer:
         self._quiet = quiet
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
-        self._there = set(self._screens)  # a stream that is closed or full raises once, and is unused after that
+        self._open_screens = set(self._screens)  # a stream that is closed or full raises once, and is unused after that
         self._shown = b""  # the unfinished line at the bottom of the terminal
         self._tails: dict[int, bytes] = {}
         self._files: dict[tuple[int, str], BinaryIO] = {}
@@ -76,7 +76,7 @@ class Printer:
             MachineError: The disk is full, or cannot be written to for another reason.
         """
         if (rank, stream) in self._files:
-            self._keep(rank, stream, data)
+            self._write_to_file(rank, stream, data)
         if stream == "stderr":
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-TAIL:]
         *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
@@ -110,8 +110,8 @@ class Printer:
         self._files.clear()
 
     def _prefix(self, rank: int) -> bytes:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._clock())) if self._timestamps else ""
-        return f"{stamp}[{rank}] ".encode()
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._clock())) if self._timestamps else ""
+        return f"{timestamp}[{rank}] ".encode()
 
     def _print(self, stream: str, text: bytes, keep_unfinished: bool = True) -> None:
         if self._shown:
@@ -129,19 +129,19 @@ class Printer:
             self._shown = line
 
     def _write(self, stream: str, data: bytes) -> None:
-        if stream in self._there:
+        if stream in self._open_screens:
             try:
                 self._screens[stream].write(data)
                 self._screens[stream].flush()
             except OSError as error:
-                if isinstance(error, BrokenPipeError) or error.errno in _GONE:
-                    self._there.clear()
+                if isinstance(error, BrokenPipeError) or error.errno in _GONE_ERRNOS:
+                    self._open_screens.clear()
                     raise
-                self._there.discard(stream)
-                raise MachineError(explain(f"Standard {_WORDS[stream]} must be writable ({error.strerror})",
-                                           "make room, or send it elsewhere")) from error
+                self._open_screens.discard(stream)
+                raise MachineError(explain(f"Standard {_STREAM_NAMES[stream]} must be writable ({error.strerror})",
+                                           "free space, or redirect it")) from error
 
-    def _keep(self, rank: int, stream: str, data: bytes) -> None:
+    def _write_to_file(self, rank: int, stream: str, data: bytes) -> None:
         """Writes all of the data to the rank's file; when the disk fills up, a write may store only a part at first."""
         rest = memoryview(data)
         try:
@@ -152,7 +152,7 @@ class Printer:
             path, size = Path(str(file.name)), file.tell()
             file.close()
             raise MachineError(explain(f"The files of the ranks' output must be writable ({error.strerror})",
-                                       "make room, or choose another --output-filename", path=str(path), size=size,
+                                       "free space, or choose another --output-filename", path=str(path), size=size,
                                        room_left=room_left(path))) from error
 
 

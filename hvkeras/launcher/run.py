@@ -15,10 +15,17 @@ from hvkeras.control.relay import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError
 from hvkeras.host.network import LOOPBACK, address_towards, interface_address, split_address
-from hvkeras.launcher.exit_report import described_end, exit_code, known_better, last_words, shell_code, why_not_started
+from hvkeras.launcher.exit_report import (
+    described_end,
+    exit_code,
+    exit_report,
+    shell_code,
+    why_not_started,
+    with_exit_status,
+)
 from hvkeras.launcher.host_agents import Event, HostAgent
 from hvkeras.launcher.job import Job
-from hvkeras.launcher.orders import order_of
+from hvkeras.launcher.orders import start_order
 from hvkeras.launcher.printer import Printer
 from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
@@ -40,7 +47,7 @@ class Launcher:
         printer: Where the ranks' output goes.
 
     Attributes:
-        last_words: What failed first, once the job is over; "" if the job succeeded.
+        exit_report: What failed first, once the job is over; "" if the job succeeded.
     """
 
     def __init__(self, job: Job, printer: Printer) -> None:
@@ -58,7 +65,7 @@ class Launcher:
         self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
         self._lost_output = ""
-        self.last_words = ""
+        self.exit_report = ""
 
     async def run(self) -> int:
         """Runs the job to its end.
@@ -79,14 +86,14 @@ class Launcher:
                     await self._run_ranks(secret)
             finally:
                 await self._clean_up()
-        by_itself = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
+        own_codes = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
         if self._cause is not None:
             tail = self._printer.tail(self._cause.rank) if self._cause.rank is not None else ""
-            self.last_words = last_words(self._cause, by_itself, tail)
+            self.exit_report = exit_report(self._cause, own_codes, tail)
         elif self._lost_output:
-            self.last_words = f"hvkeras run: {self._lost_output}"
+            self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
-        return 128 + self._interrupted if self._interrupted else exit_code(self._cause, by_itself)
+        return 128 + self._interrupted if self._interrupted else exit_code(self._cause, own_codes)
 
     @property
     def _cause(self) -> Cause | None:
@@ -103,11 +110,11 @@ class Launcher:
         hosts = {rank: agent.host_name for agent in self._agents for rank in agent.host.ranks}
         ended = {str(rank): described_end(code) for rank, code in self._codes.items() if code}
         return Outcome(self._job.size, [hosts[rank] for rank in sorted(hosts)], ended,
-                       known_better(self._cause, self._codes).sentence() if self._cause is not None else "",
+                       with_exit_status(self._cause, self._codes).sentence() if self._cause is not None else "",
                        self._stalls)
 
     @property
-    def may_start_again(self) -> bool:
+    def may_restart(self) -> bool:
         """Whether the failure is one that ranks have now and then: after the rendezvous, and not an interrupt."""
         return self._cause is not None and self._cause.kind != "setup" and not self._interrupted
 
@@ -123,7 +130,7 @@ class Launcher:
             on_warning=lambda text: self._from_thread(self._on_warning, text),
             on_note=lambda text: self._from_thread(self._say, f"hvkeras: {text}"))
         address = self._server.start()
-        self._tell(f"the control channel listens on {address[0]}:{address[1]}")
+        self._log(f"the control channel listens on {address[0]}:{address[1]}")
 
     async def _connect(self) -> None:
         """Starts all agents; raises the first error, or returns early when interrupted."""
@@ -158,7 +165,7 @@ class Launcher:
         if self._server is None:
             raise AssertionError("the control channel is served before ranks start")
         address = "{}:{}".format(*self._server.address)
-        orders = [order_of(self._job, agent.host, secret, address, self._workers) for agent in self._agents]
+        orders = [start_order(self._job, agent.host, secret, address, self._workers) for agent in self._agents]
         listening = [asyncio.ensure_future(self._listen(agent, order))
                      for agent, order in zip(self._agents, orders, strict=True)]
         watching = asyncio.ensure_future(self._watch())
@@ -175,15 +182,15 @@ class Launcher:
         await agent.run(order)
         left = [rank for rank in agent.host.ranks if rank not in self._codes]
         if left:
-            complaint = await agent.complaint()
+            last_errors = await agent.last_errors()
             self._fail(Cause("lost", left[0], agent.host_name, agent.pids.get(left[0]),
-                             f"was lost with its host ({complaint})"))
+                             f"was lost with its host ({last_errors})"))
             self._signalled.update(left)
             for rank in left:
                 if agent.host.local and rank in agent.pids:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(agent.pids[rank], signal.SIGKILL)
-                self._over(rank, -signal.SIGKILL)
+                self._record_exit(rank, -signal.SIGKILL)
 
     # Events of the ranks.
 
@@ -197,21 +204,21 @@ class Launcher:
             except MachineError as error:
                 self._fail(Cause("setup", None, "", None, str(error)))
         elif event["type"] == "started":
-            self._tell(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
+            self._log(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
             problem = why_not_started(event["error"], event["errno"], event["culprit"])
             self._fail(Cause("setup", rank, agent.host_name, None, f"could not be started: {problem}", "",
                              event["code"]))
-            self._over(rank, event["code"])
+            self._record_exit(rank, event["code"])
         elif event["type"] == "exit":
-            self._tell(f"rank {rank} {described_end(event['code'])}")
+            self._log(f"rank {rank} {described_end(event['code'])}")
             if event["code"]:
                 kind = "exit" if event["code"] > 0 else "signal"
                 self._fail(Cause(kind, rank, agent.host_name, agent.pids.get(rank), described_end(event["code"]), "",
                                  shell_code(event["code"])))
-            self._over(rank, event["code"])
+            self._record_exit(rank, event["code"])
 
-    def _over(self, rank: int, code: int) -> None:
+    def _record_exit(self, rank: int, code: int) -> None:
         self._codes.setdefault(rank, code)
         if len(self._codes) == self._job.size:
             self._all_over.set()
@@ -228,7 +235,7 @@ class Launcher:
                     agent.wake()
             if self._server is None or self._cause is not None:
                 continue
-            waiting, absent = self._server.connected, self._codes.keys() - self._server.met
+            waiting, absent = self._server.connected, self._codes.keys() - self._server.ever_connected
             if waiting and absent:
                 rank = min(absent)
                 agent = next(agent for agent in self._agents if rank in agent.host.ranks)
@@ -248,9 +255,9 @@ class Launcher:
         self._loop.call_later(grace, self._signal_ranks, signal.SIGTERM, False)
         self._loop.call_later(grace + KILL_AFTER, self._signal_ranks, signal.SIGKILL, False)
 
-    def _signal_ranks(self, number: int, only_strangers: bool) -> None:
+    def _signal_ranks(self, number: int, only_unconnected: bool) -> None:
         """Signals running ranks: all, or only those that never connected, which nothing else informs of the end."""
-        reached = self._server.met if only_strangers and self._server is not None else frozenset()
+        reached = self._server.ever_connected if only_unconnected and self._server is not None else frozenset()
         for agent in self._agents:
             ranks = [rank for rank in agent.host.ranks if rank not in self._codes and rank not in reached]
             if ranks:
@@ -274,7 +281,7 @@ class Launcher:
         for number in caught:
             self._loop.add_signal_handler(number, self._interrupt, number)
         self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
-        self._loop.add_signal_handler(signal.SIGUSR1, self._ask_where)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._ask_locations)
         try:
             yield
         finally:
@@ -289,13 +296,14 @@ class Launcher:
         self._signal_ranks(signal.SIGCONT, False)
         self._signalled = signalled
 
-    def _ask_where(self) -> None:
+    def _ask_locations(self) -> None:
         """Has the ranks report their locations; names those that have not called `hvd.init()`."""
-        there = frozenset[int]() if self._server is None else self._server.connected
-        if silent := [str(rank) for rank in range(self._job.size) if rank not in there and rank not in self._codes]:
-            self._say(f"hvkeras run: not in the job yet, or no more: rank{'s' * (len(silent) > 1)} {', '.join(silent)}")
+        connected = frozenset[int]() if self._server is None else self._server.connected
+        if silent := [str(rank) for rank in range(self._job.size) if rank not in connected and rank not in self._codes]:
+            self._say(f"hvkeras run: not in the job yet, or no longer: rank{'s' * (len(silent) > 1)}"
+                      f" {', '.join(silent)}")
         if self._server is not None:
-            self._server.ask_where()
+            self._server.ask_locations()
 
     async def _clean_up(self) -> None:
         for agent in self._agents:
@@ -321,7 +329,7 @@ class Launcher:
             self._stalls.append(text)
         self._say(f"hvkeras: {text}")
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._job.verbose:
             self._say(f"hvkeras run: {text}")
 

@@ -16,7 +16,7 @@ from hvkeras.launcher.horovod_flags import add_tuning_flags, flags_of_file
 from hvkeras.settings import LOG_LEVELS, window_of_steps
 
 # Flags of horovodrun that are not accepted, with what to do instead.
-_NO_ELASTIC = "the number of ranks is fixed, -np; with --reset-limit N all are started again when one is lost"
+_NO_ELASTIC = "the number of ranks is fixed by -np; with --reset-limit N, all are restarted when one is lost"
 _ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
 _NOT_TAKEN = {
     **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script",
@@ -28,7 +28,7 @@ _NOT_TAKEN = {
 
 DEFAULT = "hvkeras-report"  # the folder of a report if none is named
 _REPORT = "--report"
-_TWO_WORDS = f"{_REPORT}=\0"  # begins a --report whose folder, if any, was a separate word
+_SEPARATE_FOLDER = f"{_REPORT}=\0"  # begins a --report whose folder, if any, was a separate word
 # Flags of ours that many scripts have too: after the command, they need no warning.
 _COMMON = {"--version", "--verbose", "--backend", "--log-level", "--config-file"}
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
@@ -96,7 +96,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
     made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
     made.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
-                      " come up (HVKERAS_START_TIMEOUT).")
+                      " start (HVKERAS_START_TIMEOUT).")
     made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
     made.add_argument("--as-horovod", action="store_true", help="Lets `import horovod` find hvkeras, in the command and"
                       " in all Python processes that it starts.")
@@ -109,19 +109,19 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
     made.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
                       " (HVKERAS_LOG_LEVEL).")
-    made.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; those of the"
-                      " command line count more.")
-    made.add_argument("--no-stall-check", action="store_true", help="Neither warns of ranks that wait in a collective"
-                      " nor ends the job for it.")
+    made.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; flags on the"
+                      " command line take precedence.")
+    made.add_argument("--no-stall-check", action="store_true", help="Neither warns about ranks that wait in a"
+                      " collective nor ends the job because of them.")
     made.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
     made.add_argument("--stall-check-warning-time-seconds", type=seconds_or_never, metavar="SECONDS",
-                      help="When a warning names whom a rank waits for (HVKERAS_STALL_WARNING).")
+                      help="When a warning names the ranks that another rank waits for (HVKERAS_STALL_WARNING).")
     made.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
                       help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
-    made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Starts all ranks again when one fails,"
-                      " up to N times; hvd.elastic goes on from the last commit.")
+    made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Restarts all ranks when one fails, up"
+                      " to N times; hvd.elastic resumes from the last commit.")
     made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
-                      f" it is over; --report alone is for {DEFAULT} (HVKERAS_REPORT).")
+                      f" it is over; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
                       " and stderr.")
     made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
@@ -132,7 +132,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       " (HVKERAS_TRACE_FILE).")
     made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                       help="Begins each line of output with the time.")
-    made.add_argument("--verbose", action="store_true", help="Says each step of the launcher.")
+    made.add_argument("--verbose", action="store_true", help="Prints each step of the launcher.")
     made.add_argument("-cb", "--check-build", action="store_true", help="Shows which launchers and backends work here,"
                       " and why not.")
     made.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached here
@@ -162,11 +162,11 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
         found = flags_and_command(parser(prog), [*flags_of_file(found.config_file), *arguments])
     if not found.check_build:
         require_command(found, prog)
-    astray = [flag for flag in found.behind_command if flag not in _COMMON and (
+    misplaced = [flag for flag in found.after_command if flag not in _COMMON and (
         flag.startswith("--") or (flag == "-np" and found.np is None))]
-    if astray and not found.check_build:
-        print(f"{prog}: the command gets {', '.join(astray)}, since flags of {prog} stand before the command; a --"
-              " before the command says that it is meant so", file=sys.stderr)
+    if misplaced and not found.check_build:
+        print(f"{prog}: {', '.join(misplaced)} will be passed to the command, since flags of {prog} must come before"
+              " the command; put -- before the command if that is intended", file=sys.stderr)
     return found
 
 
@@ -178,7 +178,7 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
         arguments: The command line.
 
     Returns:
-        The flags, the `command`, and `behind_command`: the parser's own flags that follow the command and so go to it,
+        The flags, the `command`, and `after_command`: the parser's own flags that follow the command and so go to it,
         unless a `--` before the command marks that as intended.
 
     Raises:
@@ -186,19 +186,19 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
     """
     found, unknown = made.parse_known_args(_with_report_folder(arguments))
     found.command = list(_as_given(found.command))  # a --report in the command belongs to the command
-    if f"{_REPORT}={getattr(found, 'report', None)}".startswith(_TWO_WORDS):
+    if f"{_REPORT}={getattr(found, 'report', None)}".startswith(_SEPARATE_FOLDER):
         found.report = found.report[1:] or DEFAULT
     known = [option for action in made._actions for option in action.option_strings]
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(explain(f"Flags before the command must be {made.prog}'s",
                                  f"did you mean {near[0]}" if near else f"see {made.prog} --help", flag=unknown[0]))
-    found.behind_command = []
+    found.after_command = []
     if found.command[:1] == ["--"]:
         del found.command[0]
     else:
         flags = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", found.command))
-        found.behind_command = [flag for flag in dict.fromkeys(flags) if flag in known and flag not in ("-h", "--help")]
+        found.after_command = [flag for flag in dict.fromkeys(flags) if flag in known and flag not in ("-h", "--help")]
     return found
 
 
@@ -211,7 +211,7 @@ def _with_report_folder(arguments: Sequence[str]) -> list[str]:
     while rest:
         word = rest.pop(0)
         folder = rest.pop(0) if word == _REPORT and _begins_with_folder(rest) else ""
-        made.append(_TWO_WORDS + folder if word == _REPORT else word)
+        made.append(_SEPARATE_FOLDER + folder if word == _REPORT else word)
     return made
 
 
@@ -225,9 +225,9 @@ def _begins_with_folder(words: Sequence[str]) -> bool:
 def _as_given(words: Sequence[str]) -> Iterator[str]:
     """Splits what `_with_report_folder` has joined into one word."""
     for word in words:
-        if word.startswith(_TWO_WORDS):
+        if word.startswith(_SEPARATE_FOLDER):
             yield _REPORT
-            yield from filter(None, [word[len(_TWO_WORDS):]])
+            yield from filter(None, [word[len(_SEPARATE_FOLDER):]])
         else:
             yield word
 

@@ -22,24 +22,24 @@ class Screen:
         self.console = console or Console(stderr=True, highlight=False, force_jupyter=False)
         self._status: Status | None = None
 
-    def move(self, title: str, said: str) -> None:
+    def update(self, title: str, detail: str) -> None:
         """Shows the progress, in place of what the last call showed.
 
         Args:
             title: What runs, and for how long.
-            said: What it has printed last; it is cut to fit the line.
+            detail: What it has printed last; it is cut to fit the line.
         """
         if not self.console.is_terminal:
             return
         room = max(0, self.console.width - 6 - len(title))
-        text = f"{escape(title)}  [dim]{escape(said[:room])}[/dim]"
+        text = f"{escape(title)}  [dim]{escape(detail[:room])}[/dim]"
         if self._status is None:
             self._status = self.console.status(text)
             self._status.start()
         else:
             self._status.update(text)
 
-    def stay(self, title: str) -> None:
+    def finish(self, title: str) -> None:
         """Replaces the moving line with a final one."""
         if self._status is not None:
             self._status.stop()
@@ -62,13 +62,13 @@ class Cell(Screen):
         self._shown = ""
         self._display: Any = None
 
-    def move(self, title: str, said: str) -> None:
+    def update(self, title: str, detail: str) -> None:
         """Shows the progress and the last output, once for each second that the title counts."""
         if title != self._shown:
             self._shown = title
-            self._show(f"{title}  {said}"[:self.WIDTH])
+            self._show(f"{title}  {detail}"[:self.WIDTH])
 
-    def stay(self, title: str) -> None:
+    def finish(self, title: str) -> None:
         """Replaces the moving line with a final one."""
         self._lines.append(title)
         self._show()

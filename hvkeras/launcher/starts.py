@@ -12,7 +12,7 @@ from hvkeras.launcher.limits import require_open_files
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Launcher
 from hvkeras.launcher.traces import forget_traces, merged_after, trace_of
-from hvkeras.report.after_run import forget_run, report_on_run, reports_to, tell_outcome
+from hvkeras.report.after_run import forget_run, report_on_run, reports_to, write_outcome
 from hvkeras.settings import Settings
 
 
@@ -34,22 +34,22 @@ def run(job: Job, printer: Callable[[bool], Printer]) -> int:
     folder, trace = reports_to(settings), trace_of(settings, job.folder)
     forget_traces(trace)
 
-    async def go(shown: Printer) -> tuple[int, bool, str]:
+    async def run_once(shown: Printer) -> tuple[int, bool, str]:
         launcher = Launcher(job, shown)
         forget_run(folder)
         try:
-            return await launcher.run(), launcher.may_start_again, launcher.last_words
+            return await launcher.run(), launcher.may_restart, launcher.exit_report
         finally:
-            tell_outcome(folder, launcher.outcome)
+            write_outcome(folder, launcher.outcome)
 
     for start in range(job.reset_limit + 1):
         shown = printer(start > 0)
-        code, again, words = asyncio.run(go(shown))
-        if not again or start == job.reset_limit:
+        code, may_restart, exit_report = asyncio.run(run_once(shown))
+        if not may_restart or start == job.reset_limit:
             break
-        _say(shown, words, f"hvkeras run: starts all ranks again, reset {start + 1} of at most {job.reset_limit}")
+        _say(shown, exit_report, f"hvkeras run: restarts all ranks, reset {start + 1} of at most {job.reset_limit}")
     _say(shown, "" if folder is None else report_on_run(folder),
-         "" if trace is None else f"hvkeras run: {merged_after(trace)}", words)
+         "" if trace is None else f"hvkeras run: {merged_after(trace)}", exit_report)
     return code
 
 

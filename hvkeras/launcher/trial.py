@@ -102,7 +102,7 @@ class Trial:
         finally:
             view.close()
         if code is None:
-            return took_too_long(timeout)
+            return timeout_message(timeout)
         return root_cause(self.text("stderr"), code) if code else ""
 
 
@@ -140,7 +140,7 @@ def hvkeras_run(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", _HVKERAS_RUN.format(ends_with_parent=ends_with_parent()), *arguments]
 
 
-def took_too_long(timeout: float) -> str:
+def timeout_message(timeout: float) -> str:
     """Returns why a job failed that `watch` ended."""
     return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
 
@@ -165,7 +165,7 @@ class _Progress:
     def __init__(self, trial: Trial, heading: str, screen: Screen, expected: float | None) -> None:
         self._trial, self._heading, self._screen, self._expected = trial, heading, screen, expected
         self._seconds = 0.0
-        screen.move(heading, "")
+        screen.update(heading, "")
 
     def update(self, seconds: float) -> None:
         """Shows the elapsed time, and rank 0's last line."""
@@ -173,11 +173,11 @@ class _Progress:
         title = self._title()
         if self._expected is not None:
             title += f", about {minutes(max(0.0, self._expected - self._seconds))} left"
-        self._screen.move(title, self._trial.last_line())
+        self._screen.update(title, self._trial.last_line())
 
     def close(self) -> None:
         """Leaves a line with the time that the job took."""
-        self._screen.stay(self._title())
+        self._screen.finish(self._title())
 
     def _title(self) -> str:
         return f"{self._heading}  {minutes(self._seconds)}"

@@ -88,7 +88,7 @@ def train(
 
         serve(launch, settings)
     from hvkeras.parameter_server.checkpoints import Checkpoints
-    from hvkeras.parameter_server.chief import leading
+    from hvkeras.parameter_server.chief import running_chief
     from hvkeras.parameter_server.training import Plan, fit
 
     checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, checkpoints_to_keep)
@@ -98,5 +98,5 @@ def train(
         from hvkeras.parameter_server.evaluator import evaluate_checkpoints
 
         evaluate_checkpoints(launch, settings, plan, log_dir)
-    with leading(launch, settings) as chief:
+    with running_chief(launch, settings) as chief:
         return fit(chief, plan)

@@ -64,7 +64,7 @@ class Checkpoints:
                 self.path(old).unlink(missing_ok=True)
         except OSError as error:
             raise MachineError(explain(f"Checkpoints must be writable ({error})", "pass checkpoint_dir= a folder with"
-                                       " room", path=str(path))) from error
+                                       " free space", path=str(path))) from error
 
     def restore(self, model: Any, epochs: int) -> None:
         """Restores a model from a checkpoint.
@@ -84,8 +84,9 @@ class Checkpoints:
                 compat.native(variable).assign(value)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(explain(f"A checkpoint must be of the model that is trained ({reason})", "build the same"
-                                     " model, or pass another checkpoint_dir to begin anew", path=str(path))) from error
+            raise UsageError(explain("A checkpoint must belong to the model that is trained"
+                                     f" ({reason})", "build the same"
+                                     " model, or pass another checkpoint_dir to start over", path=str(path))) from error
 
 
 def _add_to_file(path: Path, epochs: int, seeds: Sequence[Any]) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.control.announcements import forget_note
+from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
-from hvkeras.control.rendezvous import claim_port, meets_at_port, serve_parameter_servers
+from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_task_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.error_text import summary
@@ -35,7 +35,7 @@ _CAUSE_GRACE = 3.0  # seconds to wait, after a TensorFlow error, for a report th
 
 
 @contextlib.contextmanager
-def leading(launch: Launch, settings: Settings) -> Iterator[Chief]:
+def running_chief(launch: Launch, settings: Settings) -> Iterator[Chief]:
     """Runs the chief of a cluster: all tasks are connected inside the context, and end with it.
 
     Args:
@@ -115,7 +115,7 @@ class Chief:
         cluster = {role: [address for task, address in entries if task.startswith(f"{role} ")]
                    for role in ("chief", "worker", "ps")}
         with contextlib.ExitStack() as held:
-            if meets_at_port(self._launch, self._settings):  # the control channel keeps the announced port
+            if uses_task_port(self._launch, self._settings):  # the control channel keeps the announced port
                 cluster["chief"] = [held.enter_context(held_port(split_address(cluster["chief"][0])[0]))]
             else:
                 claim_port(self._launch).close()
@@ -124,8 +124,9 @@ class Chief:
             try:
                 return tf.distribute.ParameterServerStrategy(resolver)
             except tf.errors.UnknownError as error:
-                raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "end the"
-                                           " program that has the port, or give the chief another",
+                raise MachineError(explain("TensorFlow's server must be able to start"
+                                           f" ({error.message})", "stop the program that uses the port, or give the"
+                                           " chief another",
                                            address=cluster["chief"][0])) from error
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -155,10 +156,11 @@ class Chief:
             self._server.fail(self._own_cause("signal" if interrupted else "exception", what))
         self._server.stop()
         with contextlib.suppress(OSError):
-            forget_note(self._launch, self._settings)
+            remove_announcement(self._launch, self._settings)
         if lost is not None:
-            raise PeerError(explain(f"All tasks must be there until training ends, but {lost.sentence()}", "start all"
-                                    " tasks again; training goes on from the last checkpoint in checkpoint_dir"),
+            raise PeerError(explain("All tasks must stay connected until training ends, but"
+                                    f" {lost.sentence()}", "restart all tasks; training resumes from the last"
+                                    " checkpoint in checkpoint_dir"),
                             ) from None
 
     def _lost_task(self, server: Membership, error: BaseException) -> Cause | None:
@@ -194,7 +196,7 @@ class Chief:
 
     def _end_process(self, cause: Cause, code: int) -> None:
         with contextlib.suppress(OSError):
-            forget_note(self._launch, self._settings)
+            remove_announcement(self._launch, self._settings)
         sys.stdout.flush()
         say(f"{cause.sentence()}; the job ends on all tasks" if cause.kind == "signal" else
             f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")

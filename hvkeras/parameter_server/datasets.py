@@ -53,7 +53,7 @@ def steps_of(dataset: Any) -> int:
                                  " number of steps", "pass steps_per_epoch=", cardinality="infinite" if count == -1 else
                                  "unknown"))
     if count == 0:
-        raise UsageError(explain("dataset_fn must return a dataset that has batches", "look at what it reads",
+        raise UsageError(explain("dataset_fn must return a dataset that has batches", "check what it reads",
                                  batches=0))
     return count
 

@@ -16,7 +16,7 @@ from hvkeras.parameter_server.server import Registration
 from hvkeras.parameter_server.training import Plan, built_model
 from hvkeras.settings import Settings
 
-_LOOK = 0.5  # seconds between checks for a new checkpoint
+_POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 
 
 def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir: Any) -> NoReturn:
@@ -48,11 +48,11 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir
         if found and found[-1] > seen and not registration.failed:
             seen = found[-1]
             if _restored(checkpoints, model, seen):
-                _tell(seen, model.evaluate(dataset, verbose=0, return_dict=True), writer)
+                _report_results(seen, model.evaluate(dataset, verbose=0, return_dict=True), writer)
         elif is_over:
             registration.leave()
         else:
-            registration.wait(_LOOK)
+            registration.wait(_POLL_INTERVAL)
 
 
 def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:
@@ -66,7 +66,7 @@ def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:
     return True
 
 
-def _tell(epoch: int, results: dict[str, float], writer: Any) -> None:
+def _report_results(epoch: int, results: dict[str, float], writer: Any) -> None:
     say(f"evaluator: epoch {epoch}: " + ", ".join(f"{name} {value:.4f}" for name, value in results.items()))
     if writer is not None:
         with writer.as_default(), tf.summary.record_if(True):

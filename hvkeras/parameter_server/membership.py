@@ -17,8 +17,8 @@ from hvkeras.host.console import say
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
-_LOST = "ended without a word (killed, crashed, or out of memory)"
-_LOOK = 0.1  # seconds between checks of which tasks have connected
+_LOST = "ended unexpectedly (killed, crashed, or out of memory)"
+_POLL_INTERVAL = 0.1  # seconds between checks of which tasks have connected
 
 
 class Membership(ControlServer):
@@ -45,7 +45,7 @@ class Membership(ControlServer):
         self._launch = launch
         self._start_timeout = settings.start_timeout
         self._liveness = settings.liveness_timeout
-        self._all_came = False
+        self._all_connected = False
         self._no_worker_since = 0.0
 
     def wait_for_all(self) -> None:
@@ -59,8 +59,8 @@ class Membership(ControlServer):
             if self.cause is not None:
                 raise PeerError(f"The job ended: {self.cause.sentence()}")
             waiting.check(", ".join(task_name(self._launch, rank) for rank in missing), "not connected to the chief")
-            time.sleep(_LOOK)
-        self._all_came = True
+            time.sleep(_POLL_INTERVAL)
+        self._all_connected = True
 
     def task_of(self, rank: int) -> str:
         """Returns the name of a task in TF_CONFIG: `worker 0`."""
@@ -69,7 +69,7 @@ class Membership(ControlServer):
 
     # The methods below run in the server's thread.
 
-    def _words(self, member: Member) -> str:
+    def _describe(self, member: Member) -> str:
         return f"{self.task_of(member.rank)} on {member.host} (pid {member.pid})"
 
     def _is_worker(self, rank: int) -> bool:
@@ -79,13 +79,15 @@ class Membership(ControlServer):
         rank = int(hello["rank"])
         first = self._members.get(rank)
         if first is not None or int(hello["size"]) != self.size:  # the other tasks continue without the newcomer
-            reason = (f"{self._words(first)} is there already; give each process a task of its own" if first is not None
-                      else f"the newcomer was told of {hello['size']} tasks, the chief of {self.size}")
+            reason = (f"{self._describe(first)} is connected already; give each process a task of its"
+                      " own" if first is not None
+                      else f"the new process was started in a cluster of {hello['size']} tasks, the chief in one of"
+                      f" {self.size}")
             Member(rank, "", 0, writer, seal, 0.0).send({"type": "refused", "reason": reason})
             return None
         member = super()._admit(hello, writer, seal)
         if member is not None and self._lost.pop(rank, None) is not None:
-            say(f"{self._words(member)} is back")
+            say(f"{self._describe(member)} is back")
         return member
 
     def _lose(self, member: Member) -> None:
@@ -97,26 +99,27 @@ class Membership(ControlServer):
         if self.cause is not None or stopping or member.left:
             return
         if self.task_of(member.rank).startswith("ps "):
-            self._end(Cause("lost", None, member.host, member.pid, f"{self._words(member)} {_LOST}"))
+            self._end(Cause("lost", None, member.host, member.pid, f"{self._describe(member)} {_LOST}"))
         elif self._is_worker(member.rank):
             others = sum(self._is_worker(rank) for rank in self._members)
-            say(f"{self._words(member)} {_LOST}; " + (f"training goes on with {others} of the workers" if others else
-                                                      "training waits for it to come back"))
+            say(f"{self._describe(member)} {_LOST}; " + (f"training continues with {others} of the"
+                                                         " workers" if others else
+                                                         "training waits for it to come back"))
         else:
-            say(f"{self._words(member)} {_LOST}; training goes on")
+            say(f"{self._describe(member)} {_LOST}; training continues")
 
-    def _look(self, now: float) -> None:
+    def _check_members(self, now: float) -> None:
         if self.cause is not None:
             return
         for member in list(self._members.values()):
             if now - member.seen > self._liveness and not member.left:
-                self._end(Cause("silent", None, member.host, member.pid, f"{self._words(member)} gave no sign of life"
-                                f" for {self._liveness:g} s (stopped, frozen or cut off)"))
+                self._end(Cause("silent", None, member.host, member.pid, f"{self._describe(member)} gave no sign of"
+                                f" life for {self._liveness:g} s (stopped, frozen or cut off)"))
                 return
-        if not self._all_came or any(self._is_worker(rank) for rank in self._members):
+        if not self._all_connected or any(self._is_worker(rank) for rank in self._members):
             self._no_worker_since = now
         elif now - self._no_worker_since > self._start_timeout:
-            workers = ", ".join(self._words(member) for rank, member in sorted(self._lost.items())
+            workers = ", ".join(self._describe(member) for rank, member in sorted(self._lost.items())
                                 if self._is_worker(rank))
             self._end(Cause("lost", None, "", None, f"all workers were lost ({workers}) and none came back for"
                             f" {self._start_timeout:g} s (HVKERAS_START_TIMEOUT)"))

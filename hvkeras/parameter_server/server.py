@@ -20,7 +20,7 @@ from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
-_LOOK = 0.1  # seconds between checks of whether the job is over
+_POLL_INTERVAL = 0.1  # seconds between checks of whether the job is over
 _UNWIND = 1.0  # seconds that a task may take to unwind before its process is forced to end
 
 
@@ -46,8 +46,8 @@ class Registration:
     def wait(self, seconds: float) -> bool:
         """Waits until the job is over, or for some seconds; returns whether it is over."""
         while seconds > 0 and not self.is_over:
-            self._over.wait(min(_LOOK, seconds))
-            seconds -= _LOOK
+            self._over.wait(min(_POLL_INTERVAL, seconds))
+            seconds -= _POLL_INTERVAL
         return self.is_over
 
     @property
@@ -70,7 +70,7 @@ class Registration:
             say(f"{self._name} on {socket.gethostname()} ends because {_sentence(cause)}")
         silence_engines()
         sys.stdout.flush()
-        _end_anyway(1 if cause is not None else 0)
+        _exit_after_timeout(1 if cause is not None else 0)
         sys.exit(1 if cause is not None else 0)
 
     def _on_signal(self, number: int) -> None:
@@ -116,8 +116,9 @@ def _started(launch: Launch) -> Any:
         return tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=role, task_index=int(index),
                                     protocol="grpc")
     except tf.errors.OpError as error:
-        raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "end the program"
-                                   " that has the port, or give this task another", address=launch.cluster[launch.rank],
+        raise MachineError(explain(f"TensorFlow's server must be able to start ({error.message})", "stop the program"
+                                   " that uses the port, or give this task another",
+                                   address=launch.cluster[launch.rank],
                                    )) from error
 
 
@@ -126,7 +127,7 @@ def _sentence(cause: Cause) -> str:
     return f"chief 0 on {cause.host} {cause.error}" if cause.rank == 0 else cause.sentence()
 
 
-def _end_anyway(code: int, exit_process: Callable[[int], None] = os._exit) -> None:
+def _exit_after_timeout(code: int, exit_process: Callable[[int], None] = os._exit) -> None:
     """Forces the process to end soon, as threads of TensorFlow's server can keep the interpreter waiting."""
     timer = threading.Timer(_UNWIND, exit_process, (code,))
     timer.daemon = True

@@ -58,8 +58,8 @@ class Tally:
         for metric in self._metrics:
             mine = slice(len(merged), len(merged) + len(metric.variables))
             merged += metrics.merge_states(metric, [states[mine] for states in self._added])
-        ways = [metrics.merging_of(metric) for metric in self._metrics]
-        if all(way in _ASSOCIATIVE for group in ways for way in ([group] if callable(group) else group)):
+        rules = [metrics.merging_of(metric) for metric in self._metrics]
+        if all(rule in _ASSOCIATIVE for group in rules for rule in ([group] if callable(group) else group)):
             self._added = [merged]
         return merged
 

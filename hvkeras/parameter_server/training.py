@@ -48,7 +48,7 @@ def built_model(plan: Plan, spec: Any) -> Any:
     Raises:
         UsageError: `build_model` returned no compiled Keras 3 model.
     """
-    with asynchronous.names_begin_anew():
+    with asynchronous.reset_object_names():
         model = plan.build_model()
         if not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
             raise UsageError(explain("build_model must return a Keras 3 model that is compiled with an optimizer",
@@ -93,7 +93,7 @@ def _restored_epoch(plan: Plan, model: Any) -> int:
     if not found or plan.checkpoints is None:
         return 0
     plan.checkpoints.restore(model, found[-1])
-    say(f"training goes on after epoch {found[-1]}, from {plan.checkpoints.path(found[-1])}")
+    say(f"training resumes after epoch {found[-1]}, from {plan.checkpoints.path(found[-1])}")
     return found[-1]
 
 
@@ -115,11 +115,11 @@ class _Loop:
         self._workers = chief.workers
         self._plan = plan
         self._model = model
-        self._together = compat.steps_per_execution(model)
+        self._steps_per_execution = compat.steps_per_execution(model)
         self._steps = steps
         self._tally = Tally(model)
-        rest = steps % self._together
-        self._execute = training_steps(model, chief.strategy, self._tally, self._together)
+        rest = steps % self._steps_per_execution
+        self._execute = training_steps(model, chief.strategy, self._tally, self._steps_per_execution)
         self._execute_last = training_steps(model, chief.strategy, self._tally, rest) if rest else self._execute
         self._evaluate = None
         if plan.validation_data is not None:
@@ -151,21 +151,21 @@ class _Loop:
 
     def _epoch(self, batches: Any) -> dict[str, Any]:
         self._tally.reset()
-        executions = -(-self._steps // self._together)
-        handed, pending, looked = 0, deque[Any](), 0.0
+        executions = -(-self._steps // self._steps_per_execution)
+        scheduled, pending, logged_at = 0, deque[Any](), 0.0
         logs: dict[str, Any] = {}
         for done in range(executions):
-            while handed < min(executions, done + _AHEAD * self._workers) and not self._model.stop_training:
-                self._callbacks.on_train_batch_begin(handed * self._together)
-                handed += 1
-                execute = self._execute if handed < executions else self._execute_last
+            while scheduled < min(executions, done + _AHEAD * self._workers) and not self._model.stop_training:
+                self._callbacks.on_train_batch_begin(scheduled * self._steps_per_execution)
+                scheduled += 1
+                execute = self._execute if scheduled < executions else self._execute_last
                 pending.append(self._coordinator.schedule(execute, args=(batches,)))
             if not pending:
                 break
             self._tally.add(self._result(pending.popleft()))
-            if time.monotonic() - looked > _LOGS_EVERY:
-                logs, looked = self._tally.logs(), time.monotonic()
-            self._callbacks.on_train_batch_end(min((done + 1) * self._together, self._steps) - 1, logs)
+            if time.monotonic() - logged_at > _LOGS_EVERY:
+                logs, logged_at = self._tally.logs(), time.monotonic()
+            self._callbacks.on_train_batch_end(min((done + 1) * self._steps_per_execution, self._steps) - 1, logs)
         return self._tally.logs()
 
     def _validation(self) -> dict[str, Any]:

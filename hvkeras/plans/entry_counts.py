@@ -46,8 +46,8 @@ class EntryCounts:
         self._compiled: dict[str, CompiledByXla] = {}
         self._in_sessions: set[str] = set()
         self._refusable: set[str] = set()
-        self._stuck: set[str] = set()
-        self._flying: set[str] = set()
+        self._cannot_raise: set[str] = set()
+        self._in_flight_keys: set[str] = set()
         self._owed: set[str] = set()
         self._for_others: collections.Counter[str] = collections.Counter()
         self._left = threading.Condition(self._lock)
@@ -74,7 +74,7 @@ class EntryCounts:
             DuplicateNameError: Another thread is in the same plan, in eager mode.
         """
         if not can_raise:
-            self._stuck.add(plan.key)
+            self._cannot_raise.add(plan.key)
         if tf.executing_eagerly():
             with self._in_flight(plan, calls):
                 self._count(plan.key)
@@ -84,7 +84,7 @@ class EntryCounts:
             backend = self.backend
             assert isinstance(backend, CompiledByXla), "others are refused before (operations.require_kernels)"
             with self._lock:
-                self._know(plan, calls)
+                self._register(plan, calls)
                 self._compiled[plan.key] = backend
             backend.enter(plan.key)
             yield
@@ -93,13 +93,13 @@ class EntryCounts:
             counted = self._count_in_function(plan, calls)
         else:
             with self._lock:
-                self._know(plan, calls)
+                self._register(plan, calls)
                 self._in_sessions.add(plan.key)
             counted = tf.numpy_function(functools.partial(self._count, plan.key), [], [])
         with tf.control_dependencies([counted]):
             yield
 
-    def _know(self, plan: Plan, calls: Sequence[Call] | None) -> None:
+    def _register(self, plan: Plan, calls: Sequence[Call] | None) -> None:
         """Stores what a plan consists of, and where this rank enters it; called with the lock held."""
         if plan.key not in self._plans:
             self._plans[plan.key] = plan
@@ -120,13 +120,13 @@ class EntryCounts:
             The keys of the forgotten plans; the next entry to one describes it again and counts from zero.
         """
         with self._lock:
-            busy = {*self._graph, *self._compiled, *self._in_sessions, *self._flying, *self._owed,
+            busy = {*self._graph, *self._compiled, *self._in_sessions, *self._in_flight_keys, *self._owed,
                     *(+self._for_others)}
-            gone = [key for key, count in counts.items() if key not in busy and self._eager.get(key, 0) == count]
-            for key in gone:
+            removed = [key for key, count in counts.items() if key not in busy and self._eager.get(key, 0) == count]
+            for key in removed:
                 for kept in (self._plans, self._eager, self._calls, self._sites, self._for_others):
                     kept.pop(key, None)
-            return gone
+            return removed
 
     @contextlib.contextmanager
     def _in_flight(self, plan: Plan, calls: Sequence[Call] | None) -> Iterator[None]:
@@ -141,12 +141,12 @@ class EntryCounts:
             else:
                 self._left.wait_for(lambda: not self._for_others[plan.key] and plan.key not in self._owed, OWED_WITHIN)
                 self._owed.discard(plan.key)
-                if plan.key in self._flying:
+                if plan.key in self._in_flight_keys:
                     raise DuplicateNameError(explain(
-                        "Collectives that are in flight at once must have names of their own", "pass each thread's own"
-                        " name=, or call one after the other", collective=plan.label))
-                self._flying.add(plan.key)
-            self._know(plan, calls)
+                        "Collectives that run at the same time must have different names", "pass a different name= in"
+                        " each thread, or call one after the other", collective=plan.label))
+                self._in_flight_keys.add(plan.key)
+            self._register(plan, calls)
         try:
             yield
         finally:
@@ -156,7 +156,7 @@ class EntryCounts:
                     self._owed.discard(plan.key)
                     self._left.notify_all()
                 else:
-                    self._flying.discard(plan.key)
+                    self._in_flight_keys.discard(plan.key)
 
     def _count(self, key: str) -> None:
         with self._lock:
@@ -164,7 +164,7 @@ class EntryCounts:
 
     def _count_in_function(self, plan: Plan, calls: Sequence[Call] | None) -> Any:
         with self._lock:
-            self._know(plan, calls)
+            self._register(plan, calls)
             if plan.key not in self._graph:
                 self._graph[plan.key] = graphs.FunctionCounter()
             return self._graph[plan.key].count_one()
@@ -195,7 +195,8 @@ class EntryCounts:
         """Whether this rank raises everywhere it enters a plan if that plan is refused."""
         with self._lock:
             in_graphs = key in self._graph or key in self._in_sessions
-            return key not in self._compiled and key not in self._stuck and (not in_graphs or key in self._refusable)
+            may_raise = key not in self._compiled and key not in self._cannot_raise
+            return may_raise and (not in_graphs or key in self._refusable)
 
     def calls(self) -> dict[str, list[dict[str, Any]]]:
         """The calls that this rank's plans consist of, by plan key; see `Call.describe`."""

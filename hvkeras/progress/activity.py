@@ -67,7 +67,7 @@ class Loop:
         self.first = True  # no call has completed yet
         self.batches = batches()
 
-    def count_anew(self) -> None:
+    def reset_counts(self) -> None:
         """Resets the counts of calls and batches together, after calls that may have found no batch."""
         self.calls, self.batches = 0, batches()
 
@@ -101,7 +101,7 @@ def running(kind: str, model: Any) -> Iterator[None]:
         _Process.loop = outer
         _Process.moves += 1
         if outer is not None:
-            outer.count_anew()
+            outer.reset_counts()
 
 
 def around_callbacks(name: str) -> Callable[..., Any]:
@@ -132,7 +132,7 @@ def around_callbacks(name: str) -> Callable[..., Any]:
             loop.calls += 1
             loop.stepping = True
         elif begins_epoch or begins_loop:
-            loop.count_anew()
+            loop.reset_counts()
         else:
             loop.first = False
         _Process.moves += 1

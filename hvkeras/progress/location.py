@@ -11,8 +11,8 @@ from hvkeras.host.console import say
 from hvkeras.progress import activity, stalls
 from hvkeras.progress.user_code import folders_of, innermost, is_library, place
 
-MOST = 12  # lines of a stack
-MOST_THREADS = 3  # threads that produce data
+MAX_LINES = 12  # lines of a stack
+MAX_THREADS = 3  # threads that produce data
 # Files in which TensorFlow calls Python for data, and Keras fills its queues.
 _MAKES_DATA = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
@@ -29,7 +29,7 @@ def here(steps: str) -> tuple[activity.Doing, str]:
     return doing, doing.text + (f", at {line}" if line else "")
 
 
-def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
+def report(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
     """Prints this rank's location and stack; called from a thread other than the one reported.
 
     Args:
@@ -54,7 +54,7 @@ def tell(rank: int, host: str, steps: str, still: float, stall: str | None) -> s
     return text
 
 
-def keeping() -> tuple[str, list[str]]:
+def blocking_exit() -> tuple[str, list[str]]:
     """What keeps this process from exiting: the line of a non-daemon thread, and the stacks of all such threads.
 
     At exit, Python first waits for non-daemon threads, and then runs the `atexit` functions.
@@ -79,7 +79,7 @@ def outside_tensorflow() -> str:
 
 def _lines(frames: list[FrameType]) -> list[str]:
     """A stack, one line per frame: the user's code, and the innermost call."""
-    own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MOST + 1:]
+    own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MAX_LINES + 1:]
     return [_line(frame) for frame in [*own, *frames[:1]]]
 
 
@@ -99,4 +99,4 @@ def _data_makers() -> list[list[FrameType]]:
     stacks = [activity.frames_of(ident) for ident in activity.all_threads() if ident not in mine]
     return [frames for frames in stacks
             if any(frame.f_code.co_filename.endswith(_MAKES_DATA) for frame in frames)
-            and any(not is_library(frame.f_code.co_filename) for frame in frames)][:MOST_THREADS]
+            and any(not is_library(frame.f_code.co_filename) for frame in frames)][:MAX_THREADS]

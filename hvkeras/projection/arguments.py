@@ -19,7 +19,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags to a command."""
-    group = parser.add_argument_group("projection", "What more ranks would do, by a cost model: docs/projection.md.")
+    group = parser.add_argument_group("projection", "How more ranks would perform, by a cost model:"
+                                      " docs/projection.md.")
     group.add_argument("--project", type=rank_counts, default=(), metavar="RANKS,...", help="Numbers of ranks to"
                        " project the step time for, such as 8,64,512.")
     group.add_argument("--ranks-per-host", type=_positive, metavar="N", help="Ranks that a host has in the projection"
@@ -29,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--network-latency", type=duration, metavar="TIME", help="What a short message between hosts"
                        " takes in the projection, such as 50us or 1ms (default: 50us).")
     group.add_argument("--project-algorithm", choices=ALGORITHMS, help="What the engines do among hosts in the"
-                       " projection (default: what they do in fact).")
+                       " projection (default: what they actually do).")
 
 
-def require_sense(flags: argparse.Namespace) -> None:
+def check_flags(flags: argparse.Namespace) -> None:
     """Raises UsageError if a projection's assumption is given without `--project`."""
     for name in ("ranks_per_host", "network_bandwidth", "network_latency", "project_algorithm"):
         if getattr(flags, name) is not None and not flags.project:

@@ -85,15 +85,15 @@ class Projected:
     @property
     def explanation(self) -> str:
         """The assumptions, in one line; "" if nothing was projected."""
-        ways: dict[str, list[str]] = {}
+        algorithms: dict[str, list[str]] = {}
         for row in self.rows:
-            names = ways.setdefault(row.algorithm, [])
+            names = algorithms.setdefault(row.algorithm, [])
             names += [row.backend] * (row.backend not in names)
-        words = "; ".join(f"{way} for {', '.join(names)}" for way, names in ways.items())
+        words = "; ".join(f"{algorithm} for {', '.join(names)}" for algorithm, names in algorithms.items())
         return words and (
-            f"projection: by a cost model ({words}), not measured, with {self.cluster.ranks_per_host} ranks a host,"
+            f"projection: by a cost model ({words}), not measured, with {self.cluster.ranks_per_host} ranks per host, "
             f" {self.cluster.bandwidth * 8 / 1e9:g} Gbit/s and {self.cluster.latency * 1e6:g} us between hosts, and"
-            " hosts that compute as this one; range: the quartiles of the step and the model's error;"
+            " hosts that compute like this one; range: the quartiles of the step and the model's error;"
             " docs/projection.md")
 
     def to_json(self) -> dict[str, Any]:

@@ -54,10 +54,10 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
     Returns:
         The split by rank, omitting ranks that have no record or too few recorded steps.
     """
-    there = [record for record in records if record is not None]
-    complete = len(there) == len(records) and all(len(there) >= record.size for record in there)
-    shortest = shortest_runs(there) if complete else {}
-    found = {record.rank: _split(record, shortest, complete) for record in there}
+    present = [record for record in records if record is not None]
+    complete = len(present) == len(records) and all(len(present) >= record.size for record in present)
+    shortest = shortest_runs(present) if complete else {}
+    found = {record.rank: _split(record, shortest, complete) for record in present}
     return {rank: split for rank, split in found.items() if split is not None}
 
 
@@ -133,7 +133,7 @@ class _Steps:
         # When the batch reached the model; if unknown, when it was fetched; failing that, the middle of the step.
         fetched = self._last_fetch_before(self._ready)
         guess = np.where(fetched > before, fetched, (before + self._ready) / 2)
-        self._came = np.where(stamps[:, 3] > before, stamps[:, 3], guess)
+        self._arrived = np.where(stamps[:, 3] > before, stamps[:, 3], guess)
 
     def _last_fetch_before(self, times: Array) -> Array:
         if not len(self._inputs):
@@ -147,7 +147,7 @@ class _Steps:
         if not len(self._ready):
             return runs[:, 0]
         places = np.minimum(np.searchsorted(self._ready, runs[:, 0]), len(self._ready) - 1)
-        in_backward = (runs[:, 0] > self._came[places]) & (runs[:, 0] <= self._ready[places])
+        in_backward = (runs[:, 0] > self._arrived[places]) & (runs[:, 0] <= self._ready[places])
         return np.where(in_backward, self._ready[places], runs[:, 0])
 
     def split(self, exposed: _Cover, waits: _Cover, everything: _Cover, since: float, until: float,
@@ -156,12 +156,12 @@ class _Steps:
         chosen = self._chosen(since, until)
         if not len(chosen):
             return None
-        begins, ends, came = self._begins[chosen], self._ends[chosen], self._arrivals[chosen]
+        begins, ends, arrived = self._begins[chosen], self._ends[chosen], self._arrivals[chosen]
         busy = _Cover(exposed.spans, self._inputs)
         step = float(np.mean(ends - begins))
         communication = exposed.mean(begins, ends)
         wait = min(waits.mean(begins, ends), communication)
-        fetching = max(0.0, busy.mean(begins, came) - exposed.mean(begins, came))
+        fetching = max(0.0, busy.mean(begins, arrived) - exposed.mean(begins, arrived))
         hidden = max(0.0, everything.mean(begins, ends) - communication)
         return TimeSplit(step, fetching, max(0.0, step - fetching - communication), wait if complete else None,
                          communication - wait, hidden, len(chosen))
@@ -170,7 +170,7 @@ class _Steps:
         """The indices of the steps to average, among those of the most frequent kind."""
         kinds, counts = np.unique(self._kinds, return_counts=True)
         own = self._kinds == kinds[counts.argmax()] if len(kinds) else np.zeros(0, bool)
-        times, arrivals = self._ready[own], self._came[own]
+        times, arrivals = self._ready[own], self._arrived[own]
         self._begins, self._ends, self._arrivals = times[:-1], times[1:], arrivals[1:]
         lengths = self._ends - self._begins
         if not len(lengths):

@@ -27,7 +27,7 @@ def forget_run(folder: Path | None) -> None:
         remove(folder / "records")
 
 
-def tell_outcome(folder: Path | None, outcome: Outcome) -> None:
+def write_outcome(folder: Path | None, outcome: Outcome) -> None:
     """Writes how the job ended next to the records."""
     if folder is not None:
         try:

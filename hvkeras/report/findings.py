@@ -92,7 +92,7 @@ def findings(summary: Summary) -> list[Finding]:
 
 
 # Advice in the report on one run; a comparison removes it, as it is the answer.
-COMPARE = " hvkeras compare says whether another backend is faster here."
+COMPARE = " hvkeras compare shows whether another backend is faster here."
 
 
 def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
@@ -109,16 +109,17 @@ def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
     if not enough(splits):
         count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
         return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
-                f" {seconds:.2g} s in all, were timed on a rank, and it takes {THRESHOLDS['steps']:g} steps and"
-                f" {THRESHOLDS['seconds']:g} s.")
-    return ("Nothing but computing limits training. Larger steps of the machine are left: jit_compile=True where the"
+                f" {seconds:.2g} s in all, were timed on a rank, and at least {THRESHOLDS['steps']:g} steps and"
+                f" {THRESHOLDS['seconds']:g} s are needed.")
+    return ("Only computing limits training. What is left to try is: jit_compile=True where the"
             " backend is native, mixed precision on GPUs, or more ranks.")
 
 
 _REMEDIES = {
-    "input": "See where it reads its data from, deal the data evenly (hvd.shard), and let prefetch(tf.data.AUTOTUNE),"
+    "input": "Check where it reads its data from, partition the data evenly (hvd.shard), and let"
+    " prefetch(tf.data.AUTOTUNE),"
              " cache(), or more parallel calls of map() and interleave() read ahead.",
-    "compute": "See what else runs on its cores (threads, other jobs, a slower machine), and whether its batches are"
+    "compute": "Check what else runs on its cores (threads, other jobs, a slower machine), and whether its batches are"
                " larger, or its callbacks do more, than those of the others.",
 }
 
@@ -147,9 +148,9 @@ def _input(splits: Mapping[int, TimeSplit]) -> Finding | None:
     share = median(split.input / split.step for split in others)  # a slow rank is a separate finding
     if share < THRESHOLDS["input"]:
         return None
-    return Finding("input", share, f"Training waits for data: {share:.0%} of a step goes by until the next batch is"
-                   " there.", "End the dataset with prefetch(tf.data.AUTOTUNE), give map() and interleave()"
-                   " num_parallel_calls=tf.data.AUTOTUNE, and keep what does not change with cache(). Where the cores"
+    return Finding("input", share, f"Training waits for data: {share:.0%} of a step passes until the next batch"
+                   " arrives.", "End the dataset with prefetch(tf.data.AUTOTUNE), give map() and interleave()"
+                   " num_parallel_calls=tf.data.AUTOTUNE, and use cache() for what does not change. Where the cores"
                    " are busy already, prepare the data once, beforehand.")
 
 
@@ -158,9 +159,10 @@ def _wait(summary: Summary) -> Finding | None:
     share = sum(waits) / len(waits)
     if share < THRESHOLDS["wait"] or slowest_rank(summary.splits) is not None:
         return None
-    return Finding("wait", share, f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting, now"
-                   " for one rank and now for another.", "Batches of unlike length cost unlike time: sort or pad them"
-                   " alike on all ranks. On a machine with more ranks than free cores, use fewer ranks.")
+    return Finding("wait", share, f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting,"
+                   " sometimes for one rank and sometimes for another.", "Batches of different lengths take different"
+                   " times: sort or pad them in the same way on all ranks. On a machine with more ranks than free"
+                   " cores, use fewer ranks.")
 
 
 def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
@@ -168,10 +170,10 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
     if share < THRESHOLDS["communication"]:
         return None
     waits = "" if all(split.wait is not None for split in splits.values()) else (
-        " (waiting for other ranks included, which cannot be told apart as a record is missing)")
+        " (waiting for other ranks included, which cannot be separated as a record is missing)")
     return Finding("communication", share, f"Communication takes {share:.0%} of a step{waits}.",
-                   "A larger batch a rank makes fewer exchanges of the same size; backward_passes_per_step does the"
-                   " same without more memory. compression=hvd.Compression.fp16 halves the bytes, which pays on slow"
+                   "A larger batch per rank makes fewer exchanges of the same size; backward_passes_per_step does the"
+                   " same without more memory. compression=hvd.Compression.fp16 halves the bytes, which helps on slow"
                    f" networks.{COMPARE}")
 
 
@@ -179,9 +181,9 @@ def _pauses(summary: Summary) -> Finding | None:
     share = summary.pause_share
     if share < THRESHOLDS["pauses"]:
         return None
-    return Finding("pauses", share, f"{share:.0%} of the time from the first step to the last went by in steps that"
+    return Finding("pauses", share, f"{share:.0%} of the time from the first step to the last was spent in steps that"
                    " took over five times as long as others: validation, checkpoints, callbacks at the end of an epoch,"
-                   " or data that was not there.", "Validate and save less often, or on fewer samples.")
+                   " or data that had not arrived.", "Validate and save less often, or on fewer samples.")
 
 
 def milliseconds(seconds: float) -> str:

@@ -29,10 +29,11 @@ SCHEMA = 1  # version of report.json, which docs/report.md describes
 SHOWN = 20  # maximum number of collectives, and of stalls, that the page shows
 BARS = 32  # maximum number of ranks that the chart shows
 _PARTS = ("input", "compute", "wait", "communication")
-_HOW = ("A step lasts from the moment in which a rank's gradients are there to the same moment of the next step."
-        " Input: until the next batch is there. Compute: forward and backward pass, update, callbacks. Wait: for ranks"
-        " that come later to a collective. Communication: what is left of collectives, as far as nothing else was done"
-        " meanwhile. Hidden: collectives beside computing, no part of the step. Warm-up and pauses are left out.")
+_HOW = ("A step lasts from the moment a rank's gradients are ready to the same moment of the next step."
+        " Input: until the next batch arrives. Compute: forward and backward pass, update, callbacks. Wait: for ranks"
+        " that enter a collective later. Communication: the rest of collectives, as far as nothing else was done"
+        " meanwhile. Hidden: collectives that run concurrently with computing, not part of the step. Warm-up and"
+        " pauses are left out.")
 
 
 def write_report(folder: Path) -> Path:
@@ -83,15 +84,16 @@ def _end(summary: Summary) -> str:
         return f"Training ended well on all ranks: {made}."
     if summary.outcome is not None and summary.outcome.cause:
         return f"Training did not end well: {summary.outcome.cause}. {made} before that."
-    told = "; ".join(f"{summary.name(rank)}: {ends[rank]}" for rank in bad[:4]) + ("; ..." if len(bad) > 4 else "")
-    return f"Not all ranks have ended well ({told}). {made} until then."
+    details = "; ".join(f"{summary.name(rank)}: {ends[rank]}" for rank in bad[:4]) + ("; ..." if len(bad) > 4 else "")
+    return f"Not all ranks have ended well ({details}). {made} until then."
 
 
 def _step(summary: Summary) -> str:
     if not summary.splits:
-        why = next((record.no_steps for record in summary.there if record.no_steps), "")
-        return ("Where the time of steps goes is not known" + (f", as {why}." if why else ": fewer than two steps of a"
-                " distributed optimizer or tape were seen, beyond the first ones."))
+        why = next((record.no_steps for record in summary.present if record.no_steps), "")
+        reason = f", as {why}." if why else (
+            ": fewer than two steps of a distributed optimizer or tape were seen after the first ones.")
+        return f"Where the time of steps goes is not known{reason}"
     splits = list(summary.splits.values())
     step = sum(split.step for split in splits) / len(splits)
     shares = {part: sum(getattr(split, part) or 0.0 for split in splits) / len(splits) / step for part in _PARTS}
@@ -139,10 +141,10 @@ def _split_section(summary: Summary) -> Section | None:
         note += f" There are {charts.missing() or f'no charts, as matplotlib cannot be imported ({error})'}."
     rows = [[f"rank {rank}", _ms(split.step), *(_ms(getattr(split, part)) for part in _PARTS), _ms(split.hidden),
              f"{split.steps:,}"] for rank, split in summary.splits.items()]
-    table = table_html(["ms a step", "step", *_PARTS, "hidden", "steps timed"], rows)
-    if any(record.rank in splits and not len(record.inputs) for record in summary.there):
-        note += (" Where no fetch from a tf.data.Dataset was seen, as when Python hands the batches over, input is part"
-                 " of compute.")
+    table = table_html(["ms per step", "step", *_PARTS, "hidden", "steps timed"], rows)
+    if any(record.rank in splits and not len(record.inputs) for record in summary.present):
+        note += (" Where no fetch from a tf.data.Dataset was seen, as when Python passes the batches, input is part of"
+                 " compute.")
     return Section("Where the time of a step goes", html + table, note)
 
 
@@ -167,14 +169,14 @@ def _ranks_section(summary: Summary) -> Section:
         rows.append([f"rank {rank}", summary.host(rank), record.pid, f"{record.first_step + len(record.stamps):,}",
                      _size(record.peak_memory or None), "ended well" if end == WELL else end])
     return Section("Ranks", table_html(["", "host", "pid", "steps", "peak memory", "end"], rows), "Peak memory is the"
-                   " most that was resident in the rank's process; what a GPU holds is not part of it.")
+                   " most that was resident in the rank's process; memory on GPUs is not included.")
 
 
 def _missing(summary: Summary, rank: int) -> str:
     end = summary.end(rank)
-    told = "" if end in (WELL, "left no record") else f"{end}; "
-    return told + ("left no record: it did not come to hvd.init(), or its host does not share the folder"
-                   if rank not in summary.unreadable else "its record cannot be read")
+    details = "" if end in (WELL, "left no record") else f"{end}; "
+    return details + ("left no record: it did not reach hvd.init(), or its host does not share the folder"
+                      if rank not in summary.unreadable else "its record cannot be read")
 
 
 def _collectives_section(summary: Summary) -> Section | None:
@@ -183,8 +185,8 @@ def _collectives_section(summary: Summary) -> Section | None:
     rows = [[each.label, each.operation, _size(each.bytes), f"{each.runs:,}", _ms(each.seconds),
              "?" if each.rate is None else f"{each.rate / 1e9:.3g}"] for each in summary.collectives[:SHOWN]]
     waits = all(split.wait is not None for split in summary.splits.values())
-    note = ("Median over its latest runs of the shortest time that any rank was in the run, so without waiting for late"
-            " ranks" if waits else "Median over its latest runs, with waiting for late ranks")
+    note = ("Median over its latest runs of the shortest time that any rank was in the run, thus without waiting for"
+            " late ranks" if waits else "Median over its latest runs, with waiting for late ranks")
     left = len(summary.collectives) - SHOWN
     return Section("Communication", table_html(["collective", "operation", "size", "runs", "ms", "GB/s"], rows),
                    f"{note}. Size: this rank's tensors; GB/s is size by time."
@@ -201,11 +203,11 @@ def _size(count: int | None) -> str:
 
 
 def _about(summary: Summary) -> str:
-    known = len(summary.there)
+    known = len(summary.present)
     missing = "" if known == summary.size else (
         f" Only {known} of {summary.size} records are here: with several hosts, the folder must be shared by all.")
-    return (f"Made by hvkeras {__version__} from the records in {summary.folder}; hvkeras report makes it again from"
-            f" there. docs/report.md says how each number is measured.{missing}")
+    return (f"Made by hvkeras {__version__} from the records in {summary.folder}; hvkeras report recreates it from"
+            f" there. docs/report.md explains how each number is measured.{missing}")
 
 
 def _data(summary: Summary, found: list[Finding], sentences: list[str]) -> dict[str, Any]:

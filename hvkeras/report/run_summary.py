@@ -93,29 +93,29 @@ class Summary:
         return cls(folder, size, records, outcome, time_splits(records), _collectives(records), frozenset(unreadable))
 
     @property
-    def there(self) -> list[Record]:
+    def present(self) -> list[Record]:
         """The records that exist."""
         return [record for record in self.records if record is not None]
 
     @property
     def backend(self) -> str:
         """The engine; "" if there is no record."""
-        return next((record.backend for record in self.there), "")
+        return next((record.backend for record in self.present), "")
 
     @property
     def steps(self) -> int:
         """The number of steps, on the rank that recorded the most."""
-        return max((record.first_step + len(record.stamps) for record in self.there), default=0)
+        return max((record.first_step + len(record.stamps) for record in self.present), default=0)
 
     @property
     def seconds(self) -> float:
         """The longest time that a rank recorded."""
-        return max((record.written - record.began for record in self.there), default=0.0)
+        return max((record.written - record.began for record in self.present), default=0.0)
 
     @property
     def stalls(self) -> list[str]:
         """The warnings about late ranks."""
-        own = [text for record in self.there for text in record.stalls]
+        own = [text for record in self.present for text in record.stalls]
         return own + (self.outcome.stalls if self.outcome is not None else [])
 
     def host(self, rank: int) -> str:
@@ -146,16 +146,16 @@ class Summary:
     @property
     def pause_share(self) -> float:
         """The fraction of training spent in steps with a pause, on the rank where it is largest."""
-        found = [pauses(record) for record in self.there]
+        found = [pauses(record) for record in self.present]
         return max((seconds / whole for seconds, whole in found if whole), default=0.0)
 
 
 def _collectives(records: Sequence[Record | None]) -> list[Collective]:
-    there = [record for record in records if record is not None]
-    shortest = shortest_runs(there)
+    present = [record for record in records if record is not None]
+    shortest = shortest_runs(present)
     found = []
     for key, (lengths, _) in shortest.items():
-        known = [record for record in there if key in record.collectives]
+        known = [record for record in present if key in record.collectives]
         content = known[0].buckets.get(key, {})
         runs = max(record.first_runs.get(key, 0) + len(record.collectives[key]) for record in known)
         found.append(Collective(str(content.get("label", key)), str(content.get("operation", "")),

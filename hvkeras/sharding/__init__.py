@@ -73,20 +73,20 @@ def shard(
     if not isinstance(training, (bool, np.bool_)):
         raise UsageError(explain("training must be True or False", "pass arrays that belong together as one tuple:"
                                  " x, y = hvd.shard((x, y))", training=type(training).__name__))
-    deal = Partition(ranks.index(rank), len(ranks), bool(training))
-    share, coverage = _shard(data, deal, shuffle, seed, batched, process_set)
-    if deal.size > 1 and prints_at(current_job().settings, "WARNING"):
+    partition = Partition(ranks.index(rank), len(ranks), bool(training))
+    share, coverage = _shard(data, partition, shuffle, seed, batched, process_set)
+    if partition.size > 1 and prints_at(current_job().settings, "WARNING"):
         say(coverage.line(rank))
     return share
 
 
-def _shard(data: Any, deal: Partition, shuffle: Any, seed: int, batched: bool | None,
+def _shard(data: Any, partition: Partition, shuffle: Any, seed: int, batched: bool | None,
            process_set: ProcessSet) -> tuple[Any, Coverage]:
     if isinstance(data, tf.data.Dataset):
-        return shard_dataset(data, deal, shuffle, seed, batched, process_set)
+        return shard_dataset(data, partition, shuffle, seed, batched, process_set)
     if batched is not None:
         raise UsageError(explain("batched is for a tf.data.Dataset only", "leave batched out", batched=batched,
                                  data=type(data).__name__))
     if compat.batches_base(data) is not None:
-        return shard_sequence(data, deal, shuffle, seed, process_set)
-    return shard_arrays(data, deal, shuffle, seed, process_set)
+        return shard_sequence(data, partition, shuffle, seed, process_set)
+    return shard_arrays(data, partition, shuffle, seed, process_set)

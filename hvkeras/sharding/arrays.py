@@ -9,40 +9,41 @@ import numpy as np
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.sharding.partition import Coverage, Partition
-from hvkeras.sharding.proof import Facts, Hints, fingerprint, prove_same
+from hvkeras.sharding.proof import Facts, Hints, fingerprint, require_same_data
 from hvkeras.sharding.structure import count_rows, leaves, map_leaves, require_arrays, take_rows, take_slice
 
 HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="pass the whole data to hvd.shard on every rank, and do not split them before",
     order="",
-    contents="pass the whole data to hvd.shard on every rank, not a part of them, and shuffle them after it, by"
-             " shuffle=True, or before with the same seed on every rank",
+    contents="pass the whole data to hvd.shard on every rank, not a part of them, and shuffle them afterwards with"
+    " shuffle=True, or before with the same seed on every rank",
 )
 
 
-def shard_arrays(data: Any, deal: Partition, shuffle: Any, seed: int, process_set: ProcessSet) -> tuple[Any, Coverage]:
+def shard_arrays(data: Any, partition: Partition, shuffle: Any, seed: int,
+                 process_set: ProcessSet) -> tuple[Any, Coverage]:
     """Returns this rank's rows of a structure of arrays."""
     require_options(shuffle)
     require_arrays(data)
-    if deal.size > 1:
-        prove_same("shard", lambda: arrays_facts(data, f"training={deal.training}, shuffle={shuffle}, seed={seed}"),
-                   lambda: data, HINTS, process_set)
-    return deal_arrays(data, deal, shuffle, seed)
+    if partition.size > 1:
+        call = f"training={partition.training}, shuffle={shuffle}, seed={seed}"
+        require_same_data("shard", lambda: arrays_facts(data, call), lambda: data, HINTS, process_set)
+    return split_arrays(data, partition, shuffle, seed)
 
 
-def deal_arrays(data: Any, deal: Partition, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
+def split_arrays(data: Any, partition: Partition, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
     """Returns this rank's rows of a structure of arrays that all ranks hold."""
     count = count_rows(data)
-    if deal.training and count < deal.size:
-        raise UsageError(explain("Training needs at least one sample a rank", "start fewer ranks, or train without"
-                                 " hvd.shard", samples=count, ranks=deal.size))
-    rows = deal.rows(count)
-    coverage = Coverage(len(rows), count, deal.dropped(count))
+    if partition.training and count < partition.size:
+        raise UsageError(explain("Training needs at least one sample per rank", "start fewer ranks, or train without"
+                                 " hvd.shard", samples=count, ranks=partition.size))
+    rows = partition.rows(count)
+    coverage = Coverage(len(rows), count, partition.dropped(count))
     if shuffle:
         order = np.random.default_rng(seed).permutation(count)[rows.start : rows.stop : rows.step]
         return map_leaves(lambda leaf: take_rows(leaf, order), data), coverage
-    if deal.size == 1:
+    if partition.size == 1:
         return data, coverage
     return map_leaves(lambda leaf: take_slice(leaf, rows), data), coverage
 
@@ -50,8 +51,8 @@ def deal_arrays(data: Any, deal: Partition, shuffle: bool = False, seed: int = 0
 def require_options(shuffle: Any) -> None:
     """Checks the options for arrays."""
     if shuffle not in (True, False) or not isinstance(shuffle, (bool, np.bool_)):
-        raise UsageError(explain("Arrays are shuffled as a whole or not at all", "pass shuffle=True, or leave it out"
-                                 " as model.fit shuffles each rank's rows anyway", shuffle=shuffle))
+        raise UsageError(explain("Arrays must be shuffled as a whole or not at all", "pass shuffle=True, or leave it"
+                                 " out, as model.fit shuffles each rank's rows anyway", shuffle=shuffle))
 
 
 def arrays_facts(data: Any, call: str) -> Facts:

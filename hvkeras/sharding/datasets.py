@@ -15,11 +15,11 @@ from hvkeras.sharding.pipeline import (
     batches_of,
     has_scalars,
     is_batched,
-    lets_order_vary,
+    is_nondeterministic,
     shuffle_seeds,
     static_rows,
 )
-from hvkeras.sharding.proof import Facts, Hints, fingerprint, prove_same
+from hvkeras.sharding.proof import Facts, Hints, fingerprint, require_same_data
 
 FIX = ("shard first and shuffle after it, hvd.shard(dataset, shuffle=1000).batch(32), or give shuffle() the same seed"
        " on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed")
@@ -33,14 +33,14 @@ FIRST_ELEMENTS = 8  # compared between ranks in an unbatched dataset; in a batch
 
 
 def shard_dataset(
-    dataset: Any, deal: Partition, shuffle: Any, seed: int, batched: bool | None, process_set: ProcessSet
+    dataset: Any, partition: Partition, shuffle: Any, seed: int, batched: bool | None, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
     """Returns this rank's share of a dataset."""
     _require_options(shuffle, batched)
-    if deal.size == 1:
+    if partition.size == 1:
         return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
-    call = f"training={deal.training}, shuffle={shuffle}, seed={seed}, batched={batched}"
-    comparable, first = prove_dataset("shard", dataset, call, process_set)
+    call = f"training={partition.training}, shuffle={shuffle}, seed={seed}, batched={batched}"
+    comparable, first = require_same_dataset("shard", dataset, call, process_set)
     batched = is_batched(dataset) if batched is None else batched
     if batched is None:
         raise UsageError(explain(
@@ -53,12 +53,12 @@ def shard_dataset(
     if batched and shuffle:
         raise UsageError(explain("Samples are shuffled before they are batched", "write hvd.shard(dataset,"
                                  " shuffle=1000).batch(32) with the dataset before its batch()", shuffle=shuffle))
-    share, coverage = deal_batches(dataset, deal, first) if batched else deal_samples(dataset, deal)
-    return _shuffled(share, shuffle, seed + deal.rank), coverage if comparable else coverage.doubtful()
+    share, coverage = split_batches(dataset, partition, first) if batched else split_samples(dataset, partition)
+    return _shuffled(share, shuffle, seed + partition.rank), coverage if comparable else coverage.doubtful()
 
 
-def prove_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -> tuple[bool, list[Any]]:
-    """Checks that all ranks read the same dataset in the same order, as `proof.prove_same` does.
+def require_same_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -> tuple[bool, list[Any]]:
+    """Checks that all ranks read the same dataset in the same order, as `proof.require_same_data` does.
 
     Returns:
         Whether the contents could be compared, and the arrays of the elements that were compared.
@@ -71,20 +71,20 @@ def prove_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -
     first: list[Any] = []
     amounts = {tf.data.UNKNOWN_CARDINALITY: "unknown", tf.data.INFINITE_CARDINALITY: "infinite"}
 
-    def look() -> Facts:
+    def describe() -> Facts:
         if (0, 0) in seeds:
-            raise UsageError(explain("A dataset that all ranks share must be read in the same order by all, but"
+            raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks, but"
                                      " shuffle() without a seed gives each rank its own", FIX, dataset=type(dataset)
                                      .__name__))
-        if lets_order_vary(dataset):
-            raise UsageError(explain("A dataset that all ranks share must be read in the same order by all",
-                                     "take deterministic=False out of the dataset's options, map, batch and"
-                                     " interleave; after hvd.shard it may come back", deterministic=False))
+        if is_nondeterministic(dataset):
+            raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks",
+                                     "remove deterministic=False from the dataset's options, map, batch and"
+                                     " interleave; it may be set after hvd.shard", deterministic=False))
         first.extend(_first(dataset))
         return Facts(f"{dataset.element_spec}, {call}", f"{amounts.get(count, f'{count:,}')} elements",
                      f"seeds of shuffles {seeds}", fingerprint(first))
 
-    return prove_same(name, look, lambda: _first(dataset), HINTS, process_set), first
+    return require_same_data(name, describe, lambda: _first(dataset), HINTS, process_set), first
 
 
 def _first(dataset: Any) -> list[Any]:
@@ -106,81 +106,82 @@ def _shuffled(dataset: Any, buffer_size: int, seed: int) -> Any:
     return dataset.shuffle(buffer_size, seed=seed, reshuffle_each_iteration=True) if buffer_size else dataset
 
 
-def deal_samples(dataset: Any, deal: Partition) -> tuple[Any, Coverage]:
+def split_samples(dataset: Any, partition: Partition) -> tuple[Any, Coverage]:
     """Returns this rank's samples of an unbatched dataset, which are assigned to the ranks one by one."""
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
-        return dataset.shard(deal.size, deal.rank), _unknown(deal, "1 of every {size} samples of an endless dataset")
+        note = "1 of every {size} samples of an endless dataset"
+        return dataset.shard(partition.size, partition.rank), _unknown(partition, note)
     if count == tf.data.UNKNOWN_CARDINALITY:
         note = "1 of every {size} samples of a dataset of unknown length, overlap 0, dropped "
-        if not deal.training:
-            return dataset.shard(deal.size, deal.rank), _unknown(deal, note + "0")
-        return _full_groups(dataset, deal), _unknown(deal, note + f"at most {deal.size - 1}")
-    if deal.training and count < deal.size:
-        raise UsageError(explain("Training needs at least one sample a rank", "start fewer ranks, or train without"
-                                 " hvd.shard", samples=count, ranks=deal.size))
-    coverage = Coverage(len(deal.rows(count)), count, deal.dropped(count))
-    return dataset.take(count - deal.dropped(count)).shard(deal.size, deal.rank), coverage
+        if not partition.training:
+            return dataset.shard(partition.size, partition.rank), _unknown(partition, note + "0")
+        return _full_groups(dataset, partition), _unknown(partition, note + f"at most {partition.size - 1}")
+    if partition.training and count < partition.size:
+        raise UsageError(explain("Training needs at least one sample per rank", "start fewer ranks, or train without"
+                                 " hvd.shard", samples=count, ranks=partition.size))
+    coverage = Coverage(len(partition.rows(count)), count, partition.dropped(count))
+    return dataset.take(count - partition.dropped(count)).shard(partition.size, partition.rank), coverage
 
 
-def _full_groups(dataset: Any, deal: Partition) -> Any:
+def _full_groups(dataset: Any, partition: Partition) -> Any:
     """Assigns samples in groups of one per rank, as the length is unknown; drops the last group if it is incomplete."""
     unpacked = type(dataset.element_spec) is tuple  # then tf.data passes its items as separate arguments
 
     def pick(*group: Any) -> Any:
-        return tf.data.Dataset.zip(tf.nest.map_structure(lambda samples: samples.skip(deal.rank).take(1),
+        return tf.data.Dataset.zip(tf.nest.map_structure(lambda samples: samples.skip(partition.rank).take(1),
                                                          group if unpacked else group[0]))
 
-    return dataset.window(deal.size, drop_remainder=True).flat_map(pick)
+    return dataset.window(partition.size, drop_remainder=True).flat_map(pick)
 
 
-def deal_batches(dataset: Any, deal: Partition, first: list[Any]) -> tuple[Any, Coverage]:
+def split_batches(dataset: Any, partition: Partition, first: list[Any]) -> tuple[Any, Coverage]:
     """Returns this rank's part of each batch; batches that are too small to give it any row are left out.
 
     `first` holds the arrays of the first batch: a map() may have changed the number of rows that batch() states.
     """
     rows = batch_size(dataset)
-    if deal.training and rows is not None and rows < deal.size:
-        raise UsageError(explain("A batch must have at least one row for each rank", "give batch() the rows of a step"
-                                 " of all ranks together", batch_size=rows, ranks=deal.size))
+    if partition.training and rows is not None and rows < partition.size:
+        raise UsageError(explain("A batch must have at least one row for each rank", "pass to batch() the number of"
+                                 " rows of all ranks in a step", batch_size=rows, ranks=partition.size))
     known = batches_of(dataset)
     if first and known is not None and int(leading_rows(first[0])) != (known.rows if known.full else known.last):
         rows = known = None
     unpacked = type(dataset.element_spec) is tuple  # then tf.data passes its items as separate arguments
-    share = dataset.map(lambda *element: _cut(element if unpacked else element[0], deal))
-    if known is not None and not known.cut(deal)[1]:
+    share = dataset.map(lambda *element: _cut(element if unpacked else element[0], partition))
+    if known is not None and not known.cut(partition)[1]:
         share = share.take(1)  # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric
-    elif static_rows(dataset) is None or not deal.part_size(static_rows(dataset) or 0):
+    elif static_rows(dataset) is None or not partition.part_size(static_rows(dataset) or 0):
         share = share.filter(lambda *element: leading_rows(tf.nest.flatten(element)[0]) > 0)
         if known is not None:
-            share = share.apply(tf.data.experimental.assert_cardinality(known.cut(deal)[1]))
+            share = share.apply(tf.data.experimental.assert_cardinality(known.cut(partition)[1]))
         elif int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
             share = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return share, _batches_coverage(dataset, deal, rows, known)
+    return share, _batches_coverage(dataset, partition, rows, known)
 
 
-def _batches_coverage(dataset: Any, deal: Partition, rows: int | None, known: Any) -> Coverage:
-    wasted = deal.dropped(rows or 0)
-    note = f"{wasted} of every {rows}: a batch of {rows - wasted} or {rows - wasted + deal.size} drops none" \
+def _batches_coverage(dataset: Any, partition: Partition, rows: int | None, known: Any) -> Coverage:
+    wasted = partition.dropped(rows or 0)
+    note = f"{wasted} of every {rows}: a batch of {rows - wasted} or {rows - wasted + partition.size} drops none" \
         if wasted and rows else ""
     if known is not None:
-        found = known.cut(deal)[0]
+        found = known.cut(partition)[0]
         return Coverage(found.mine, found.total, found.dropped, note)
     endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-    most = f"at most {deal.size - 1} a batch" if deal.training else "0"
+    most = f"at most {partition.size - 1} per batch" if partition.training else "0"
     whole = "an endless dataset" if endless else "a dataset of unknown length"
-    return _unknown(deal, f"1/{{size}} of every batch of {whole}, overlap 0, dropped {note or most}")
+    return _unknown(partition, f"1/{{size}} of every batch of {whole}, overlap 0, dropped {note or most}")
 
 
-def _unknown(deal: Partition, note: str) -> Coverage:
-    return Coverage(None, None, 0, note.format(size=deal.size))
+def _unknown(partition: Partition, note: str) -> Coverage:
+    return Coverage(None, None, 0, note.format(size=partition.size))
 
 
-def _cut(batch: Any, deal: Partition) -> Any:
+def _cut(batch: Any, partition: Partition) -> Any:
     """Returns this rank's rows of a batch."""
     leaf = tf.nest.flatten(batch)[0]
     static = leaf.shape[0] if leaf.shape.rank else None
-    start, stop = deal.part(static if static is not None else leading_rows(leaf))
+    start, stop = partition.part(static if static is not None else leading_rows(leaf))
     return tf.nest.map_structure(lambda rows: _slice(rows, start, stop), batch)
 
 

@@ -73,7 +73,7 @@ class Coverage:
 
     def doubtful(self) -> Coverage:
         """Returns the same coverage with a note that the ranks could not compare their data."""
-        doubt = "contents are random at every reading, so the ranks could not compare them"
+        doubt = "contents are random each time they are read, so the ranks could not compare them"
         return replace(self, note=f"{self.note}; {doubt}" if self.note else doubt)
 
 
@@ -96,26 +96,26 @@ class Batches:
         """The number of rows in all batches."""
         return self.rows * self.full + self.last
 
-    def cut(self, deal: Partition) -> tuple[Coverage, int]:
+    def cut(self, partition: Partition) -> tuple[Coverage, int]:
         """Returns a rank's coverage and its number of non-empty parts when each batch is split into parts."""
-        mine = self.full * deal.part_size(self.rows) + deal.part_size(self.last)
-        dropped = self.full * deal.dropped(self.rows) + deal.dropped(self.last)
-        parts = self.full * bool(deal.part_size(self.rows)) + bool(deal.part_size(self.last))
+        mine = self.full * partition.part_size(self.rows) + partition.part_size(self.last)
+        dropped = self.full * partition.dropped(self.rows) + partition.dropped(self.last)
+        parts = self.full * bool(partition.part_size(self.rows)) + bool(partition.part_size(self.last))
         return Coverage(mine, self.total, dropped), parts
 
-    def rounds(self, deal: Partition) -> tuple[range, list[tuple[int, int, int]]]:
+    def rounds(self, partition: Partition) -> tuple[range, list[tuple[int, int, int]]]:
         """Returns a rank's share when whole full batches are assigned in rounds and the remainder is split into parts.
 
         Returns:
             The indices of the rank's whole batches, one per round, and its part of the remainder as
             (batch, first row, row after the last).
         """
-        dealt = self.full // deal.size * deal.size
-        start, stop = deal.part(self.total - dealt * self.rows)
+        batches_in_rounds = self.full // partition.size * partition.size
+        start, stop = partition.part(self.total - batches_in_rounds * self.rows)
         pieces = []
-        for batch in range(dealt, self.full + bool(self.last)):
-            before = (batch - dealt) * self.rows
+        for batch in range(batches_in_rounds, self.full + bool(self.last)):
+            before = (batch - batches_in_rounds) * self.rows
             first, after = max(start - before, 0), min(stop - before, self.rows)
             if first < after:
                 pieces.append((batch, first, after))
-        return range(deal.rank, dealt, deal.size), pieces
+        return range(partition.rank, batches_in_rounds, partition.size), pieces

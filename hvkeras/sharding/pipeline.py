@@ -101,7 +101,7 @@ def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
             if hasattr(stage, "_seed") and hasattr(stage, "_seed2")]
 
 
-def lets_order_vary(dataset: Any) -> bool:
+def is_nondeterministic(dataset: Any) -> bool:
     """Whether the pipeline may yield elements as they become ready, in an order that differs between runs."""
     return dataset.options().deterministic is False or any(
         getattr(stage, "_deterministic", None) == "false" for stage in _stages(dataset))

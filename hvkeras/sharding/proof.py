@@ -43,13 +43,13 @@ def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet) -> lis
         result = work()
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
         failure = error
-    told = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    gathered = allgather_object((told, result), name=name, process_set=process_set)
+    failure_text = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    gathered = allgather_object((failure_text, result), name=name, process_set=process_set)
     if failure is not None:
         raise failure
     for rank, (text, _) in zip(process_set.ranks, gathered, strict=True):
         if text:
-            raise PeerError(explain(f"{name} must succeed on every rank", "mend what that rank reports",
+            raise PeerError(explain(f"{name} must succeed on every rank", "fix what that rank reports",
                                     **{f"rank_{rank}": text}))
     return [value for _, value in gathered]
 
@@ -129,8 +129,8 @@ class Hints:
     contents: str
 
 
-def prove_same(name: str, look: Callable[[], Facts], read: Callable[[], Any], hints: Hints,
-               process_set: ProcessSet) -> bool:
+def require_same_data(name: str, describe: Callable[[], Facts], read: Callable[[], Any], hints: Hints,
+                      process_set: ProcessSet) -> bool:
     """Checks that all ranks hold the same data in the same order.
 
     Contents that differ between two readings on one rank, such as randomly augmented images, cannot be compared and are
@@ -138,7 +138,7 @@ def prove_same(name: str, look: Callable[[], Facts], read: Callable[[], Any], hi
 
     Args:
         name: Identifies the exchange across ranks.
-        look: Returns this rank's facts.
+        describe: Returns this rank's facts.
         read: Reads the contents to compare a second time.
         hints: The fixes to suggest where ranks differ.
         process_set: The participating ranks.
@@ -149,9 +149,9 @@ def prove_same(name: str, look: Callable[[], Facts], read: Callable[[], Any], hi
     Raises:
         UsageError: Ranks differ; names the first two that do, and what each has.
     """
-    facts: list[Facts] = exchange(name, look, process_set)
+    facts: list[Facts] = exchange(name, describe, process_set)
     ranks = process_set.ranks
-    require_equal("All ranks must call hvkeras alike", hints.call, [fact.call for fact in facts], ranks)
+    require_equal("All ranks must call hvkeras in the same way", hints.call, [fact.call for fact in facts], ranks)
     require_equal("All ranks must pass the same data, the whole of it", hints.amount, [fact.amount for fact in facts],
                   ranks)
     require_equal("All ranks must read the same data in the same order", hints.order, [fact.order for fact in facts],
@@ -159,14 +159,15 @@ def prove_same(name: str, look: Callable[[], Facts], read: Callable[[], Any], hi
     found = [fact.marks for fact in facts]
     if not any(differing(found[0], other) for other in found):
         return True
-    again = exchange(f"{name} again", lambda: fingerprint(read()), process_set)
-    at_random = {place for one, other in zip(found, again, strict=True) for place in differing(one, other)}
+    second_read = exchange(f"{name} again", lambda: fingerprint(read()), process_set)
+    random_places = {place for one, other in zip(found, second_read, strict=True) for place in differing(one, other)}
     for rank, other in zip(ranks, found, strict=True):
-        apart = [place for place in differing(found[0], other) if place not in at_random]
-        if apart:
+        differing_places = [place for place in differing(found[0], other) if place not in random_places]
+        if differing_places:
             raise UsageError(explain("All ranks must pass the same data in the same order", hints.contents, **{
-                f"rank_{ranks[0]}": _readable(found[0], apart[0]), f"rank_{rank}": _readable(other, apart[0])}))
-    return len(at_random) < len(found[0])
+                f"rank_{ranks[0]}": _readable(found[0], differing_places[0]),
+                f"rank_{rank}": _readable(other, differing_places[0])}))
+    return len(random_places) < len(found[0])
 
 
 def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Sequence[int]) -> None:

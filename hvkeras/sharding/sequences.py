@@ -15,7 +15,7 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.sharding.partition import Batches, Coverage, Partition
-from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, prove_same
+from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, require_same_data
 from hvkeras.sharding.structure import concatenate, count_rows, map_leaves, take_slice
 
 ENDLESS = 2**62  # stands for the number of batches; no training reaches it
@@ -29,33 +29,33 @@ HINTS = Hints(
 
 
 def shard_sequence(
-    data: Any, deal: Partition, shuffle: Any, seed: int, process_set: ProcessSet
+    data: Any, partition: Partition, shuffle: Any, seed: int, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
     """Returns this rank's share of the batches."""
     if shuffle:
         raise UsageError(explain("The order of batches is shuffled by model.fit", "leave shuffle out here; fit(shuffle="
                                  "True), its default, shuffles each rank's batches", shuffle=shuffle))
     count = compat.count_batches(data)
-    if deal.size == 1:
+    if partition.size == 1:
         return data, Coverage(None, None, 0, "the whole data")
     rows = [0, 0]
 
-    def look() -> Facts:
+    def describe() -> Facts:
         _require_batches(count)
         first, last = _ends(data, count, seed)
         rows[:] = [count_rows(batch) for batch in (first, last)]
         if not 0 < rows[1] <= rows[0]:
-            raise UsageError(explain("Batches must have equally many rows, and the last one as many or fewer",
+            raise UsageError(explain("Batches must have the same number of rows, and the last one as many or fewer",
                                      "let __getitem__ return full batches", batch_0=rows[0], last_batch=rows[1]))
-        return Facts(f"batches of {type(data).__name__}, training={deal.training}, seed={seed}", _amount(count, rows),
-                     "", fingerprint([first, last]))
+        return Facts(f"batches of {type(data).__name__}, training={partition.training}, seed={seed}",
+                     _amount(count, rows), "", fingerprint([first, last]))
 
-    comparable = prove_same("shard", look, lambda: _ends(data, count, seed), HINTS, process_set)
+    comparable = require_same_data("shard", describe, lambda: _ends(data, count, seed), HINTS, process_set)
     batches = None if count is None else Batches(rows[0], count - (rows[1] < rows[0]), rows[1] % rows[0])
     if not compat.hook_shuffle_of_batches(compat.batches_base(data), _who_shuffles) and prints_at(
             current_job().settings, "WARNING"):
-        say("this Keras is not known well enough to shuffle sharded batches; pass shuffle=False to model.fit")
-    share, coverage = deal_sequence(data, deal, batches, rows[0], seed, EpochEnd(data, seed, process_set))
+        say("sharded batches cannot be shuffled with this version of Keras; pass shuffle=False to model.fit")
+    share, coverage = split_sequence(data, partition, batches, rows[0], seed, EpochEnd(data, seed, process_set))
     return share, coverage if comparable else coverage.doubtful()
 
 
@@ -77,31 +77,32 @@ def _amount(count: int | None, rows: Sequence[int]) -> str:
         f"{count:,} batches, of {rows[0]} rows and the last of {rows[1]}"
 
 
-def deal_sequence(data: Any, deal: Partition, batches: Batches | None, rows: int, seed: int = 0,
-                  end: EpochEnd | None = None) -> tuple[Any, Coverage]:
+def split_sequence(data: Any, partition: Partition, batches: Batches | None, rows: int, seed: int = 0,
+                   end: EpochEnd | None = None) -> tuple[Any, Coverage]:
     """Returns this rank's share of batches that all ranks can load.
 
     Args:
         data: The complete data.
-        deal: The partition, which includes this rank's index.
+        partition: The partition, which includes this rank's index.
         batches: The row counts of all batches; None if the batches are endless.
         rows: The number of rows in a full batch.
         seed: The seed of the order of batches.
         end: Called at the end of an epoch.
     """
-    uneven = rows if deal.training else None
+    uneven = rows if partition.training else None
     if batches is None:
-        share = share_like(data)(data, range(deal.rank, ENDLESS, deal.size), [], uneven, endless=True, end=end)
-        return share, Coverage(None, None, 0, f"1 of every {deal.size} batches of endless data")
-    wholes, pieces = batches.rounds(deal)
-    if deal.training and not wholes and not pieces:
-        raise UsageError(explain("Training needs at least one sample a rank", "start fewer ranks, or train without"
-                                 " hvd.shard", samples=batches.total, ranks=deal.size))
-    mine = len(wholes) * rows + sum(stop - start for _, start, stop in pieces)
-    coverage = Coverage(mine, batches.total, deal.dropped(batches.total))
+        share = share_like(data)(data, range(partition.rank, ENDLESS, partition.size), [], uneven, endless=True,
+                                 end=end)
+        return share, Coverage(None, None, 0, f"1 of every {partition.size} batches of endless data")
+    whole_batches, pieces = batches.rounds(partition)
+    if partition.training and not whole_batches and not pieces:
+        raise UsageError(explain("Training needs at least one sample per rank", "start fewer ranks, or train without"
+                                 " hvd.shard", samples=batches.total, ranks=partition.size))
+    mine = len(whole_batches) * rows + sum(stop - start for _, start, stop in pieces)
+    coverage = Coverage(mine, batches.total, partition.dropped(batches.total))
     # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric.
-    pieces = pieces if wholes or pieces else [(0, 0, 0)]
-    return share_like(data)(data, wholes, pieces, uneven, end=end, order=(seed, deal.rank)), coverage
+    pieces = pieces if whole_batches or pieces else [(0, 0, 0)]
+    return share_like(data)(data, whole_batches, pieces, uneven, end=end, order=(seed, partition.rank)), coverage
 
 
 def _who_shuffles(data: Any, shuffle: bool) -> bool:
@@ -114,23 +115,23 @@ class Share:
 
     Attributes:
         data: The complete data.
-        wholes: The indices of the batches that this rank takes whole, in the order of its steps.
+        whole_batches: The indices of the batches that this rank takes whole, in the order of its steps.
         pieces: The parts of batches that make up its last batch: (batch, first row, row after the last).
     """
 
     def __init__(
-        self, data: Any, wholes: range, pieces: Sequence[tuple[int, int, int]], rows: int | None = None,
+        self, data: Any, whole_batches: range, pieces: Sequence[tuple[int, int, int]], rows: int | None = None,
         endless: bool = False, end: EpochEnd | None = None, order: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(**compat.loading_options(data))
-        self.data, self.wholes, self.pieces = data, wholes, pieces
+        self.data, self.whole_batches, self.pieces = data, whole_batches, pieces
         self._rows, self._endless, self._end, self._order_seed = rows, endless, end, order
         self._order: Any = None
         self._epoch = 0
         self._thread = threading.get_ident()
 
     def __len__(self) -> int:
-        return len(self.wholes) + bool(self.pieces)
+        return len(self.whole_batches) + bool(self.pieces)
 
     @property
     def num_batches(self) -> int | None:
@@ -138,17 +139,17 @@ class Share:
         return None if self._endless else len(self)
 
     def __getitem__(self, index: int) -> Any:
-        if index >= len(self.wholes):
+        if index >= len(self.whole_batches):
             if index >= len(self):
                 raise IndexError(index)
             parts = [map_leaves(lambda leaf, first=start, after=stop: take_slice(leaf, slice(first, after)),
                                 self.data[batch]) for batch, start, stop in self.pieces]
             return map_leaves(lambda *each: concatenate(each), *parts)
-        batch = self.wholes[index if self._order is None else int(self._order[index])]
+        batch = self.whole_batches[index if self._order is None else int(self._order[index])]
         loaded = self.data[batch]
         if self._rows is not None and count_rows(loaded) != self._rows:
-            raise UsageError(explain("All batches but the last must have equally many rows, so that all ranks have in"
-                                     " every step", "let __getitem__ return full batches", batch=batch,
+            raise UsageError(explain("All batches but the last must have the same number of rows, so that every rank"
+                                     " has some in every step", "let __getitem__ return full batches", batch=batch,
                                      rows=count_rows(loaded), rows_of_batch_0=self._rows))
         return loaded
 
@@ -167,7 +168,7 @@ class Share:
         return False
 
     def _shuffle(self) -> None:
-        self._order = np.random.default_rng([*self._order_seed, self._epoch]).permutation(len(self.wholes))
+        self._order = np.random.default_rng([*self._order_seed, self._epoch]).permutation(len(self.whole_batches))
 
     def on_epoch_begin(self) -> None:
         """Forwards the call from Keras 3 to the data."""
@@ -208,14 +209,14 @@ class EpochEnd:
             return
         count = compat.count_batches(self.data)
 
-        def look() -> Facts:
+        def describe() -> Facts:
             first, _ = _ends(self.data, 1, self.seed)
             return Facts("on_epoch_end", f"{count} batches", "", fingerprint([first]))
 
         hints = Hints(HINTS.call, HINTS.amount, "", "shuffle in on_epoch_end with numpy.random or random, which"
                       " hvkeras seeds alike on every rank, or with a generator of the same seed on every rank")
-        prove_same("on_epoch_end of sharded data", look, lambda: _ends(self.data, 1, self.seed)[:1], hints,
-                   self.process_set)
+        require_same_data("on_epoch_end of sharded data", describe, lambda: _ends(self.data, 1, self.seed)[:1], hints,
+                          self.process_set)
 
 
 def share_like(data: Any) -> Callable[..., Any]:

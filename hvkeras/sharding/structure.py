@@ -60,7 +60,7 @@ def count_rows(data: Any) -> int:
     counts = [int(leaf.shape[0]) if getattr(leaf, "shape", None) is not None else len(leaf) for leaf in leaves(data)
               if leaf is not None]
     if not counts or len(set(counts)) > 1:
-        raise UsageError(explain("Arrays that belong together must have equally many rows",
+        raise UsageError(explain("Arrays that belong together must have the same number of rows",
                                  "pass arrays such as (x, y), whose first dimension counts the samples", rows=counts))
     return counts[0]
 

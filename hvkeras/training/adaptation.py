@@ -48,11 +48,11 @@ def adapt(layer: Any, data: Any, batch_size: int | None = None, steps: int | Non
     """
     members(process_set, "adapt")
     kind = compat.kind_of_learning(layer)
-    if kind in (None, compat.OTHER) or (kind != compat.SPACE and learning.is_own_way(layer)):
+    if kind in (None, compat.OTHER) or (kind != compat.SPACE and learning.is_customized(layer)):
         raise UnsupportedError(explain(
             "hvd.adapt knows how Keras's own layers learn: StringLookup, IntegerLookup, TextVectorization,"
-            " Normalization, Discretization and FeatureSpace", "gather what this layer needs by hvd.allgather_object,"
-            " and give each rank the same", layer=type(layer).__name__))
+            " Normalization, Discretization and FeatureSpace", "gather what this layer needs with"
+            " hvd.allgather_object, and give each rank the same", layer=type(layer).__name__))
     if kind == compat.SPACE:
         _adapt_space(layer, data, batch_size, steps, process_set)
         return
@@ -85,10 +85,10 @@ def _require_learning(layer: Any, kind: str) -> None:
     """Raises if the layer was created with the state that it would otherwise learn."""
     given = {compat.MOMENTS: ("mean", getattr(layer, "input_mean", None) is not None),
              compat.QUANTILES: ("bin_boundaries", getattr(layer, "num_bins", 0) is None)}
-    what, there = given.get(kind, ("vocabulary", getattr(learned.lookup_of(layer), "_has_input_vocabulary", False)))
-    if there:
-        raise UsageError(explain("Only a layer that was not given what it is to learn can be adapted",
-                                 f"make it without {what}", layer=layer.name))
+    what, was_given = given.get(kind, ("vocabulary", getattr(learned.lookup_of(layer), "_has_input_vocabulary", False)))
+    if was_given:
+        raise UsageError(explain("Only a layer that was not given what it should learn can be adapted",
+                                 f"create it without {what}", layer=layer.name))
 
 
 def _gathered(layer: Any, mine: Any, process_set: ProcessSet) -> list[Any]:
@@ -112,12 +112,12 @@ def _adapt_moments(layer: Any, data: Any, options: Mapping[str, Any], process_se
         if not batch.size:
             continue
         if any(axis in (0, -batch.ndim) for axis in layer.axis):
-            raise UsageError(explain("What a Normalization keeps apart must be features, not samples", "make it with"
+            raise UsageError(explain("A Normalization must keep features apart, not samples", "create it with"
                                      " axis=None for one mean of all, or give it data with an axis for features",
                                      axis=layer.axis, shape=batch.shape))
         learned.build_for_learning(layer, (None, *batch.shape[1:]))
         shape = learned.kept_shape(layer)
-        if len(shape) != batch.ndim or any(size not in (None, there) for size, there in
+        if len(shape) != batch.ndim or any(size not in (None, actual) for size, actual in
                                            zip(shape, batch.shape, strict=True)):
             raise UsageError(explain("Data must have the shape that the layer is built for", layer=layer.name,
                                      shape=batch.shape, of_the_layer=shape))

@@ -19,7 +19,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.errors import UsageError, explain
 
-Words = tuple[tuple[str, str], ...]  # pairs of a place, such as "metrics[1]", and its content
+Arguments = tuple[tuple[str, str], ...]  # pairs of a place, such as "metrics[1]", and its content
 
 _GIVEN = ("loss", "loss_weights", "metrics", "weighted_metrics", "optimizer")
 _CONFIGURED = {"Loss", "Metric", "Optimizer"}  # Keras base classes whose instances are described by their config
@@ -27,7 +27,7 @@ _OWN_TO_RANKS = {"learning_rate"}  # values that broadcasts make equal
 _DEPTH = 6  # maximum nesting of containers and functions
 
 
-def words_of(model: Any) -> Words:
+def arguments_of(model: Any) -> Arguments:
     """Describes what a model was compiled with, as far as the model keeps it.
 
     Args:
@@ -38,7 +38,7 @@ def words_of(model: Any) -> Words:
     return (*found, ("steps_per_execution", str(compat.steps_per_execution(model))))
 
 
-def require_alike(ranks: Sequence[int], everyone: Sequence[Words]) -> None:
+def require_equal_arguments(ranks: Sequence[int], everyone: Sequence[Arguments]) -> None:
     """Checks that all ranks compiled their models with the same arguments.
 
     Args:
@@ -49,8 +49,8 @@ def require_alike(ranks: Sequence[int], everyone: Sequence[Words]) -> None:
         UsageError: The arguments differ; the message names the first difference.
     """
     first = dict(everyone[0])
-    for rank, words in zip(ranks[1:], everyone[1:], strict=True):
-        other = dict(words)
+    for rank, arguments in zip(ranks[1:], everyone[1:], strict=True):
+        other = dict(arguments)
         for place in {**first, **other}:
             if first.get(place) != other.get(place):
                 raise UsageError(explain(

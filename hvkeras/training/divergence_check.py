@@ -25,7 +25,7 @@ from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
-from hvkeras.training.learned_state import Learned, first_apart, require_same_layers, shared_layers, summary_of
+from hvkeras.training.learned_state import Learned, first_difference, require_same_layers, shared_layers, summary_of
 
 SKETCHES = 4  # sums per variable
 WIDTH = 4096  # elements per row; every row uses the same column signs
@@ -79,7 +79,7 @@ def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
     return tf.where(tf.math.is_finite(sketched), sketched, _NOT_FINITE)
 
 
-class Guard:
+class DivergenceCheck:
     """Compares the trainable variables of a model across the ranks during training.
 
     Args:
@@ -112,7 +112,7 @@ class Guard:
             return
         self._require_same_variables([names for _, names, _, _ in everyone])
         sketches = np.stack([found for _, _, found, _ in everyone])
-        self._started_equal = _first_apart(sketches.max(0), sketches.min(0), 0) is None
+        self._started_equal = _first_diverged(sketches.max(0), sketches.min(0), 0) is None
 
     def check(self, steps: int, flag: bool) -> bool:
         """Compares the weights; all ranks call it at the same step.
@@ -130,10 +130,10 @@ class Guard:
         variables = self._variables()
         mine = self._sketches(variables)
         flat = tf.reshape(mine, [-1])
-        largest = allreduce(tf.concat([[float(flag)], flat, -flat], 0), op=Max, name="the divergence guard of fit",
+        largest = allreduce(tf.concat([[float(flag)], flat, -flat], 0), op=Max, name="the divergence check of fit",
                             process_set=self._process_set).numpy()
         high, low = largest[1 : 1 + len(flat)], -largest[1 + len(flat) :]
-        place = _first_apart(high.reshape(mine.shape), low.reshape(mine.shape), steps)
+        place = _first_diverged(high.reshape(mine.shape), low.reshape(mine.shape), steps)
         if place is not None and not self._tolerates:
             self._explain(steps, variables[place], mine[place].numpy())
         return bool(largest[0])
@@ -158,7 +158,7 @@ class Guard:
     def _require_same_learned(self, layers: Sequence[Any], everyone: Sequence[Sequence[Learned]]) -> None:
         ranks = self._process_set.ranks
         require_same_layers(everyone, ranks)
-        found = first_apart(layers, everyone, self._process_set)
+        found = first_difference(layers, everyone, self._process_set)
         if found is None:
             return
         place, other = found
@@ -169,9 +169,9 @@ class Guard:
             return
         tokens = {f"tokens_on_rank_{ranks[rank]}": everyone[rank][place].tokens for rank in (0, other)}
         raise DivergenceError(explain(
-            f"All ranks must compute the same, but the layer {name} ({cls}) has learned different things on ranks"
-            f" {ranks[0]} and {ranks[other]}", "adapt it to the data of all ranks together by hvd.adapt(layer, data),"
-            " or give all ranks the root's by hvd.callbacks.BroadcastGlobalVariablesCallback(0)", layer=name,
+            f"All ranks must compute the same function, but the layer {name} ({cls}) has learned different things on"
+            f" ranks {ranks[0]} and {ranks[other]}", "adapt it to the data of all ranks together with hvd.adapt(layer,"
+            " data), or give all ranks the root's with hvd.callbacks.BroadcastGlobalVariablesCallback(0)", layer=name,
             **{key: count for key, count in tokens.items() if count is not None}))
 
     def _require_same_variables(self, everyone: Sequence[Sequence[tuple[str, tuple[int, ...]]]]) -> None:
@@ -183,7 +183,7 @@ class Guard:
                          min(len(shapes), len(first)))
             raise DivergenceError(explain(
                 f"All ranks must train the same model, but trainable variable {place + 1} differs",
-                "build the model alike on every rank; layers that are meant to differ are registered by"
+                "build the model alike on every rank; register layers that are meant to differ with"
                 " optimizer.register_local_var(variable)",
                 **{f"rank_{self._process_set.ranks[0]}": _one_of(everyone[0], place),
                    f"rank_{rank}": _one_of(variables, place)}))
@@ -192,8 +192,8 @@ class Guard:
         everyone = allgather_object(mine, name="the diverged variable of fit", process_set=self._process_set)
         ranks = self._process_set.ranks
         other = max(range(1, len(ranks)), key=lambda rank: float(np.abs(everyone[rank] - everyone[0]).max()))
-        apart = np.abs(everyone[other] - everyone[0])[:-1]
-        distance = float(np.sqrt(np.mean(apart**2)) / max(everyone[0][-1], everyone[other][-1], 1e-30))
+        gaps = np.abs(everyone[other] - everyone[0])[:-1]
+        distance = float(np.sqrt(np.mean(gaps**2)) / max(everyone[0][-1], everyone[other][-1], 1e-30))
         cause, hint = self._cause()
         if cause == _UNEQUAL_START and as_horovod.is_installed():
             self._tolerate()
@@ -207,7 +207,7 @@ class Guard:
     def _tolerate(self) -> None:
         """Lets this `fit` continue, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
         self._tolerates = True
-        self._warn("the ranks did not start this fit from the same weights, and train models of their own until weights"
+        self._warn("the ranks did not start this fit from the same weights, and train different models until weights"
                    " are broadcast (an error without --as-horovod)")
 
     def _warn(self, text: str) -> None:
@@ -229,10 +229,10 @@ class Guard:
             return _UNEQUAL_START, broadcast
         return ("a layer or an assignment that depends on the rank",
                 ("update weights through the optimizer alone and alike on every rank, or register those that are meant"
-                 " to differ by optimizer.register_local_var(variable)"))
+                 " to differ with optimizer.register_local_var(variable)"))
 
 
-def _first_apart(high: Any, low: Any, steps: int) -> int | None:
+def _first_diverged(high: Any, low: Any, steps: int) -> int | None:
     """Returns the index of the first variable whose sketches differ by more than the tolerance, or None."""
     difference = (high.astype(np.float64) - low)[:, :-1].max(1, initial=0.0)
     allowed = tolerance(steps) * high[:, -1].astype(np.float64)

@@ -16,9 +16,9 @@ import tensorflow as tf
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
-from hvkeras.training.compile_arguments import Words
+from hvkeras.training.compile_arguments import Arguments
 
-NAMED_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
+CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Facts:
     timers: int = 0
     number: int = 0
     unbuilt: str = ""
-    compiled: Words = ()
+    compiled: Arguments = ()
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Decision:
     Attributes:
         steps: The `steps_per_epoch` for all ranks, or None.
         batches: The number of batches per epoch if it may differ from a rank's own; None to keep each rank's own.
-        together: Whether all ranks stop when the first one runs out of data, which they ask before each step.
+        common_end: Whether all ranks stop when the first one runs out of data, which they ask before each step.
         joined: Whether ranks that run out of batches continue with zero weight.
         warnings: Warnings for the user.
     """
 
     steps: int | None = None
     batches: int | None = None
-    together: bool = False
+    common_end: bool = False
     joined: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -85,13 +85,14 @@ def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Deci
     Raises:
         UsageError: The ranks cannot train together.
     """
-    for name, wrong in (("epochs", "run as many epochs"), ("initial_epoch", "start with the same epoch"),
+    for name, wrong in (("epochs", "run the same number of epochs"), ("initial_epoch", "start with the same epoch"),
                         ("validates", "run validation, or none")):
         _require_equal(ranks, [getattr(facts, name) for facts in everyone], name, wrong)
     empty = [rank for rank, facts in zip(ranks, everyone, strict=True) if facts.batches == 0]
     if empty:
-        raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data) deals"
-                                 " the same data to all ranks in equal parts", **{f"rank_{empty[0]}": "0 batches"}))
+        raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data)"
+                                 " splits the same data over all ranks in equal parts",
+                                 **{f"rank_{empty[0]}": "0 batches"}))
     warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
     given = [facts.steps for facts in everyone if facts.steps is not None]
     batches = [facts.batches for facts in everyone]
@@ -100,10 +101,10 @@ def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Deci
     if given:
         enough = all(has == -1 for has in batches)
         if len({facts.steps for facts in everyone}) > 1:
-            warnings += (_uneven(ranks, [_number(facts.steps) for facts in everyone], "steps an epoch", min(given)),)
-        return Decision(steps=min(given), together=not enough, warnings=warnings)
+            warnings += (_uneven(ranks, [_number(facts.steps) for facts in everyone], "steps per epoch", min(given)),)
+        return Decision(steps=min(given), common_end=not enough, warnings=warnings)
     if any(has is None or has < 0 for has in batches):
-        return Decision(together=True, warnings=warnings)
+        return Decision(common_end=True, warnings=warnings)
     return _even_out(ranks, [has for has in batches if has is not None], policy, warnings)
 
 
@@ -111,12 +112,12 @@ def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warning
     least, most = min(batches), max(batches)
     if policy == "error":
         few, many = ranks[batches.index(least)], ranks[batches.index(most)]
-        raise UsageError(explain("All ranks must have equally many batches an epoch (HVKERAS_UNEVEN=error)",
-                                 "hvd.shard(data) deals the data in equal parts",
+        raise UsageError(explain("All ranks must have the same number of batches per epoch (HVKERAS_UNEVEN=error)",
+                                 "hvd.shard(data) splits the data in equal parts",
                                  **{f"rank_{few}": least, f"rank_{many}": most}))
-    told = _uneven(ranks, [str(has) for has in batches], "batches an epoch", least if policy == "trim" else None)
+    text = _uneven(ranks, [str(has) for has in batches], "batches per epoch", least if policy == "trim" else None)
     joined = policy == "join"
-    return Decision(batches=most if joined else least, joined=joined, warnings=(*warnings, told))
+    return Decision(batches=most if joined else least, joined=joined, warnings=(*warnings, text))
 
 
 def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong: str) -> None:
@@ -136,10 +137,10 @@ def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str
                      (None, ""))
     if not why:
         return ()
-    told = ("the model gets its weights in the first execution, and they are broadcast after it only: until then the"
-            " ranks train models of their own, unless they were seeded alike; call model.build(shape) or the model"
+    text = ("the model gets its weights in the first execution, and they are broadcast only after it: until then the"
+            " ranks train different models, unless they were seeded alike; call model.build(shape) or the model"
             f" itself on a batch before fit, as it could not be built from its data's shapes (on rank {rank}, {why})")
-    return (told,)
+    return (text,)
 
 
 def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
@@ -151,25 +152,25 @@ def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, .
     same_steps = len({facts.batches for facts in everyone}) == 1 and first.batches not in (None, -1)
     if same_steps and None not in rows and len(set(rows)) > 1:
         sizes = ", ".join(f"{row} on rank {rank}" for rank, row in zip(ranks, rows, strict=True))
-        told = (f"the last batch has unlike numbers of samples ({sizes}), but all ranks' gradients count the same;"
-                " hvd.shard(data) deals equal parts")
-        return (told,)
+        text = (f"the last batch has different numbers of samples ({sizes}), but all ranks' gradients count the same;"
+                " hvd.shard(data) gives equal parts")
+        return (text,)
     return ()
 
 
 def _uneven(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None) -> str:
     counts = ", ".join(f"{number} on rank {rank}" for rank, number in zip(ranks, numbers, strict=True))
-    how = (f"every epoch ends after {end} on all ranks, and what is left is not trained on; hvd.shard(data) deals equal"
+    how = (f"every epoch ends after {end} on all ranks, and the rest is not trained on; hvd.shard(data) gives equal"
            " parts, HVKERAS_UNEVEN=join trains on all" if end is not None else
-           "ranks that have no more batches go on without weight until all are done")
-    return f"the ranks have unlike numbers of {what} ({counts}): {how}"
+           "ranks that have no more batches continue with zero weight until all are done")
+    return f"the ranks have different numbers of {what} ({counts}): {how}"
 
 
 def _number(value: int | None) -> str:
     return "no limit" if value is None else str(value)
 
 
-class Together:
+class CommonEnd:
     """Ends data of unknown length on all ranks at the same step.
 
     Args:
@@ -180,7 +181,7 @@ class Together:
         # The ranks ask each other only between the start and the end of training. Before training, Keras looks at the
         # first batch, but not on all ranks. TensorFlow reads ahead, so a rank may ask for a batch that nobody needs.
         self.armed = False
-        self._fit, self._passes, self._told = fit, 0, False
+        self._fit, self._passes, self._reported = fit, 0, False
 
     def wrap(self, dataset: Any) -> Any:
         """Returns a dataset that ends as soon as any rank's does."""
@@ -204,28 +205,29 @@ class Together:
         job = current_job()
         if job.control is None:
             return mine
-        longest = patience(job.settings.stall_shutdown)
+        longest = gather_timeout(job.settings.stall_shutdown)
         try:
             have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), longest,
                                       given_up=lambda: not self.armed)
         except PeerError:
             if job.control.cause is not None:
                 raise
-            raise PeerError(explain(f"All ranks must come to batch {number + 1} of epoch {self._passes} within"
-                                    f" {longest:g} s", "look at what the others do, or raise HVKERAS_STALL_SHUTDOWN",
+            raise PeerError(explain(f"All ranks must reach batch {number + 1} of epoch {self._passes} within"
+                                    f" {longest:g} s", "check what the others are doing, or raise"
+                                    " HVKERAS_STALL_SHUTDOWN",
                                     rank=job.topology.rank)) from None
-        if have and not all(have) and any(have) and not self._told:
-            self._told = True
+        if have and not all(have) and any(have) and not self._reported:
+            self._reported = True
             if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
                 done, more = ([rank for rank, has in enumerate(have) if has is which] for which in (False, True))
                 say(f"ranks {done} have no batch after the first {number}, ranks {more} have: the epoch ends there on"
-                    " all ranks, and what is left is not trained on")
+                    " all ranks, and the rest is not trained on")
         return all(have) if have else mine
 
 
-def patience(stall_shutdown: float) -> float:
+def gather_timeout(stall_shutdown: float) -> float:
     """Returns the seconds a rank waits for others in `fit`, so that the control server can name a late rank first."""
-    return stall_shutdown + NAMED_WITHIN if stall_shutdown else float("inf")
+    return stall_shutdown + CAUSE_WITHIN if stall_shutdown else float("inf")
 
 
 def _empty(spec: Any) -> Any:
@@ -241,6 +243,6 @@ def _empty(spec: Any) -> Any:
         return tf.ragged.constant([], dtype=spec.dtype, ragged_rank=spec.ragged_rank,
                                    inner_shape=tuple(size or 0 for size in spec.shape[spec.ragged_rank + 1 :]),
                                    row_splits_dtype=spec.row_splits_dtype)
-    raise UnsupportedError(explain("Data of unknown length is made of tensors, dense, sparse or ragged",
-                                   "tell its length: dataset.apply(tf.data.experimental.assert_cardinality(batches))",
+    raise UnsupportedError(explain("Data of unknown length must be made of tensors, dense, sparse or ragged",
+                                   "set its length: dataset.apply(tf.data.experimental.assert_cardinality(batches))",
                                    element_spec=spec))

@@ -62,11 +62,11 @@ def install() -> None:
                                  _around_data, _stops, activity.around_callbacks, activity.counting)
     for family in compat.loaded_families():
         optimizer.install_hooks(family)
-        compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh, losses.combine)
+        compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh_by_mask, losses.combine)
         missing = compat.hook_training(family, hooks)
         job = current_job()
         if missing and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
-            say(f"this version of {family} hides {', '.join(missing)}: hvkeras cannot look after that part")
+            say(f"this version of {family} hides {', '.join(missing)}: hvkeras cannot handle that part")
 
 
 def shared_by(model: Any) -> ProcessSet | None:
@@ -116,8 +116,9 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     _Calls.stack.append((kind, None))
     try:
         # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
-        apart = metrics.untouched(model) if _Calls.alone and _run_of(model) is not None else contextlib.nullcontext()
-        with apart, recorder.evaluating(), activity.running(activity.TEST, model):
+        is_apart = _Calls.alone and _run_of(model) is not None
+        untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
+        with untouched_metrics, recorder.evaluating(), activity.running(activity.TEST, model):
             return original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
@@ -188,13 +189,13 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
         run.frozen = None
     mine = bool(logs)  # else this rank had no data
     own = (frozen or metrics.own_states(model)) if mine else None
-    there = metrics.merge(model, process_set, what, own)
+    has_state = metrics.merge(model, process_set, what, own)
     result = make() if mine else None
     from_step = mine and result is logs  # not from metrics
-    if all(there):
+    if all(has_state):
         return metrics.average_logs(result, process_set, what) if from_step else result
     everyone = allgather_object((result, from_step), name=f"the logs of {what}", process_set=process_set)
-    found = [(logs, averaged) for (logs, averaged), has in zip(everyone, there, strict=True) if has]
+    found = [(logs, averaged) for (logs, averaged), has in zip(everyone, has_state, strict=True) if has]
     if not found:
         return make()
     return metrics.average([logs for logs, _ in found]) if found[0][1] else found[0][0]

@@ -19,8 +19,8 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.training import compile_arguments, metrics, moving_statistics
-from hvkeras.training.divergence_check import Guard
-from hvkeras.training.epoch_length import Decision, Facts, Together, decide, patience
+from hvkeras.training.divergence_check import DivergenceCheck
+from hvkeras.training.epoch_length import CommonEnd, Decision, Facts, decide, gather_timeout
 
 
 class FitRun:
@@ -43,7 +43,7 @@ class FitRun:
         self.frozen: Any = None  # metric states before the steps with zero weight
         self._arguments = arguments
         self._decision: Decision | None = None
-        self._together: Together | None = None
+        self._common_end: CommonEnd | None = None
         self._own_batches: int | None = None
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
@@ -51,7 +51,8 @@ class FitRun:
         settings = current_job().settings
         self._every = settings.guard_steps
         self._averages, self._stepped = settings.average_statistics, False  # no step since the last averaging
-        self._guard = Guard(model, process_set, self._local(), self._broadcasts()) if settings.guard else None
+        self._divergence_check = (DivergenceCheck(model, process_set, self._local(), self._broadcasts())
+                                  if settings.guard else None)
 
     def callbacks(self, given: Any) -> Any:
         """Returns the user's callbacks, with ours last."""
@@ -72,10 +73,10 @@ class FitRun:
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
                       len(self._own_timers()), FitRun._count, self._build(data),
-                      compile_arguments.words_of(self.model))
+                      compile_arguments.arguments_of(self.model))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
-        compile_arguments.require_alike(self.process_set.ranks, [fact.compiled for fact in everyone])
+        compile_arguments.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
         decision = self._decision = decide(self.process_set.ranks, everyone, job.settings.uneven)
@@ -85,8 +86,8 @@ class FitRun:
         self._own_batches = data.batches
         if decision.steps is not None:
             data.take_steps(decision.steps)
-        if decision.together:
-            self._end_together(data)
+        if decision.common_end:
+            self._use_common_end(data)
         elif decision.batches is not None and decision.joined:
             self._join(data, decision.batches)
         elif decision.batches is not None and decision.batches != data.batches:
@@ -106,10 +107,10 @@ class FitRun:
 
     def begin(self) -> None:
         """Starts the run; called before the first step."""
-        if self._guard is not None:
-            self._guard.start()
-        if self._together is not None:
-            self._together.armed = True
+        if self._divergence_check is not None:
+            self._divergence_check.start()
+        if self._common_end is not None:
+            self._common_end.armed = True
         for timer in self._timers:
             timer.gathers = True
 
@@ -124,7 +125,7 @@ class FitRun:
         if self._decision is not None and self._decision.joined and self._own_batches is not None:
             if step >= self._own_batches and self.frozen is None:
                 self.frozen = metrics.own_states(self.model)
-            joining.weigh(step < self._own_batches)
+            joining.set_weight(step < self._own_batches)
         if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)
 
@@ -140,9 +141,9 @@ class FitRun:
         control, fit, ranks = job.control, self._fit, self.process_set.ranks
         stop = control.stop_of(fit)
         self.stops = stop.now(wish, lambda: control.ask_to_stop(fit, ranks), control.raise_if_ended,
-                              patience(job.settings.stall_shutdown))
+                              gather_timeout(job.settings.stall_shutdown))
         if self.stops:
-            self._tell_who_stops(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
+            self._report_who_stops(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
         return self.stops
 
     def average_statistics(self, what: str) -> None:
@@ -167,8 +168,8 @@ class FitRun:
         if is_initialized() and (control := current_job().control) is not None:
             control.forget_stop(self._fit)
             self._fit = ""
-        if self._together is not None:
-            self._together.armed = False
+        if self._common_end is not None:
+            self._common_end.armed = False
         if self._decision is not None and self._decision.joined:
             joining.stop()
             compat.forget_train_function(self.model)
@@ -179,29 +180,29 @@ class FitRun:
             metrics.check(self.model)
         wish = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps
-        if self._guard is not None:
-            stops = self._guard.check(steps, wish)
+        if self._divergence_check is not None:
+            stops = self._divergence_check.check(steps, wish)
         else:
             stops = any(allgather_object(wish, name="stop_training", process_set=self.process_set))
         if stops and not self.stops:
             self.stops = True
             everyone = allgather_object(wish, name="who stops", process_set=self.process_set)
-            self._tell_who_stops([rank for rank, stop in zip(self.process_set.ranks, everyone, strict=True) if stop],
-                                 steps)
+            self._report_who_stops([rank for rank, stop in zip(self.process_set.ranks, everyone, strict=True) if stop],
+                                   steps)
 
-    def _tell_who_stops(self, ranks: Sequence[int], steps: int) -> None:
+    def _report_who_stops(self, ranks: Sequence[int], steps: int) -> None:
         job, all_ranks = current_job(), self.process_set.ranks
         if job.topology.rank == all_ranks[0] and len(ranks) < len(all_ranks) and prints_at(job.settings, "WARNING"):
             say(f"stop_training was set on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} alone: all"
                 f" ranks stop after {steps} steps")
 
-    def _end_together(self, data: Any) -> None:
+    def _use_common_end(self, data: Any) -> None:
         if self.process_set.ranks != global_process_set.ranks:
-            raise UsageError(explain("Data of unknown length needs all ranks of the job in fit", "tell the length:"
+            raise UsageError(explain("Data of unknown length needs all ranks of the job in fit", "set the length:"
                                      " dataset.apply(tf.data.experimental.assert_cardinality(batches))",
                                      process_set=self.process_set))
-        self._together = Together(FitRun._count)
-        data.change(self._together.wrap, None)
+        self._common_end = CommonEnd(FitRun._count)
+        data.change(self._common_end.wrap, None)
 
     def _join(self, data: Any, batches: int) -> None:
         if compat.steps_per_execution(self.model) > 1:
@@ -265,10 +266,12 @@ def _cause_of(error: Exception) -> str:
     The messages of Keras and AutoGraph begin with the location, and contain colour codes.
     """
     text = re.sub(r"\x1b\[\d*m", "", str(error))
-    told = re.findall(r"^\s*(\w+(?:Error|Exception): (?!Exception encountered).+)$", text, re.MULTILINE)
+    causes = re.findall(r"^\s*(\w+(?:Error|Exception): (?!Exception encountered).+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    told = told or [f"{type(error).__name__}: {lines[1 if lines[0].startswith('Exception enc') and lines[1:] else 0]}"]
-    return str(told[-1])
+    if not causes:
+        number = 1 if lines[0].startswith("Exception enc") and lines[1:] else 0
+        causes = [f"{type(error).__name__}: {lines[number]}"]
+    return str(causes[-1])
 
 
 def _fingerprint(data: Any) -> Any:

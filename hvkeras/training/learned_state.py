@@ -81,29 +81,29 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     layers = shared_layers(model, local)
     mine = [summary_of(layer) for layer in layers]
     shapes = [tuple(weight.shape) for weight in compat.model_weights(model)] if layers and model.built else []
-    told = allgather_object((mine, shapes), name="what layers have learned", process_set=process_set)
-    everyone = [found for found, _ in told]
+    gathered = allgather_object((mine, shapes), name="what layers have learned", process_set=process_set)
+    everyone = [found for found, _ in gathered]
     root = process_set.ranks.index(root_rank)
     require_same_layers(everyone, process_set.ranks)
-    apart = [place for place, column in enumerate(zip(*everyone, strict=True))
-             if len({one.digest for one in column}) > 1]
-    for place in apart:
+    differing_places = [place for place, column in enumerate(zip(*everyone, strict=True))
+                        if len({one.digest for one in column}) > 1]
+    for place in differing_places:
         theirs = everyone[root][place].tokens
-        for rank, (found, others) in zip(process_set.ranks, told, strict=True):
+        for rank, (found, others) in zip(process_set.ranks, gathered, strict=True):
             own = found[place]
-            if own.width not in (None, theirs) or (own.tokens != theirs and others != told[root][1]):
+            if own.width not in (None, theirs) or (own.tokens != theirs and others != gathered[root][1]):
                 raise DivergenceError(explain(
                     f"Layer {own.layer} must have a vocabulary of one size on all ranks, as shapes of outputs or"
-                    " weights depend on it", "adapt it to all ranks' data by hvd.adapt(layer, data), before the model"
-                    " is made",
+                    " weights depend on it", "adapt it to all ranks' data with hvd.adapt(layer, data), before the"
+                    " model is built",
                     **{f"rank_{root_rank}": theirs, f"rank_{rank}": own.tokens}))
-    if not apart:
+    if not differing_places:
         return
-    states = broadcast_object([compat.learned_state(layers[place]) for place in apart], root_rank,
+    states = broadcast_object([compat.learned_state(layers[place]) for place in differing_places], root_rank,
                               name="what the layers of the root have learned", process_set=process_set)
-    for place, state in zip(apart, states, strict=True):
+    for place, state in zip(differing_places, states, strict=True):
         compat.take_learned_state(layers[place], state)
-    if any(mine[place].digest != summary_of(layers[place]).digest for place in apart):
+    if any(mine[place].digest != summary_of(layers[place]).digest for place in differing_places):
         compat.retrace(model)
 
 
@@ -126,8 +126,8 @@ def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[i
                               f"rank_{rank}": [one.layer for one in layers]}))
 
 
-def first_apart(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
-                process_set: ProcessSet) -> tuple[int, int] | None:
+def first_difference(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
+                     process_set: ProcessSet) -> tuple[int, int] | None:
     """Finds the first layer whose learned state on another rank differs from that on the first rank.
 
     The result is the same on every rank.
@@ -145,13 +145,13 @@ def first_apart(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
             continue
         other = next((rank for rank, one in enumerate(column) if one.whole != column[0].whole), None)
         if other is None:
-            other = _numbers_apart(layers[place], process_set)
+            other = _first_numeric_difference(layers[place], process_set)
         if other is not None:
             return place, other
     return None
 
 
-def _numbers_apart(layer: Any, process_set: ProcessSet) -> int | None:
+def _first_numeric_difference(layer: Any, process_set: ProcessSet) -> int | None:
     """Returns the index of the first rank whose numbers are not close to the first rank's; all ranks must call it."""
     function = compat.learned_function(compat.learned_state(layer))
     mine = {name: array.astype(np.float64) for name, array in function.items()

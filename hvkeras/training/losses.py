@@ -42,7 +42,7 @@ def averaged_over(process_set: ProcessSet | None) -> Iterator[None]:
 
 
 @graphs.unconverted
-def weigh(weights: Any, mask: Any) -> Any:
+def weigh_by_mask(weights: Any, mask: Any) -> Any:
     """Scales the weights of a mean over unmasked values.
 
     Args:
@@ -51,7 +51,7 @@ def weigh(weights: Any, mask: Any) -> Any:
     """
     if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate in a step
         return weights
-    return weights * _part(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
+    return weights * _share(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
 
 
 @graphs.unconverted
@@ -76,11 +76,11 @@ def combine(loss: Any, reduction: str, weights: Any) -> Any:
         _require_data_on_all_ranks(reduction)
         return loss * tf.cast(len(_Step.process_set.members()), loss.dtype)
     if reduction == "mean_with_sample_weight" and weights is not None and graphs.reducing_strategy() is None:
-        return loss * _part(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
+        return loss * _share(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
     return loss
 
 
-def _part(own: Any, process_set: ProcessSet) -> Any:
+def _share(own: Any, process_set: ProcessSet) -> Any:
     """Returns the factor for a mean whose weights sum up to `own` on this rank; 1 if the sum is equal on all ranks."""
     _require_data_on_all_ranks("mean by weight")
     whole = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)

@@ -90,12 +90,12 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]]
     check(model)
     everyone = [None if states is None else _flat(states)
                 for states in allgather_object(own, name=f"the metrics of {what}", process_set=process_set)]
-    there = [(rank, states) for rank, states in zip(process_set.ranks, everyone, strict=True) if states is not None]
-    _require_same(there, what)
+    present = [(rank, states) for rank, states in zip(process_set.ranks, everyone, strict=True) if states is not None]
+    _require_same(present, what)
     kept = _merged[model] = []
     metrics = _flat(compat.metric_groups(model)) if own is not None else []
     for place, metric in enumerate(metrics):
-        merged = merge_states(metric, [states[place].values for _, states in there])
+        merged = merge_states(metric, [states[place].values for _, states in present])
         for variable, value in zip(metric.variables, merged, strict=True):
             mine = np.asarray(variable)
             variable.assign(np.asarray(value).astype(mine.dtype))
@@ -167,7 +167,7 @@ def merge_states(metric: Any, states: Sequence[Arrays]) -> Arrays:
     how = merging_of(metric)
     if callable(how):
         return list(how([list(values) for values in states]))
-    return [_MERGES[way](values) for way, values in zip(how, zip(*states, strict=True), strict=True)]
+    return [_MERGES[rule](values) for rule, values in zip(how, zip(*states, strict=True), strict=True)]
 
 
 def merging_of(metric: Any) -> Any:
@@ -184,12 +184,12 @@ def merging_of(metric: Any) -> Any:
     if callable(declared):
         return declared
     if declared is not None:
-        ways = [declared] * count if isinstance(declared, str) else declared
-        if not isinstance(ways, (list, tuple)) or len(ways) != count or not all(way in _MERGES for way in ways):
+        rules = [declared] * count if isinstance(declared, str) else declared
+        if not isinstance(rules, (list, tuple)) or len(rules) != count or not all(rule in _MERGES for rule in rules):
             raise UsageError(explain(f"hvkeras_merge must be one of {', '.join(_MERGES)}, or a list of them with one"
                                      " for each variable, or a method", metric=type(metric).__name__,
                                      hvkeras_merge=declared, variables=count))
-        return ways
+        return rules
     aggregations = [compat.aggregation_of(variable) for variable in metric.variables]
     if any(aggregation in _AGGREGATIONS for aggregation in aggregations):
         return [_AGGREGATIONS.get(aggregation, "sum") for aggregation in aggregations]
@@ -212,9 +212,9 @@ def _has_state_of_its_own(cls: type) -> bool:
                if hasattr(function, "__code__") for adder in ("add_variable", "add_weight"))
 
 
-def _require_same(there: Sequence[tuple[int, list[State]]], what: str) -> None:
-    for rank, states in there[1:]:
-        first_rank, first = there[0]
+def _require_same(present: Sequence[tuple[int, list[State]]], what: str) -> None:
+    for rank, states in present[1:]:
+        first_rank, first = present[0]
         for one, other in zip(first, states, strict=False):
             if one.shape() != other.shape():
                 raise UsageError(explain(f"All ranks must have the same metrics in {what}", "compile the model alike on"

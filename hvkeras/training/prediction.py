@@ -17,8 +17,8 @@ from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job
 from hvkeras.sharding.arrays import arrays_facts
-from hvkeras.sharding.datasets import leading_rows, prove_dataset
-from hvkeras.sharding.proof import Facts, Hints, exchange, prove_same
+from hvkeras.sharding.datasets import leading_rows, require_same_dataset
+from hvkeras.sharding.proof import Facts, Hints, exchange, require_same_data
 from hvkeras.sharding.sequences import share_like
 from hvkeras.sharding.structure import count_rows, map_leaves, require_arrays, take_slice
 
@@ -86,7 +86,8 @@ def _block(count: int, process_set: ProcessSet) -> tuple[int, int]:
 def _part_of_arrays(data: Any, batch_size: int | None, process_set: ProcessSet) -> Any:
     """Returns this rank's batches of arrays; None if it has none."""
     require_arrays(data)
-    prove_same("predict", lambda: arrays_facts(data, f"batch_size={batch_size}"), lambda: data, HINTS, process_set)
+    require_same_data("predict", lambda: arrays_facts(data, f"batch_size={batch_size}"), lambda: data, HINTS,
+                      process_set)
     count, rows = count_rows(data), batch_size or KERAS_BATCH_SIZE
     start, stop = _block(-(-count // rows), process_set)
     if start == stop and _place(process_set)[1] > 0:
@@ -98,8 +99,8 @@ def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
     """Returns this rank's batches of a `PyDataset` or `Sequence`; None if it has none."""
     count = compat.count_batches(data)
     if count is None:
-        raise UsageError(explain("Only data that end can be predicted", "give the data a length", num_batches=None))
-    prove_same("predict", lambda: Facts("batches", f"{count} batches", "", []), list, HINTS, process_set)
+        raise UsageError(explain("Only finite data can be predicted", "give the data a length", num_batches=None))
+    require_same_data("predict", lambda: Facts("batches", f"{count} batches", "", []), list, HINTS, process_set)
     start, stop = _block(count, process_set)
     if start == stop and _place(process_set)[1] > 0:
         return None
@@ -112,8 +113,8 @@ def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set
     The number of rows in each batch is recorded as it is read.
     """
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise UsageError(explain("Only data that end can be predicted", "take() some batches", cardinality="infinite"))
-    prove_dataset("predict", data, "predict", process_set)
+        raise UsageError(explain("Only finite data can be predicted", "take() some batches", cardinality="infinite"))
+    require_same_dataset("predict", data, "predict", process_set)
     size, place = _place(process_set)
     rows: dict[int, int] = {}
     part = _noting_rows(data.shard(size, place), rows)
@@ -163,21 +164,21 @@ class _Kind:
 
 
 def _gathered(work: Callable[[], Any], process_set: ProcessSet,
-              tell: Callable[[], Any] = lambda: None) -> tuple[Any, list[Any]]:
+              extra: Callable[[], Any] = lambda: None) -> tuple[Any, list[Any]]:
     """Returns the outputs of all ranks, joined in rank order, and what each rank reports after its work."""
     mine: list[Any] = []
 
     def describe() -> Any:
         outputs = work()
         mine.append(outputs)
-        return None if outputs is None else tf.nest.map_structure(_kind, outputs), tell()
+        return None if outputs is None else tf.nest.map_structure(_kind, outputs), extra()
 
-    told = exchange("hvd.predict", describe, process_set)
-    kinds = next(kind for kind, _ in told if kind is not None)  # rank 0 has some
+    failure_text = exchange("hvd.predict", describe, process_set)
+    kinds = next(kind for kind, _ in failure_text if kind is not None)  # rank 0 has some
     parts = [None] * len(tf.nest.flatten(kinds)) if mine[0] is None else tf.nest.flatten(mine[0])
     joined = [_join(part, kind, f"predictions {place}", process_set)
               for place, (part, kind) in enumerate(zip(parts, tf.nest.flatten(kinds), strict=True))]
-    return tf.nest.pack_sequence_as(kinds, joined), [sizes for _, sizes in told]
+    return tf.nest.pack_sequence_as(kinds, joined), [sizes for _, sizes in failure_text]
 
 
 def _kind(output: Any) -> _Kind:

@@ -70,12 +70,12 @@ def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callabl
 
 
 @pytest.mark.slow
-def test_the_loop_of_a_strategy_goes_on_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_the_loop_of_a_strategy_resumes_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
     options = ("--dataset", "digits", "--checkpoint-dir", str(tmp_path / "saved"), "--epochs")
     first = launch("tf_config", CUSTOM_TRAINING_LOOP, (*options, "2"), np=2)
     assert len(re.findall(r"^epoch \d/2: loss .*, accuracy .*, test accuracy ", first.stdout(0), re.MULTILINE)) == 2
     second = launch("hvkeras_run", CUSTOM_TRAINING_LOOP, (*options, "5"), np=2)
-    assert "goes on after epoch 2" in second.stdout(0)
+    assert "resumes after epoch 2" in second.stdout(0)
     assert accuracy(second) > max(accuracy(first), 0.93)
 
 

@@ -19,7 +19,7 @@ GOOD = 0.97
 
 
 @pytest.mark.slow
-def test_it_goes_on_after_both_workers_were_killed(tmp_path: Path) -> None:
+def test_it_resumes_after_both_workers_were_killed(tmp_path: Path) -> None:
     folder = tmp_path / "tutorial"
     arguments = ("--folder", str(folder), "--epochs")
     with start_job("tf_config", EXAMPLE, (*arguments, "1000"), np=2, folder=tmp_path,
@@ -32,7 +32,7 @@ def test_it_goes_on_after_both_workers_were_killed(tmp_path: Path) -> None:
     with start_job("tf_config", EXAMPLE, (*arguments, str(last), "--tensorboard"), np=2, folder=tmp_path) as job:
         outcome = job.wait()
     epochs = [int(number) for number in re.findall(rf"^Epoch (\d+)/{last}$", outcome.stdout(0), re.MULTILINE)]
-    [resumed] = re.findall(r"training goes on with epoch (\d+), from the backup of 2 workers", outcome.stderr(0))
+    [resumed] = re.findall(r"training resumes with epoch (\d+), from the backup of 2 workers", outcome.stderr(0))
     assert int(resumed) >= 4
     assert epochs == list(range(int(resumed), last + 1))
     [accuracy] = re.findall(r"^test accuracy: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)

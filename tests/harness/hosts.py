@@ -31,7 +31,7 @@ class Host:
     namespace: str
 
     def command(self, *arguments: str) -> list[str]:
-        """Words a command line that runs on this host."""
+        """Returns a command line that runs on this host."""
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c",
                 f'hostname {self.name}; exec "$@"', "sh", *arguments]
 
@@ -60,7 +60,7 @@ class Network:
     switch: str
 
     def limits(self, rate: str, burst: str) -> list[list[str]]:
-        """Words the command lines that give each host's cable a bandwidth, in both directions.
+        """Returns the command lines that give each host's cable a bandwidth, in both directions.
 
         Args:
             rate: As `tc` reads it, such as `100mbit`; "" takes the limit away.

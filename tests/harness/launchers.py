@@ -56,7 +56,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
 
 def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: Sequence[str] = (),
              python: Sequence[str] = (sys.executable,)) -> list[Command]:
-    """Words the command lines that start `np` ranks of a script.
+    """Returns the command lines that start `np` ranks of a script.
 
     Args:
         launcher: One of `LAUNCHERS`, or `none` for plain Python.
@@ -67,7 +67,7 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
         python: What runs the script.
 
     Returns:
-        One command, or with TF_CONFIG, where nothing launches, one a rank.
+        One command, or with TF_CONFIG, where nothing launches, one per rank.
     """
     python = (*python, *script)
     ranks = ("-np", str(np), "--output-filename", str(logs))

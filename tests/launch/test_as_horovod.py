@@ -32,7 +32,7 @@ def require_same(found: list[dict[str, Any]], arguments: list[str]) -> None:
         assert rank["size"] == 2
         assert rank["weights"] == found[0]["weights"]
         assert rank["child"] == "hvkeras.keras"
-        assert "has no horovod.torch: it serves TensorFlow and Keras" in rank["torch"]
+        assert "has no horovod.torch: it supports TensorFlow and Keras" in rank["torch"]
         assert rank["engine"] == []
         assert (rank["argv"], rank["name"], rank["error"]) == (arguments, "__main__", "hvkeras.errors")
 
@@ -61,7 +61,7 @@ def test_the_launcher_has_the_flag(backend: str, legacy: bool, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     require_same(told(done.stdout), ["--epochs", "3"])
     require_ways_of_keras_2(told(done.stdout), legacy)
-    assert done.stderr.count("goes ways of Keras 2") == (not legacy)
+    assert done.stderr.count("uses features of Keras 2") == (not legacy)
     assert done.stderr.count("the ranks did not start this fit from the same weights") == 1
     assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend != "horovod")
 
@@ -144,7 +144,7 @@ def test_modules_run_too(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("hvkeras __main__ ['a']\n", "")
 
 
-def test_a_script_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_script_is_reported_in_one_line(tmp_path: Path) -> None:
     done = python("-m", "hvkeras.as_horovod", "none.py", folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("hvkeras.as_horovod: The script must be a file. Received: script='none.py'.")

@@ -32,15 +32,16 @@ def test_a_missing_worker_is_reported_while_waiting_and_named_in_the_error(tmp_p
     outcome = failing(tmp_path, np=3, start_order=(0, 1), env={"HVKERAS_START_TIMEOUT": "4"})
     for rank in (0, 1):
         assert re.search(r"waiting for worker 2 \(localhost:\d+\), \d+ s of 4 s", outcome.stderr(rank))
-        assert re.search(r"PeerError: All 3 ranks must be there within 4 s, but worker 2 \(localhost:\d+\) did not"
-                         r" come.*HINT", outcome.stderr(rank)) or "ends because" in outcome.stderr(rank)
+        assert re.search(r"PeerError: All 3 ranks must arrive within 4 s, but worker 2 \(localhost:\d+\) did"
+                         r" not\..*HINT", outcome.stderr(rank)) or "ends because" in outcome.stderr(rank)
     assert "worker 2" in outcome.stderr(0).splitlines()[-1] and "worker 2" in outcome.stderr(1).splitlines()[-1]
 
 
 def test_a_missing_chief_is_reported_too(tmp_path):
     outcome = failing(tmp_path, cold=True, start_order=(1,), env={"HVKERAS_START_TIMEOUT": "5"})
     assert re.search(r"waiting for worker 0 \(localhost:\d+\): .*, 3 s of 5 s", outcome.stderr(1))
-    assert re.search(r"PeerError: All ranks must meet within 5 s, but worker 0 .* did not come", outcome.stderr(1))
+    assert re.search(r"PeerError: All ranks must connect within 5 s, but there is no answer from worker 0",
+                     outcome.stderr(1))
 
 
 @pytest.mark.parametrize(("launcher", "backend", "cold"), [
@@ -49,10 +50,10 @@ def test_a_missing_chief_is_reported_too(tmp_path):
 def test_a_rank_that_never_calls_init_is_named(tmp_path, launcher, backend, cold):
     worker = WORKERS / "late.py"
     outcome = failing(tmp_path, launcher, worker=worker, cold=cold, backend=backend, env={"HVKERAS_START_TIMEOUT": "3"})
-    assert re.search(r"All 2 ranks must be there within 3 s, but rank 1 did not come", outcome.stderr(0))
+    assert re.search(r"All 2 ranks must arrive within 3 s, but rank 1 did not", outcome.stderr(0))
 
 
-def test_two_workers_with_one_index_are_told_apart(tmp_path):
+def test_two_workers_with_one_index_are_distinguished(tmp_path):
     ports = []
     with socket.socket() as one, socket.socket() as other:
         for each in (one, other):
@@ -144,7 +145,7 @@ def test_variables_that_cannot_be_read_are_an_error(tmp_path):
 ], ids=["horovodrun", "slurm"])
 def test_half_of_a_launchers_variables_is_an_error_not_a_job_of_one_rank(tmp_path, environ, missing):
     outcome = failing(tmp_path, "none", np=1, env=environ)
-    assert re.search(f"Error: A process that .* starts must get all of its variables, but {missing} not there",
+    assert re.search(f"Error: A process that .* starts must get all of its variables, but {missing} missing",
                      outcome.stderr(0))
 
 

@@ -36,8 +36,8 @@ def test_resumed_training_is_the_same_to_the_last_bit(outcome: Outcome) -> None:
             assert case["cut"]
             assert case["files"] == ([] if rank else ["latest.weights.h5"])
             assert case["left"] == []
-    assert outcome.stderr(0).count("training goes on with epoch 2 after step 2, from the backup of 2 workers") == 1
-    assert "training goes on" not in outcome.stderr(1)
+    assert outcome.stderr(0).count("training resumes with epoch 2 after step 2, from the backup of 2 workers") == 1
+    assert "training resumes" not in outcome.stderr(1)
 
 
 def test_the_chief_alone_keeps_plain_models(outcome: Outcome) -> None:
@@ -50,7 +50,7 @@ def test_the_chief_alone_keeps_plain_models(outcome: Outcome) -> None:
 
 
 @pytest.mark.slow
-def test_training_goes_on_at_other_sizes_and_on_other_backends(tmp_path: Path) -> None:
+def test_training_resumes_at_other_sizes_and_on_other_backends(tmp_path: Path) -> None:
     folder, worker = tmp_path / "backup", WORKERS / "relay.py"
     for launcher, np, how, where, options, lost in (
         ("hvkeras_run", 2, "ranks", ("1", "2", "1"), {"backend": "native"}, "rank 1"),  # rank 1 alone is killed
@@ -64,12 +64,12 @@ def test_training_goes_on_at_other_sizes_and_on_other_backends(tmp_path: Path) -
         assert [path.name for path in folder.glob("[!.]*")] == ["latest.weights.h5"], lost
         with h5py.File(folder / "latest.weights.h5") as file:
             assert "hvkeras" in file
-        begins = re.search(r"goes on with epoch (\d+)", said)
+        begins = re.search(r"training resumes with epoch (\d+)", said)
         assert (begins is None) == (np == 2 and how == "ranks"), said
     with start_job("none", worker, ("plain", str(folder)), np=1, folder=tmp_path) as job:
         outcome = job.wait()
     assert outcome.results("how_far_apart")[0] < 1e-5
-    assert re.search(r"goes on with epoch 3( after step [12])?, from the backup of [12] workers?",
+    assert re.search(r"training resumes with epoch 3( after step [12])?, from the backup of [12] workers?",
                      outcome.stderr(0))
     assert not folder.exists()
 

@@ -93,7 +93,7 @@ def test_a_host_that_cannot_be_asked_is_a_problem(tmp_path: Path) -> None:
     assert "ssh -T -o BatchMode=yes" in found["fix"]
 
 
-def test_hosts_that_differ_are_told_apart() -> None:
+def test_hosts_that_differ_are_distinguished() -> None:
     same = {"TensorFlow": "2.21.0", "Horovod": ""}
     found = list(hosts.differences({"a": same, "b": {"TensorFlow": "2.20.0", "Horovod": "0.28.1"}, "c": {}}))
     assert [(row.check, row.state) for row in found] == [("TensorFlow", PROBLEM), ("Horovod", NOTE)]
@@ -118,7 +118,7 @@ def test_a_first_host_that_does_not_answer_is_a_problem() -> None:
     ("MPICH Version: 2021.13", "Intel(R) MPI Library 2021.13 for Linux* OS", OK),
 ])
 def test_launcher_and_library_of_mpi_belong_together(launcher: str, library: str, state: str) -> None:
-    assert software._belong_together("/bin/mpirun", launcher, library).state == state
+    assert software._compare_mpi("/bin/mpirun", launcher, library).state == state
 
 
 def test_limits_of_the_machine_are_notes(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, lega
             "begins with epoch 0 at step 0", "built anew", "begins with epoch 1 at step 6",  # all ranks stumble
             f"begins with epoch 2 at step {10 if victim else 12}", *ended,  # all are started again
             *ended]  # and once more, when training is over
-    assert "trains again from the last commit after HorovodInternalError: all ranks stumble" in done.stderr
+    assert "restarts from the last commit after HorovodInternalError: all ranks stumble" in done.stderr
     assert f"rank {victim} on " in done.stderr
-    assert ("goes on from the commit before the last one: commit-0 is damaged" in done.stderr) == bool(victim)
+    assert ("resumes from the commit before the last one: commit-0 is damaged" in done.stderr) == bool(victim)
     assert "does not call the function again" in done.stderr
-    assert done.stderr.count("starts all ranks again, reset 1 of at most 2") == 1
-    assert done.stderr.count("starts all ranks again, reset 2 of at most 2") == 1
+    assert done.stderr.count("restarts all ranks, reset 1 of at most 2") == 1
+    assert done.stderr.count("restarts all ranks, reset 2 of at most 2") == 1
     assert not list((tmp_path / "tmp").glob("hvkeras-*"))
 
 
@@ -44,7 +44,7 @@ def test_starts_are_limited_and_the_failure_comes_last(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout.count("[1] up") == 3
     assert [line for line in done.stderr.splitlines() if "starts all" in line] == [
-        f"hvkeras run: starts all ranks again, reset {number} of at most 2" for number in (1, 2)]
+        f"hvkeras run: restarts all ranks, reset {number} of at most 2" for number in (1, 2)]
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
@@ -56,14 +56,14 @@ def test_what_is_no_failure_starts_nothing_again(code: str, tmp_path: Path) -> N
         started.process.send_signal(signal.SIGINT)
     done = started.finish()
     assert done.returncode == (130 if "sleep" in code else 0)
-    assert "starts all ranks again" not in done.stderr
+    assert "restarts all ranks" not in done.stderr
     assert started.orphans == []
 
 
 def test_a_command_that_cannot_start_is_started_once(tmp_path: Path) -> None:
     done = run(["-np", "1", "--reset-limit", "3", "no-such-command"], tmp_path)
     assert done.returncode == 127
-    assert "starts all ranks again" not in done.stderr
+    assert "restarts all ranks" not in done.stderr
 
 
 def test_rank_0_elsewhere_needs_a_folder_there(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_launcher_that_announces_one_rank_is_size_1(launch):
     assert facts(outcome, 0)["size"] == 1
 
 
-def test_two_jobs_on_one_host_never_meet(tmp_path):
+def test_two_jobs_on_one_host_never_connect(tmp_path):
     with start_job("tf_config", WORKER, np=2, folder=tmp_path, backend="tfdist") as one, \
             start_job("mpirun", WORKER, np=2, folder=tmp_path, backend="tfdist") as other:
         outcomes = [one.wait(), other.wait()]

@@ -101,7 +101,7 @@ def test_it_can_be_put_twice_and_removed_twice(environment: Environment) -> None
     assert not environment.command.exists()
     again = environment.link("--remove")
     assert again.returncode == 0
-    assert "is not there" in again.stdout
+    assert "does not exist" in again.stdout
 
 
 def test_horovods_own_command_here_stays_what_it_is() -> None:

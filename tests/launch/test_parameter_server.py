@@ -60,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
                    deadline=120.0, roles=("chief", "worker", "worker", "ps", "ps", "evaluator")) as job:
         wait_for_epochs(job, 2)
         os.kill(job.pid(2), signal.SIGKILL)
-        job.wait_for(0, "training goes on with 1 of the workers", stream="stderr")
+        job.wait_for(0, "training continues with 1 of the workers", stream="stderr")
         wait_for_epochs(job, 3)
         job.start_again(2)
         job.wait_for(0, "is back", stream="stderr")
@@ -74,11 +74,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     return outcome, folder
 
 
-def test_a_lost_worker_is_told_and_may_come_back(trained: tuple[Outcome, Path]) -> None:
+def test_a_lost_worker_is_reported_and_may_come_back(trained: tuple[Outcome, Path]) -> None:
     outcome, _ = trained
     told = [line for line in outcome.stderr(0).splitlines() if line.startswith("hvkeras: worker 1")]
-    lost = (r"hvkeras: worker 1 on \S+ \(pid \d+\) ended without a word \(killed, crashed, or out of memory\); training"
-            r" goes on with 1 of the workers")
+    lost = (r"hvkeras: worker 1 on \S+ \(pid \d+\) ended unexpectedly \(killed, crashed, or out of memory\); training"
+            r" continues with 1 of the workers")
     for line, words in zip(told, (lost, r"hvkeras: worker 1 on \S+ \(pid \d+\) is back", lost), strict=True):
         assert re.fullmatch(words, line)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", outcome.stdout(0))]
@@ -106,10 +106,10 @@ def test_the_evaluator_writes_for_tensorboard(trained: tuple[Outcome, Path]) -> 
 
 
 @pytest.mark.parametrize(("number", "words"), [
-    (signal.SIGKILL, r"ended without a word \(killed, crashed, or out of memory\)"),
+    (signal.SIGKILL, r"ended unexpectedly \(killed, crashed, or out of memory\)"),
     (signal.SIGSTOP, r"gave no sign of life for 5 s \(stopped, frozen or cut off\)"),
 ], ids=["killed", "stopped"])
-def test_a_lost_server_ends_the_job_which_goes_on_at_another_size(
+def test_a_lost_server_ends_the_job_which_resumes_at_another_size(
     number: int, words: str, trained: tuple[Outcome, Path], tmp_path: Path
 ) -> None:
     _, folder = trained
@@ -131,10 +131,10 @@ def test_a_lost_server_ends_the_job_which_goes_on_at_another_size(
 
 def wait_for_epochs_from_checkpoint(job: Job) -> None:
     """Waits until the chief has gone on from a checkpoint of another cluster, for an epoch."""
-    job.wait_for(0, "training goes on after epoch ", stream="stderr")
+    job.wait_for(0, "training resumes after epoch ", stream="stderr")
     job.wait_for(0, "epoch ")
     log = (job.folder / "logs" / "rank.0")
-    after = re.search(r"training goes on after epoch (\d+), from", (log / "stderr").read_text())
+    after = re.search(r"training resumes after epoch (\d+), from", (log / "stderr").read_text())
     assert after is not None and int(after[1]) > 5
     assert (log / "stdout").read_text().startswith(f"epoch {int(after[1]) + 1} ")
 
@@ -146,7 +146,7 @@ def test_missing_tasks_are_named_on_all_others(tmp_path: Path) -> None:
         outcome = job.wait(deadline=60.0)
     assert outcome.exit_codes == (1, 1)
     for rank in (0, 1):
-        assert re.search(r"within 7 s, but worker 1 \(localhost:\d+\), ps 0 \(localhost:\d+\) did not come",
+        assert re.search(r"within 7 s, but there is no answer from worker 1 \(localhost:\d+\), ps 0 \(localhost:\d+\)",
                          last_line(outcome.stderr(rank)))
 
 

@@ -16,7 +16,7 @@ from harness import start_job
 WORKER = Path(__file__).parent / "workers" / "busy.py"
 ENV = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_LOG_LEVEL": "WARNING"}
 WORDS = {
-    "kill": r"ended without a word \(killed, crashed, or out of memory\)",
+    "kill": r"ended unexpectedly \(killed, crashed, or out of memory\)",
     "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",
     "exit": r"exited with code 7",
 }
@@ -50,7 +50,7 @@ def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np
         assert outcome.exit_codes[rank] == 1, told
 
 
-def test_killing_all_ranks_at_once_leaves_no_shared_memory(tmp_path):
+def test_killing_all_ranks_simultaneously_leaves_no_shared_memory(tmp_path):
     before = set(os.listdir("/dev/shm"))
     with start_job("tf_config", WORKER, ("0",), np=3, folder=tmp_path, backend="native", env=ENV, expect_failure=True,
                    deadline=120.0, cold=True) as job:

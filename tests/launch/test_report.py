@@ -62,7 +62,7 @@ def seconds_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("seconds_are_enough")
-def test_slow_data_are_told_from_slow_computing(outcome: Outcome) -> None:
+def test_slow_data_are_distinguished_from_slow_computing(outcome: Outcome) -> None:
     found = data(outcome.cwd / "report")  # written when the job was over
     assert found["advice"] == [] and "The run is too short to judge what limits it: " in found["sentences"][-1]
     without_charts = (outcome.cwd / "report" / "report.html").read_text()  # matplotlib is hidden from jobs of tests

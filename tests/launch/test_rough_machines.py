@@ -49,7 +49,7 @@ def test_a_launcher_without_standard_streams_runs_its_job(tmp_path: Path) -> Non
             assert (tmp_path / "logs" / f"rank.{rank}" / "stderr").read_text() == "there\n"
 
 
-def test_ranks_without_standard_streams_meet_and_fail_as_others_do(tmp_path: Path) -> None:
+def test_ranks_without_standard_streams_connect_and_fail_as_others_do(tmp_path: Path) -> None:
     code = """
 import pathlib, sys
 import hvkeras as hvd
@@ -70,15 +70,15 @@ hvd.allreduce(1.0)
     assert done.stderr.splitlines()[-1] == "ArithmeticError: in the dark"
 
 
-def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_was_removed_is_reported(tmp_path: Path) -> None:
     for command in ("hvkeras run -np 1 true", "hvkeras compare -np 2 true"):
         done = shell(f"mkdir gone; cd gone; rmdir ../gone; {command}", tmp_path)
         assert done.returncode == 2
-        assert "The current folder must be there (No such file or directory): it was removed" in done.stderr
+        assert "The current folder must exist (No such file or directory): it was removed" in done.stderr
         assert "Traceback" not in done.stderr
 
 
-def test_too_few_open_files_are_told(tmp_path: Path) -> None:
+def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
     done = shell("ulimit -n 9; hvkeras run -np 2 true", tmp_path)
     assert done.returncode == 1
     assert done.stderr == ("hvkeras run: A launcher of 2 ranks needs 46 open files. Received: allowed=9."
@@ -122,7 +122,7 @@ def test_a_folder_for_the_secret_that_will_not_do(what: str, tmp_path: Path, mon
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     launch = Launch("srun (Slurm)", 0, 2, Rendezvous("folder", job="7"), local_size=2)
     with pytest.raises(MachineError, match="The folder that carries the job's secret must belong to you alone") as told:
-        rendezvous.meet(launch, Settings({}), lambda _: None)
+        rendezvous.connect(launch, Settings({}), lambda _: None)
     assert "set HVKERAS_RENDEZVOUS_DIR to a folder of yours, the same for all ranks" in str(told.value)
     assert ("chmod 700" in str(told.value)) == (what == "mode 0750")
 

@@ -27,7 +27,7 @@ def test_a_report_may_have_its_folder_as_a_word_of_its_own(tmp_path: Path) -> No
     done = run(["--report", "out", "-np", "1", *command, "--report", "out", "-np", "9"], tmp_path)
     assert done.stdout == "[0] out ['--report', 'out', '-np', '9']\n"
     first, second = done.stderr.splitlines()
-    assert first.startswith("hvkeras run: the command gets --report, since flags of hvkeras run stand before")
+    assert first.startswith("hvkeras run: --report will be passed to the command, since flags of hvkeras run must")
     assert second == f"hvkeras: the report on this run is {tmp_path / 'out' / 'report.html'}"
 
 
@@ -50,17 +50,17 @@ def test_the_word_after_report_is_a_folder_or_the_command(words: list[str], fold
     assert (found.report, found.command) == (folder, command)
 
 
-def test_what_hvkeras_run_gets_by_mistake_is_told(tmp_path: Path) -> None:
+def test_what_hvkeras_run_gets_by_mistake_is_reported(tmp_path: Path) -> None:
     done = run([*python("print(rank)"), "-np", "2"], tmp_path)
     assert done.returncode == 2
-    assert "the command gets -np, since flags of hvkeras run stand before the command" in done.stderr
+    assert "-np will be passed to the command, since flags of hvkeras run must come before the command" in done.stderr
     (tmp_path / "train.py").write_text("print(1)")
     done = run(["-np", "1", "./train.py"], tmp_path)
     assert done.returncode == 126
     assert "HINT: scripts are started by Python: hvkeras run ... python ./train.py" in done.stderr
 
 
-def test_ranks_are_told_their_place_and_a_secret_that_is_on_no_command_line(tmp_path: Path) -> None:
+def test_ranks_get_their_place_and_a_secret_that_is_on_no_command_line(tmp_path: Path) -> None:
     code = """
 import glob
 own = {name: value for name, value in os.environ.items() if name.startswith("HVKERAS_")}

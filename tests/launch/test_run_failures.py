@@ -250,7 +250,7 @@ def test_a_full_disk_is_called_so(arguments: str, screen: str, words: str, tmp_p
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=clean_environment(tmp_path), text=True,
                           stderr=subprocess.PIPE, timeout=100, check=False)
     assert done.returncode == 1
-    assert re.fullmatch(f"hvkeras run: {words} HINT: make room, .*", done.stderr.splitlines()[-1]), done.stderr
+    assert re.fullmatch(f"hvkeras run: {words} HINT: free space, .*", done.stderr.splitlines()[-1]), done.stderr
 
 
 def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
@@ -282,13 +282,13 @@ def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Pat
     assert lines[-1].endswith("exited with code 1")
     assert lines[-2] == "the sky is falling"
     assert [line for line in lines if "starts all" in line] == [
-        "hvkeras run: starts all ranks again, reset 1 of at most 1"]
+        "hvkeras run: restarts all ranks, reset 1 of at most 1"]
 
 
 INIT = "import hvkeras as hvd; hvd.init('tfdist'); print('ready')\n"
 
 
-def test_the_cause_that_ranks_agree_on_is_the_last_word(tmp_path: Path) -> None:
+def test_the_cause_that_ranks_agree_on_is_reported_last(tmp_path: Path) -> None:
     code = INIT + f"if rank == 1: raise ValueError('the sky is falling')\n{FOR_EVER}"
     done = run(["-np", "2", *python(code)], tmp_path)
     assert done.returncode == 1
@@ -302,7 +302,7 @@ def test_the_cause_that_ranks_agree_on_is_the_last_word(tmp_path: Path) -> None:
     assert sentence.removeprefix("hvkeras run: ") in survivor
 
 
-def test_a_rank_that_never_calls_init_is_named_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_never_calls_init_is_named_immediately(tmp_path: Path) -> None:
     done = run(["-np", "2", "--start-timeout", "100", *python("if rank == 1: sys.exit(0)\n" + INIT)], tmp_path)
     assert done.returncode == 1
     assert "rank 1 on " in done.stderr.splitlines()[-1]

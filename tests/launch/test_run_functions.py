@@ -49,7 +49,7 @@ def test_modules_are_found_where_the_caller_finds_them(tmp_path: Path, monkeypat
     assert hvd.run(of_the_user.word, np=2) == ["found", "found"]
 
 
-def test_ranks_reduce_together() -> None:
+def test_ranks_reduce() -> None:
     def total() -> float:
         import hvkeras as hvd
 

@@ -70,7 +70,7 @@ def test_ssh_gets_port_and_key_and_neither_secret_nor_environment(tmp_path: Path
     assert "confidential" not in arguments
 
 
-def test_a_remote_failure_is_the_last_word_and_keeps_its_code(tmp_path: Path, fake_ssh: Path) -> None:
+def test_a_remote_failure_is_reported_last_and_keeps_its_code(tmp_path: Path, fake_ssh: Path) -> None:
     done = run(two_hosts(*python("sys.exit(9) if rank == 2 else time.sleep(1000)")), tmp_path, path=fake_ssh)
     assert done.returncode == 9
     assert done.stderr.splitlines()[-1].startswith("hvkeras run: rank 2 on ")
@@ -101,7 +101,7 @@ def test_a_host_that_says_nothing_is_given_up_after_the_start_timeout(tmp_path: 
     assert "no answer for 1 s" in done.stderr
 
 
-def test_a_connection_that_breaks_is_the_last_word(tmp_path: Path, fake_ssh: Path) -> None:
+def test_a_connection_that_breaks_is_reported_last(tmp_path: Path, fake_ssh: Path) -> None:
     started = Started(two_hosts("--output-filename", "logs", *python("print(os.getppid()); time.sleep(1000)")),
                       tmp_path, path=fake_ssh)
     log = tmp_path / "logs" / "rank.1" / "stdout"

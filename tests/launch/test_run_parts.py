@@ -9,7 +9,7 @@ import pytest
 
 from hvkeras.control.cause import Cause
 from hvkeras.errors import UsageError
-from hvkeras.launcher.exit_report import exit_code, last_words
+from hvkeras.launcher.exit_report import exit_code, exit_report
 from hvkeras.launcher.host_agents import Ssh, exported
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
@@ -128,7 +128,7 @@ def test_a_host_cannot_be_an_option_of_ssh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("hosts", "hostfile", "flag"), [("", None, "-H"), (None, " ", "-hostfile")])
 def test_no_hosts_are_not_this_host(hosts: str | None, hostfile: str | None, flag: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag} must be followed by hosts, and nothing is.*leave {flag} out"):
+    with pytest.raises(UsageError, match=f"{flag} must be followed by at least one host.*leave {flag} out"):
         place(2, hosts, hostfile)
 
 
@@ -147,7 +147,7 @@ def test_ssh_asks_for_no_password() -> None:
     assert "BatchMode=yes" in Ssh().command("node2", 15.0)
 
 
-KILLED = Cause("lost", 1, "node1", 7, "ended without a word")
+KILLED = Cause("lost", 1, "node1", 7, "ended unexpectedly")
 
 
 @pytest.mark.parametrize(("cause", "codes", "code"), [
@@ -164,16 +164,16 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(cause: Cause | None
     assert exit_code(cause, codes) == code
 
 
-def test_the_last_words_leave_out_tensorflows_chatter() -> None:
+def test_the_exit_report_leaves_out_tensorflows_chatter() -> None:
     tail = "I0000 00:00:1795.1 7 port.cc:153] oneDNN\nout of memory\n"
-    assert last_words(KILLED, {1: -9}, tail).splitlines() == [
+    assert exit_report(KILLED, {1: -9}, tail).splitlines() == [
         "hvkeras run: the standard error of rank 1 ends with", "out of memory",
         "hvkeras run: rank 1 on node1 (pid 7) was killed by SIGKILL"]
 
 
 def test_a_traceback_is_the_very_last() -> None:
     cause = Cause("exception", 1, "node1", 7, "failed with ValueError: x", "Traceback ...\nValueError: x\n")
-    assert last_words(cause, {1: 1}, "other").splitlines()[-2:] == ["Traceback ...", "ValueError: x"]
+    assert exit_report(cause, {1: 1}, "other").splitlines()[-2:] == ["Traceback ...", "ValueError: x"]
 
 
 def test_tensorflows_lines_about_itself_are_left_out_when_quiet() -> None:

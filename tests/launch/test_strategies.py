@@ -19,7 +19,7 @@ SPANNING = WORKERS / "spanning.py"
 # What rank 0's last line says of rank 1.
 WORDS = {
     "raise": r"failed with ValueError: the sky is falling",
-    "kill": r"ended without a word \(killed, crashed, or out of memory\)",
+    "kill": r"ended unexpectedly \(killed, crashed, or out of memory\)",
     "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",
 }
 
@@ -62,7 +62,7 @@ def test_a_rank_that_is_late_for_a_collective_of_a_strategy_is_named(
 ) -> None:
     outcome = launch(launcher, SPANNING, ("sleep",), np=3, expect_failure=True, env={"HVKERAS_STALL_SHUTDOWN": "6"})
     for rank in range(3):
-        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not come to a collective in which rank [02] has waited longer"
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered a collective in which rank [02] has waited longer"
                          r" than HVKERAS_STALL_SHUTDOWN allows \(6 s\): it is at \S*spanning.py:\d+ in <module>:"
                          r" time.sleep\(300\)", last_line(outcome.stderr(rank)))
 
@@ -79,7 +79,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     with start_job("tf_config", SPANNING, np=2, folder=tmp_path, expect_failure=True, start_order=[0],
                    env={"HVKERAS_START_TIMEOUT": "3"}) as job:
         outcome = job.wait(60.0)
-    assert re.search(r"All 2 ranks must be there within 3 s, but worker 1 \(localhost:\d+\) did not come",
+    assert re.search(r"All 2 ranks must arrive within 3 s, but worker 1 \(localhost:\d+\) did not",
                      last_line(outcome.stderr(0)))
 
 

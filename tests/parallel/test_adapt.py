@@ -47,7 +47,7 @@ def test_quantiles_are_within_the_error_of_keras(outcome: Outcome) -> None:
     assert first == second
 
 
-def test_feature_spaces_learn_together(outcome: Outcome) -> None:
+def test_feature_spaces_learn_from_all_ranks(outcome: Outcome) -> None:
     for space, other, one, difference in outcome.results("spaces"):
         assert near(space, one)
         assert near(other, one)
@@ -58,10 +58,10 @@ def test_feature_spaces_learn_together(outcome: Outcome) -> None:
     ("case", "text"),
     [("dense", "UnsupportedError: hvd.adapt knows how Keras's own layers learn"),
      ("own", "UnsupportedError: hvd.adapt knows how Keras's own layers learn"),
-     ("given", "UsageError: Only a layer that was not given what it is to learn"),
-     ("given mean", "HINT: make it without mean"),
+     ("given", "UsageError: Only a layer that was not given what it should learn"),
+     ("given mean", "HINT: create it without mean"),
      ("no data", "UsageError: A layer needs data on at least one rank"),
-     ("samples", "HINT: make it with axis=None"),
+     ("samples", "HINT: create it with axis=None"),
      ("shapes", "UsageError: All ranks must adapt a layer to data of one shape"),
      ("order", "UsageError: All ranks must adapt their layers in the same order")],
 )
@@ -100,7 +100,7 @@ def test_an_elastic_state_holds_what_layers_have_learned(outcome: Outcome) -> No
 @pytest.mark.parametrize("layer", ["inner", "text", "word", "bins"])
 def test_fit_names_a_layer_that_differs(layer: str, outcome: Outcome) -> None:
     for found in outcome.results("guarded"):
-        assert found[layer].startswith("DivergenceError: All ranks must compute the same, but the layer")
+        assert found[layer].startswith("DivergenceError: All ranks must compute the same function, but the layer")
         assert f"the layer {layer} (" in found[layer]
         assert "hvd.adapt(layer, data)" in found[layer]
 
@@ -116,7 +116,7 @@ def test_what_rounding_makes_of_a_layer_passes(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("case", ["width", "embedding"])
-def test_vocabularies_that_make_shapes_unlike_are_refused(case: str, outcome: Outcome) -> None:
+def test_vocabularies_that_make_shapes_differ_are_refused(case: str, outcome: Outcome) -> None:
     for found in outcome.results("guarded"):
         assert "Layer wide StringLookup must have a vocabulary of one size on all ranks" in found[case]
         assert "rank_0=3, rank_1=4" in found[case]

@@ -161,7 +161,7 @@ def test_process_sets(outcome: Outcome) -> None:
         assert found["gather"] == found["objects"] == members
         assert found["broadcast"] == members[-1]
         assert found["place"] == [members.index(rank), len(members), True, False, 1 + rank % 2]
-        assert "Only members of a process set take part in its allreduce" in found["foreign"]
+        assert "Only members of a process set can participate in its allreduce" in found["foreign"]
         assert found["removed"] == [True, True, False]
 
 

@@ -154,5 +154,5 @@ def test_timelines_are_chrome_traces_of_what_ran(outcome: Outcome) -> None:
         assert [event["name"] for event in alone if event["ph"] == "X"] == (["broadcast"] if rank == 0 else [])
 
 
-def test_gpus_are_told(outcome: Outcome) -> None:
+def test_gpus_are_reported(outcome: Outcome) -> None:
     assert all(told == there for told, there in outcome.results("gpus"))

@@ -37,18 +37,18 @@ def of_all_kinds(first: int) -> list[Any]:
             list(there), list(there)]
 
 
-def test_every_kind_of_collective_goes_on(outcome: Outcome) -> None:
+def test_every_kind_of_collective_continues(outcome: Outcome) -> None:
     for rank, (found, last) in enumerate(outcome.results("eager")):
         assert found == [of_all_kinds(step) for step in range(rank + 1)]
         assert last == SIZE - 1
 
 
-def test_the_last_rank_is_told(outcome: Outcome) -> None:
+def test_the_last_rank_is_returned(outcome: Outcome) -> None:
     assert outcome.results("at_once") == [[0, True]] * SIZE
 
 
 @pytest.mark.parametrize("run", ["native", "horovod", "tfdist-graphs"])
-def test_steps_go_on_eagerly_in_functions_and_in_their_loops(run: str, launch_once: Callable[..., Outcome]) -> None:
+def test_steps_continue_eagerly_in_functions_and_in_their_loops(run: str, launch_once: Callable[..., Outcome]) -> None:
     for rank, (found, last) in enumerate(of(run, launch_once).results("graphs")):
         for step, (dense, values, indices) in enumerate(found):
             there = [one for one in range(SIZE) if step < 2 + one]
@@ -58,7 +58,7 @@ def test_steps_go_on_eagerly_in_functions_and_in_their_loops(run: str, launch_on
         assert (len(found), last) == (2 + rank, SIZE - 1)
 
 
-def test_what_a_rank_never_did_itself_goes_on(outcome: Outcome) -> None:
+def test_what_a_rank_never_did_itself_continues(outcome: Outcome) -> None:
     *others, (found, last) = outcome.results("never_seen")
     assert others == [[None, SIZE - 1]] * (SIZE - 1)
     assert (found, last) == ([[[1.0] * 3] * 2, 5.0], SIZE - 1)
@@ -82,12 +82,12 @@ hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')
     # What rank 0 once took part in, so that both ranks could raise, it may not do for rank 1 that waits.
     (REFUSED_BEFORE,
      "A rank that has joined has nothing to broadcast. Received: collective='broadcast \"b\"'"),
-    ("hvd.join() if rank == 0 else time.sleep(2)", "left the job in good order while rank 0 waits for it in join()"),
+    ("hvd.join() if rank == 0 else time.sleep(2)", "left the job normally while rank 0 waits for it in join()"),
     ("time.sleep(2) or hvd.join() if rank == 0 else None",
-     "left the job in good order before rank 0 called join(), which all ranks must call"),
+     "left the job normally before rank 0 called join(), which all ranks must call"),
     ("hvd.join() if rank == 0 else 1 / 0", "ZeroDivisionError"),
 ], ids=["broadcast", "refused before", "leave", "early", "raise"])
-def test_what_cannot_go_on_ends_the_job(code: str, words: str, tmp_path: Path) -> None:
+def test_what_cannot_continue_ends_the_job(code: str, words: str, tmp_path: Path) -> None:
     command = python(f"import hvkeras as hvd; hvd.init('native')\n{code}")
     done = run(["-np", "2", *warm_ranks(command)], tmp_path, {"HVKERAS_EXIT_GRACE": "1"})
     assert done.returncode == 1

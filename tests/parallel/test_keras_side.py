@@ -60,7 +60,7 @@ def test_sparse_gradients_stay_sparse_unless_asked(outcome: Outcome) -> None:
         assert (found["sparse"], found["dense"]) == (True, False)
         assert found["values"] == found["values of the dense"] == [0.5, 1.0, 0.0, 1.5]
         assert found["table"] == [0.5, 0.0, 1.0, -0.5]
-    warning = "rows of the same index, and in eager mode they stay apart"
+    warning = "rows of the same index, and in eager mode they are not combined"
     warned = [outcome.stderr(rank).count(warning) for rank in (0, 1)]
     assert warned == [1, 0]
 
@@ -98,7 +98,7 @@ def test_ranks_with_different_data_keep_equal_weights(check: str, outcome: Outco
     assert first == second
 
 
-def test_equal_gradients_in_one_graph_are_told_apart(outcome: Outcome) -> None:
+def test_equal_gradients_in_one_graph_are_distinguished(outcome: Outcome) -> None:
     assert outcome.results("two_optimizers_in_one_step") == [[3.0, 30.0]] * 2
 
 

@@ -46,7 +46,7 @@ def test_keras_callbacks_work(result: Callable[[str], Any]) -> None:
     assert iterations == 8  # of ModelCheckpoint's file, which opens without the cluster
 
 
-def test_training_goes_on_from_a_checkpoint(result: Callable[[str], Any]) -> None:
+def test_training_resumes_from_a_checkpoint(result: Callable[[str], Any]) -> None:
     distance, same_history, kept, epochs, done = result("going_on_from_a_checkpoint")
     assert distance < 1e-6 and same_history
     assert kept == [3, 4]
@@ -54,7 +54,7 @@ def test_training_goes_on_from_a_checkpoint(result: Callable[[str], Any]) -> Non
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("another model", r"UsageError: A checkpoint must be of the model .* path='checkpoints/epoch-00004.weights.h5'"),
+    ("another model", r"UsageError: A checkpoint must belong to the model .* path='checkpoints/epoch-00004.weights."),
     ("an error in a step", r"InvalidArgumentError: (?s:.*)no number : Tensor had NaN values"),
     ("no batches", "UsageError: dataset_fn must return a dataset that has batches"),
     ("no length", r"UsageError: .* HINT: pass steps_per_epoch="),

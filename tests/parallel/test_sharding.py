@@ -59,7 +59,7 @@ def test_ranks_say_what_they_got(outcome: Outcome) -> None:
         assert f"hvkeras: rank {rank}: {COUNT // size} of {COUNT}, overlap 0, dropped {left}\n" in lines
         assert f"hvkeras: rank {rank}: {mine} of {COUNT}, overlap 0, dropped 0\n" in lines
         assert f"rank {rank}: 1 of every {size} samples of a dataset of unknown length, overlap 0, dropped " in lines
-        assert "contents are random at every reading" in lines
+        assert "contents are random each time they are read" in lines
 
 
 @pytest.mark.parametrize("kind", ["samples", "generator", "generated rows", "batches", "shuffled before"])
@@ -96,9 +96,9 @@ def test_sequences_leave_the_ranks_own_state(outcome: Outcome) -> None:
     ("different lengths", "rank_0='12 samples', rank_1='13 samples'"), ("sharded before", "not a part of them"),
     ("shuffled before", "with the same seed on every rank"), ("different arguments", "training=False"),
     ("two arguments", r"x, y = hvd.shard((x, y))"), ("dataset sharded before", "not a part of it"),
-    ("different seeds", "seeds of shuffles"), ("unordered", "take deterministic=False out"),
+    ("different seeds", "seeds of shuffles"), ("unordered", "remove deterministic=False"),
     ("unknown batches", "pass batched=True"), ("shuffled batches", "before its batch()"),
-    ("shuffle without a buffer", "pass shuffle=1000"), ("too few", "Training needs at least one sample a rank"),
+    ("shuffle without a buffer", "pass shuffle=1000"), ("too few", "Training needs at least one sample per rank"),
     ("sequence in another order", "construct the same data"), ("sequence of another length", "7 batches"),
     ("sequence shuffled apart", "which hvkeras seeds alike"), ("predict of parts", "do not shard them before"),
     ("predict of other lengths", "7 batches"), ("predict without end", "take() some batches"),
@@ -127,7 +127,7 @@ def test_what_fails_on_one_rank_stops_all(misuse: str, kind: str, words: str, ou
         assert rank == 1 or "rank_1=" in found[misuse][1]
 
 
-def test_augmented_data_are_dealt(outcome: Outcome) -> None:
+def test_augmented_data_are_split(outcome: Outcome) -> None:
     found = outcome.results("what_is_random_at_every_reading")
     assert sorted(row for rank in found for row in rank) == list(range(24))
 

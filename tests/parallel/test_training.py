@@ -1,4 +1,4 @@
-"""`fit` and `evaluate` on several ranks: exact metrics, agreed steps and stops, and the divergence guard."""
+"""`fit` and `evaluate` on several ranks: exact metrics, agreed steps and stops, and the divergence check."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_logs_that_are_no_metrics_are_averaged(outcome: Outcome) -> None:
     assert results == [[(len(results) - 1) / 2]] * len(results)
 
 
-def test_a_rank_without_data_takes_part_in_evaluate(outcome: Outcome) -> None:
+def test_a_rank_without_data_participates_in_evaluate(outcome: Outcome) -> None:
     for found in outcome.results("evaluation_without_data_on_one_rank"):
         assert found["found"] == pytest.approx(found["truth"], abs=TOLERANCE)
 
 
-def test_callbacks_decide_alike(outcome: Outcome) -> None:
+def test_callbacks_decide_in_the_same_way(outcome: Outcome) -> None:
     results = outcome.results("stopping")
     assert all(found == results[0] for found in results)
     first = results[0]
@@ -116,7 +116,7 @@ def test_callbacks_decide_alike(outcome: Outcome) -> None:
     assert first["again"] == 2, "one rank's wish ends only that fit"
 
 
-def test_uneven_data_ends_together(outcome: Outcome) -> None:
+def test_uneven_data_ends_on_all_ranks(outcome: Outcome) -> None:
     for rank, found in enumerate(outcome.results("uneven_data")):
         assert found["same"], "the ranks' weights differ"
         assert found["known"][0] == [3, 3]
@@ -150,7 +150,7 @@ def test_a_model_without_a_shape_starts_from_the_root(outcome: Outcome) -> None:
         ("another width", ("trainable variable 1 differs", "[6, 8]", "[6, 9]")),
     ],
 )
-def test_the_guard_names_a_classic_mistake(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:
+def test_the_divergence_check_names_a_classic_mistake(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:
     for found in outcome.results("mistakes"):
         assert found[case].startswith("DivergenceError: ")
         for text in texts:
@@ -161,7 +161,7 @@ def test_the_guard_names_a_classic_mistake(case: str, texts: tuple[str, ...], ou
     ("case", "texts"),
     [
         ("validation on one rank", ("All ranks must run validation, or none", "rank_0='given', rank_1='none'")),
-        ("other epochs", ("All ranks must run as many epochs", "rank_0=2, rank_1=3")),
+        ("other epochs", ("All ranks must run the same number of epochs", "rank_0=2, rank_1=3")),
         ("no reduction", ("must be reduced to one number. Received: reduction=None", 'write reduction="sum_over_')),
         ("another loss", ("All ranks must compile the model alike, but loss differs", "rank_0='mse'", "'mae'",
                           "HINT: pass")),
@@ -173,7 +173,7 @@ def test_the_guard_names_a_classic_mistake(case: str, texts: tuple[str, ...], ou
         ("no data", ("Each rank needs at least one batch", "rank_0='0 batches'", "hvd.shard(data)")),
     ],
 )
-def test_calls_that_do_not_fit_together_are_errors(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:
+def test_mismatched_calls_are_errors(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:
     for found in outcome.results("mistakes"):
         assert found[case].startswith("UsageError: ")
         for text in texts:
@@ -217,7 +217,7 @@ def test_fit_hands_on_what_it_was_given_as_it_was_given(outcome: Outcome) -> Non
         assert found["tracked"] == ["by name", [2, ["batch_size", "callbacks", "verbose"]], "none", [6, []],
                                     "none", [1, ["batch_size", "callbacks", "verbose", "y"]]]
         assert found["batches"] == [3, 3, 3]
-        assert "All ranks must run as many epochs" in found["other epochs"]
+        assert "All ranks must run the same number of epochs" in found["other epochs"]
         assert re.match("You must (call `compile|compile your model)", found["not compiled"])
         assert found["same"], "the ranks' weights differ"
 
@@ -230,13 +230,13 @@ def test_joined_ranks_train_on_all_batches_as_one_process_does(outcome: Outcome)
     assert all(found["found"] == results[0]["found"] for found in results)
 
 
-def test_the_user_is_told_once(outcome: Outcome) -> None:
+def test_the_user_is_warned_once(outcome: Outcome) -> None:
     told = outcome.stderr(0)
-    assert "the ranks have unlike numbers of batches an epoch (3 on rank 0, 2 on rank 1" in told
+    assert "the ranks have different numbers of batches per epoch (3 on rank 0, 2 on rank 1" in told
     for steps in ("1[45]", "(14|15|18|21)"):  # of one step in an execution, and of three
         assert re.search(f"stop_training was set on rank 1 alone: all ranks stop after {steps} steps", told)
-    assert "ranks that have no more batches go on without weight until all are done" in told
+    assert "ranks that have no more batches continue with zero weight until all are done" in told
     assert "no batch after the first 3, ranks [0] have" in told
     for rank in range(1, len(outcome.results("stopping"))):
-        assert "unlike numbers" not in outcome.stderr(rank)
+        assert "the ranks have different numbers" not in outcome.stderr(rank)
 

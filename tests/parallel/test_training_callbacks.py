@@ -37,9 +37,9 @@ def test_optimizers_train_as_in_one_process(outcome: Outcome) -> None:
             assert difference < TOLERANCE, f"{case} trained otherwise than one process"
 
 
-def test_training_goes_on_where_it_was(outcome: Outcome) -> None:
+def test_training_resumes_where_it_was(outcome: Outcome) -> None:
     assert max(outcome.results("resumed")) < TOLERANCE
-    assert outcome.stderr(0).count("0.05 x 2 ranks -> 0.1 over 2 epochs; goes on at epoch 1: 0.0875\n") == 1
+    assert outcome.stderr(0).count("0.05 x 2 ranks -> 0.1 over 2 epochs; resumes at epoch 1: 0.0875\n") == 1
 
 
 def test_the_momentum_correction_matters(outcome: Outcome) -> None:
@@ -69,7 +69,8 @@ def test_logs_are_averaged(outcome: Outcome) -> None:
         assert [found[key] for key in ("text", "none", "array")] == [f"rank {rank}", None, [rank]]
         assert found["history"] == [0.5, 0.5, 0.5]
         assert "loss" in found["keys"]
-    assert outcome.stderr(0).count("'only on 1' is no number in the logs of rank 0; its mean is over the other") == 1
+    assert outcome.stderr(0).count("'only on 1' is not a number in the logs of rank 0; its mean is taken over the"
+                                   " other") == 1
 
 
 def test_rank_0_alone_saves_the_best_model(outcome: Outcome) -> None:

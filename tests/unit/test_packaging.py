@@ -197,7 +197,7 @@ def test_a_library_is_found_in_any_folder_of_the_package(tmp_path: Path, monkeyp
     assert path_of("library.so") == folders[1] / "library.so"
 
 
-def test_a_misspelt_name_is_told_with_the_one_that_was_meant() -> None:
+def test_a_misspelt_name_is_reported_with_the_one_that_was_meant() -> None:
     done = subprocess.run([sys.executable, "-Ic", "import hvkeras as hvd; hvd.DistributedOptimiser"],
                           capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1].endswith("Did you mean: 'DistributedOptimizer'?")

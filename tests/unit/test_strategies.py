@@ -25,17 +25,17 @@ class Whole:
 
 
 @pytest.fixture
-def mended() -> Any:
+def patched() -> Any:
     module = SimpleNamespace(reduce_per_replica=Whole.reduce_per_replica,
                              TensorFlowTrainer=type("TensorFlowTrainer", (Whole.TensorFlowTrainer,), {}))
-    strategies.mend(module)
+    strategies.patch(module)
     return module
 
 
-def test_a_keras_that_is_whole_runs_its_own_code(mended: Any) -> None:
+def test_a_keras_that_is_whole_runs_its_own_code(patched: Any) -> None:
     probe = strategies._Probe()
-    assert mended.reduce_per_replica(1.0, probe, "auto") == (1.0, "auto")
-    model = mended.TensorFlowTrainer()
+    assert patched.reduce_per_replica(1.0, probe, "auto") == (1.0, "auto")
+    model = patched.TensorFlowTrainer()
     model._distribute_strategy = probe
     assert model._maybe_symbolic_build("iterator") == ("iterator", None)
 
@@ -45,7 +45,7 @@ def test_a_keras_that_would_add_gradients_up_is_refused() -> None:
         return strategy.reduce("MEAN", values, axis=0)
 
     old = SimpleNamespace(reduce_per_replica=averages_rows, TensorFlowTrainer=object)
-    strategies.mend(old)
+    strategies.patch(old)
     with pytest.raises(UnsupportedError, match=r"divides the loss by their number.*HINT: pip install"):
         old.reduce_per_replica(1.0, strategies._Probe(), "auto")
 
@@ -53,7 +53,7 @@ def test_a_keras_that_would_add_gradients_up_is_refused() -> None:
 def test_the_keras_at_hand_is_looked_at_and_given_back() -> None:
     trainer = pytest.importorskip("keras.src.backend.tensorflow.trainer")
     broken = trainer.reduce_per_replica
-    assert broken.__wrapped__.__module__ == trainer.__name__  # `import hvkeras` has mended it
+    assert broken.__wrapped__.__module__ == trainer.__name__  # `import hvkeras` has patched it
     repairs.restore()
     try:
         assert trainer.reduce_per_replica is broken.__wrapped__
@@ -61,7 +61,7 @@ def test_the_keras_at_hand_is_looked_at_and_given_back() -> None:
         optimizer = sys.modules["keras.src.backend.tensorflow.optimizer"]
         assert not summing.sums_once(optimizer.TFOptimizer.__new__(optimizer.TFOptimizer))
     finally:
-        strategies.mend(trainer)
-        summing.mend(optimizer)
-        summing.mend_loss_scale(sys.modules["keras.src.optimizers.loss_scale_optimizer"])
-        seeds.mend(sys.modules["keras.src.random.seed_generator"])
+        strategies.patch(trainer)
+        summing.patch(optimizer)
+        summing.patch_loss_scale(sys.modules["keras.src.optimizers.loss_scale_optimizer"])
+        seeds.patch(sys.modules["keras.src.random.seed_generator"])

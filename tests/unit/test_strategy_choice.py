@@ -71,8 +71,8 @@ def test_parameter_servers_come_from_tf_config(text: str, words: str, monkeypatc
         hvd.strategy("parameter_server")
 
 
-def test_a_missing_tpu_is_told_in_plain_words() -> None:
-    with pytest.raises(hvd.MachineError, match=r'A TPU must be there.*without a TPU, use "mirrored"'):
+def test_a_missing_tpu_is_reported_in_plain_words() -> None:
+    with pytest.raises(hvd.MachineError, match=r'A TPU must be available.*without a TPU, use "mirrored"'):
         hvd.strategy("tpu")
 
 

@@ -143,7 +143,7 @@ def _print_summary(rows: Sequence[Row]) -> None:
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in sorted(rows, key=lambda row: (row.ranks, row.rate == FASTEST, row.is_small, row.what[0])):
         kind = f"{row.what.split()[0]}s{' below 1 MiB' if row.is_small else ''}"
-        cores = "one a rank" if row.ranks == CORES else "half a one a rank"
+        cores = "one per rank" if row.ranks == CORES else "half per rank"
         network = "10 Gbit/s" if row.rate == FASTEST else "100 Mbit/s, 1 Gbit/s"
         groups.setdefault((cores, network, kind, row.backend), []).append(row.ratio)
     for group, ratios in groups.items():

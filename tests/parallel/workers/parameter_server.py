@@ -182,8 +182,8 @@ if __name__ == "__main__":
     launch = parameter_server_launch()
     if launch.rank != 0:
         parameter_server.train(lambda: None, lambda _: None)
-    from hvkeras.parameter_server.chief import leading
+    from hvkeras.parameter_server.chief import running_chief
 
-    with leading(launch, Settings()) as CHIEF:
+    with running_chief(launch, Settings()) as CHIEF:
         run_checks()
     sys.stdout.write("the chief is done\n")

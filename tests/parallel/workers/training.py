@@ -1,4 +1,4 @@
-"""What `fit` and `evaluate` do on several ranks: metrics, steps, stopping, and the divergence guard.
+"""What `fit` and `evaluate` do on several ranks: metrics, steps, stopping, and the divergence check.
 
 Arguments: `--few` for fewer metrics, and the names of checks; all by default.
 """

@@ -60,7 +60,7 @@ def test_there_is_an_end_to_keys(port: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert codes == [200] * 72 + [413] * 3
 
 
-def test_strangers_are_not_answered(port: int, peers: set[str]) -> None:
+def test_unknown_clients_are_not_answered(port: int, peers: set[str]) -> None:
     peers.clear()
     with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
         ask(port, "GET", "/global/0")

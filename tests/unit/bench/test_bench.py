@@ -84,7 +84,7 @@ def test_rows_come_back_from_json_with_figures() -> None:
 
 def test_the_table_of_allreduces_has_figures_and_reasons() -> None:
     lines, notes = printed("allreduce", ALLREDUCES)
-    assert lines[0][:2] == ["an", "allreduce"]
+    assert lines[0][:1] == ["allreduce"]
     assert lines[3] == ["4KB", "fast", "2", "us", "(1.5-2.5)", "2", "2", "3", "-", "20"]
     assert lines[4] == ["slow", "40", "us", "(25-65)", "0.1", "0.1", "-", "0.05", "-"]
     assert lines[5] == ["none", "failed", "(1)"]
@@ -107,7 +107,7 @@ def test_the_table_of_steps_has_shares_of_one_process() -> None:
 
 @pytest.mark.parametrize(("seconds", "words"), [(1.7e-6, "1.7 us"), (1309e-6, "1,309 us"), (0.0149, "14.9 ms"),
                                                 (0.368, "368 ms"), (12.5, "12.5 s")])
-def test_durations_are_told_in_the_unit_that_fits(seconds: float, words: str) -> None:
+def test_durations_are_given_in_the_unit_that_fits(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
@@ -120,7 +120,7 @@ def test_plots_are_png_files(kind: str, rows: list[Row], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
 @pytest.mark.parametrize("label", ["4B", "52B", "4KiB"])
-def test_chains_stay_finite_and_are_told_from_wrong_ones(ranks: int, label: str) -> None:
+def test_chains_stay_finite_and_are_distinguished_from_wrong_ones(ranks: int, label: str) -> None:
     task = Task(label, 0, ranks)
     # Another way to the same result: sums of float32 link by link, as an engine does it.
     tensors = [Task(label, rank, ranks).own for rank in range(ranks)]
@@ -165,16 +165,16 @@ def test_the_rise_of_the_peak_is_seen_even_after_it_went_down() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["allreduce", "-np", "1"], "Two processes at least have something to reduce. Received: np=1."),
-    (["allreduce", "--sizes", "4QB"], "--sizes must be readable (a size is a number and one of B, KB"),
+    (["allreduce", "-np", "1"], "At least two processes are needed to reduce anything. Received: np=1."),
+    (["allreduce", "--sizes", "4QB"], "--sizes must be readable (a size must be a number and one of B, KB"),
     (["allreduce", "--sizes", "6B"], "a size is a multiple of 4 bytes. Received: size='6B', bytes=6."),
     (["allreduce", "--sizes", ","], "--sizes takes names separated by commas"),
     (["allreduce", "--models", "mlp"], "--models belongs to hvkeras bench step"),
     (["step", "--sizes", "4KB"], "--sizes belongs to hvkeras bench allreduce"),
     (["step", "--models", "gpt"], "A model is one of mlp, transformer, resnet50. Received: model='gpt'."),
     (["step", "--backends", "gpu"], "The backend must be one of auto, native, horovod"),
-    (["step", "--rounds", "0"], "--rounds is a positive number"),
-    (["step", "--rounds", "3", "--time", "4"], "--rounds is a positive number, and stands instead of --time"),
+    (["step", "--rounds", "0"], "--rounds must be a positive number"),
+    (["step", "--rounds", "3", "--time", "4"], "--rounds must be a positive number, and replaces --time"),
     (["step", "--pin", "-np", "4097"], "--pin needs a core for each process"),
     (["step", "--plot", "/nowhere/plot.png"], "Files must be writable"),
     (["step", "--jit", "--fast"], "The command line must be readable (unrecognized arguments: --fast)"),

@@ -75,8 +75,8 @@ def test_a_save_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "weights_only", "message"), [
-    (None, False, "must know where to write.*pass filepath="),
-    ("", False, "must know where to write"),
+    (None, False, "needs a filepath.*pass filepath="),
+    ("", False, "needs a filepath"),
     ("best", False, "must end in .keras or .h5 for a whole model"),
     ("best.keras", True, "must end in .weights.h5 for weights"),
 ])
@@ -86,7 +86,7 @@ def test_wrong_paths_of_the_best_model(path: Any, weights_only: bool, message: s
         compiled().fit(*data(), verbose=0, callbacks=[callback])
 
 
-def test_the_twin_takes_its_parameters_in_the_order_of_horovod_keras() -> None:
+def test_the_alias_takes_its_parameters_in_the_order_of_horovod_keras() -> None:
     callback = twins.BestModelCheckpoint("loss", 1, "max", 5)
     assert (callback.monitor, callback.verbose, callback.save_freq) == ("loss", 1, 5)
     assert isinstance(callback, keras.callbacks.ModelCheckpoint)

@@ -100,15 +100,15 @@ def test_logs_and_history_have_the_rate() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"initial_epoch": 2}])
-def test_it_goes_on_with_the_optimizer(options: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_resumes_with_the_optimizer(options: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     model = compiled()
     rates(model, smooth(), epochs=2)
     assert rates(model, smooth(), epochs=4 if options else 2, **options) == pytest.approx(SMOOTH[8:16])
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "hvkeras: learning rate: 0.4 x halving(epoch) from epoch 0 on, changing at each step; goes on at epoch 2: 0.1")
+        "hvkeras: learning rate: 0.4 x halving(epoch) from epoch 0 on, changing at each step; resumes at epoch 2: 0.1")
 
 
-def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
+def test_it_resumes_in_the_middle_of_an_epoch() -> None:
     model = compiled()
     model.optimizer.iterations.assign(6)
     assert rates(model, smooth(), epochs=1) == pytest.approx(SMOOTH[6:10])
@@ -123,7 +123,7 @@ def test_initial_epoch_counts_for_a_new_optimizer_and_for_other_batches(capsys: 
     model = compiled()
     assert rates(model, smooth(), epochs=4, initial_epoch=3) == pytest.approx(SMOOTH[12:16])
     assert rates(model, smooth(), epochs=9, initial_epoch=8) == pytest.approx(SMOOTH[32:36])
-    assert "(initial_epoch counts, though the optimizer is at step 4)" in capsys.readouterr().err
+    assert "(initial_epoch takes precedence, though the optimizer is at step 4)" in capsys.readouterr().err
 
 
 def test_executions_of_several_steps_end_at_the_right_rate() -> None:
@@ -158,12 +158,12 @@ def test_data_of_unknown_length() -> None:
     assert rates(compiled(), ended, x=unknown()) == pytest.approx([RATE] * STEPS)
     model = compiled()
     rates(model, stairs, x=unknown())
-    with pytest.raises(hvd.UsageError, match=r"where training goes on.*or initial_epoch= to fit"):
+    with pytest.raises(hvd.UsageError, match=r"where training resumes.*or initial_epoch= to fit"):
         rates(model, stairs, x=unknown())
     assert rates(model, stairs, x=unknown(), epochs=2, initial_epoch=1) == pytest.approx(EPOCHS[4:8])
 
 
-def test_epochs_longer_than_told_stay_one_epoch() -> None:
+def test_epochs_longer_than_given_stay_one_epoch() -> None:
     found = rates(compiled(), LearningRateScheduleCallback(RATE, halving, steps_per_epoch=3), epochs=2)
     assert found == pytest.approx(EPOCHS[:8])
 

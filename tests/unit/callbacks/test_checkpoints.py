@@ -118,7 +118,7 @@ def assert_same_state(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(("kind", "save_freq", "cut"), [
     *(pytest.param(kind, 2, 9, marks=pytest.mark.oldest if kind in ("arrays", "PyDataset") else ()) for kind in DATA),
     ("shuffled dataset", "epoch", 14), pytest.param("unknown length", "epoch", 14, marks=pytest.mark.slow)])
-def test_training_goes_on_as_if_it_had_not_been_cut_off(kind: str, save_freq: Any, cut: int, tmp_path: Path,
+def test_training_resumes_as_if_it_had_not_been_cut_off(kind: str, save_freq: Any, cut: int, tmp_path: Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     whole, drawn = train(None, DATA[kind])
     train(tmp_path / "backup", DATA[kind], cut, save_freq)
@@ -127,11 +127,11 @@ def test_training_goes_on_as_if_it_had_not_been_cut_off(kind: str, save_freq: An
     assert 0 < len(drawn_again) < len(drawn)
     if kind != "PyDataset":  # Keras shuffles it in a thread of its own, by the same global generator
         assert drawn_again == drawn[-len(drawn_again):]
-    assert capsys.readouterr().err.count("training goes on with epoch") == 1
+    assert capsys.readouterr().err.count("training resumes with epoch") == 1
     assert not (tmp_path / "backup").exists()
 
 
-def test_executions_of_several_steps_go_on_where_they_were(tmp_path: Path) -> None:
+def test_executions_of_several_steps_resume_where_they_were(tmp_path: Path) -> None:
     several: dict[str, Any] = {"compiled": {"steps_per_execution": 2, "run_eagerly": False}}
     whole, _ = train(None, DATA["arrays"], **several)
     train(tmp_path, DATA["arrays"], 4, 2, **several)  # in the second epoch, after its first execution
@@ -142,7 +142,7 @@ def test_executions_of_several_steps_go_on_where_they_were(tmp_path: Path) -> No
 
 
 @pytest.mark.oldest
-def test_callbacks_go_on_with_what_they_have_seen(tmp_path: Path) -> None:
+def test_callbacks_resume_with_what_they_have_seen(tmp_path: Path) -> None:
     def watching() -> Any:
         return [keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=2, min_delta=100),
                 keras.callbacks.EarlyStopping("loss", patience=2, min_delta=100, restore_best_weights=True)]
@@ -157,7 +157,7 @@ def test_callbacks_go_on_with_what_they_have_seen(tmp_path: Path) -> None:
     assert len(undisturbed) == 18
 
 
-def test_a_warm_up_goes_on_amid_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_resumes_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_LOG_LEVEL", "warning")  # init() would set it for the rest of the process
     hvd.init("local")
     try:
@@ -208,14 +208,14 @@ def test_a_position_holds_at_other_sizes(saved: Position, now: Any, step: int | 
     assert saved.step_for(*now) == step
 
 
-def test_data_of_unknown_length_begin_the_epoch_anew_at_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_data_of_unknown_length_start_the_epoch_over_at_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(hvd.callbacks.training_group.TrainingGroup, "workers", 2)
     train(tmp_path, DATA["unknown length"], 9, 2)
     monkeypatch.undo()
     _, drawn = train(tmp_path, DATA["unknown length"])
     assert [step[:2] for step in drawn[:2]] == [(1, 0), (1, 1)]
-    assert capsys.readouterr().err.count("nobody can tell where 1 workers go on in data of unknown length") == 1
+    assert capsys.readouterr().err.count("the position of 1 workers cannot be derived from") == 1
 
 
 def test_data_that_end_where_the_backup_was_made(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def test_data_that_end_where_the_backup_was_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("",), "must know a folder.*pass backup_dir="), ((None,), "must know a folder"),
-    (("gs://bucket/backup",), "must know a folder of this machine"),
+    (("",), "needs a folder.*pass backup_dir="), ((None,), "needs a folder"),
+    (("gs://bucket/backup",), "needs a folder of this machine"),
     (("backup", "batch"), 'save_freq must be "epoch" or a positive number'), (("backup", 0), "save_freq must be"),
     (("backup", False), "save_freq must be"),
 ])
-def test_wrong_arguments_are_told(arguments: Any, message: str) -> None:
+def test_wrong_arguments_are_reported(arguments: Any, message: str) -> None:
     with pytest.raises(hvd.UsageError, match=message):
         BackupAndRestore(*arguments)
 
@@ -242,9 +242,9 @@ def test_a_backup_of_something_else_is_refused(tmp_path: Path) -> None:
         train(tmp_path, DATA["arrays"], optimizer=keras.optimizers.Adam())
     wider = keras.Sequential([keras.Input((3,)), keras.layers.Dense(7), keras.layers.Dense(1)])
     wider.compile("sgd", "mse")
-    with pytest.raises(hvd.UsageError, match="must be of the model that is trained"):
+    with pytest.raises(hvd.UsageError, match="must belong to the model that is trained"):
         wider.fit(X, Y, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
-    with pytest.raises(hvd.UsageError, match="takes one BackupAndRestore"):
+    with pytest.raises(hvd.UsageError, match="can have one BackupAndRestore"):
         compiled().fit(X, Y, verbose=0, callbacks=[BackupAndRestore(tmp_path / name) for name in "ab"])
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     callback = BackupAndRestore(tmp_path)
@@ -253,7 +253,8 @@ def test_a_backup_of_something_else_is_refused(tmp_path: Path) -> None:
         callback.on_train_begin()
 
 
-def test_a_spoilt_backup_is_told_and_the_one_before_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_backup_is_reported_and_the_previous_one_is_used(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, DATA["arrays"], 5, 2, backup={"double_checkpoint": True})
     (tmp_path / "latest.weights.h5").write_bytes(b"no HDF5")
     _, drawn = train(tmp_path, DATA["arrays"], cut=8, backup={"double_checkpoint": True})
@@ -261,7 +262,7 @@ def test_a_spoilt_backup_is_told_and_the_one_before_is_used(tmp_path: Path, caps
     assert "previous.weights.h5, as latest.weights.h5 cannot be read" in capsys.readouterr().err
     for path in tmp_path.iterdir():
         path.write_bytes(b"no HDF5")
-    with pytest.raises(hvd.UsageError, match=r"must be readable.*remove it to begin anew"):
+    with pytest.raises(hvd.UsageError, match=r"must be readable.*remove it to start over"):
         train(tmp_path, DATA["arrays"])
 
 
@@ -276,7 +277,7 @@ def test_a_folder_is_left_as_it_was_found(tmp_path: Path) -> None:
 
 def test_a_backup_that_cannot_be_written_ends_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(hvd.MachineError, match=r"must be writable.*folder with room.*"):
+    with pytest.raises(hvd.MachineError, match=r"must be writable.*folder with free space.*"):
         train(tmp_path / "file" / "backup", DATA["arrays"])
 
 
@@ -302,15 +303,15 @@ def test_a_full_disk_is_called_so_and_leaves_the_former_file(kind: str, share: f
             model.fit(X, Y, epochs=2, verbose=0, callbacks=[written, Full()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    size = re.fullmatch(rf"A file must have room on its disk \(File too large\)\. Received: path='{path}', size=(\d+),"
-                        r" room_left=\d+\. HINT: make room, or choose another folder; the file that was there before is"
-                        r" still whole\.", str(caught.value))
+    size = re.fullmatch(rf"A file must fit on its disk \(File too large\)\. Received: path='{path}', size=(\d+),"
+                        r" room_left=\d+\. HINT: free space, or choose another folder; the previous file is still"
+                        r" intact\.", str(caught.value))
     assert size is not None, caught.value
     assert 0 < int(size[1]) <= len(former)
     assert [(each.name, each.read_bytes() == former) for each in tmp_path.iterdir()] == [(path.name, True)]
 
 
-def test_training_goes_on_from_the_backup_of_keras_s_own_callback(tmp_path: Path) -> None:
+def test_training_resumes_from_the_backup_of_keras_s_own_callback(tmp_path: Path) -> None:
     with pytest.raises(CutOffError):
         compiled().fit(X, Y, epochs=3, batch_size=4, verbose=0, callbacks=[
             keras.callbacks.BackupAndRestore(tmp_path), CutOff(7)])

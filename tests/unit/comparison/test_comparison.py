@@ -32,7 +32,7 @@ from hvkeras.comparison.runs import trials_of
 from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.table import explanations, scaling_table, table
 from hvkeras.control.cause import Cause
-from hvkeras.launcher.exit_report import last_words, root_cause
+from hvkeras.launcher.exit_report import exit_report, root_cause
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.records.record import Record, write_weights
 from hvkeras.records.time_split import TimeSplit
@@ -169,7 +169,7 @@ def test_a_job_that_trained_otherwise_is_a_row_with_a_reason(records: list[Recor
     assert result("tfdist", 2, records, "").reason.startswith(reason)
 
 
-def test_a_script_that_chose_its_backend_is_told_so() -> None:
+def test_a_script_that_chose_its_backend_is_reported() -> None:
     reason = "the script chose the backend tfdist itself: leave it out of hvd.init() and of the script's arguments"
     assert result("horovod", 2, [record(), record(1)], "").reason == reason
     assert not result(ONE_PROCESS, 1, [record(size=1)], "").reason
@@ -307,14 +307,14 @@ def test_several_sizes_are_a_table_of_their_own() -> None:
 
 @pytest.mark.parametrize(("results", "words"), [
     (REPEATED[:3],
-     "native was the fastest on 2 processes, with 10.5 ms a step, 10 to 11 in 2 runs: tfdist took 1.1 times as long ("),
+     "native was the fastest on 2 processes, with 10.5 ms per step, 10 to 11 in 2 runs: tfdist took 1.1 times as long"),
     ([RESULTS[0], Result("native", 2, "", (0.0150, 0.0155, 0.0170)), RESULTS[1]],
-     "There is no clear difference on 2 processes between horovod (14.9 ms a step, 14.1 to 16 in half of the steps)"),
-    (RESULTS[:2], "horovod was the fastest on 2 processes, with 14.9 ms a step, 14.1 to 16 in half of the steps:"),
-    (RESULTS[2:], "No backend ran on 2 processes: the table says why."),
+     "There is no clear difference on 2 processes between horovod (14.9 ms per step, 14.1 to 16 in half of the steps)"),
+    (RESULTS[:2], "horovod was the fastest on 2 processes, with 14.9 ms per step, 14.1 to 16 in half of the steps:"),
+    (RESULTS[2:], "No backend ran on 2 processes: the table gives the reason."),
     ([*RESULTS[2:], RESULTS[0]],
-     "horovod took 14.9 ms a step, 14.1 to 16 in half of the steps on 2 processes; no other backend ran."),
-    ([RESULTS[0]], "horovod took 14.9 ms a step, 14.1 to 16 in half of the steps on 2 processes; no other backend was"),
+     "horovod took 14.9 ms per step, 14.1 to 16 in half of the steps on 2 processes; no other backend ran."),
+    ([RESULTS[0]], "horovod took 14.9 ms per step, 14.1 to 16 in half of the steps on 2 processes; no other backend"),
     ([Result("native", 2, remarks=("XLA has no clock",))], "How fast the backends are on 2 processes is not known"),
 ])
 def test_the_first_sentence_is_about_speed(results: list[Result], words: str) -> None:
@@ -335,10 +335,10 @@ def pair(difference: float | str | None, losses: tuple[float, float] = (0.5, 0.5
     (pair(2e-7, (0.5, 0.6)), "The final weights agree (to 2.0e-07 of the largest one), but the final losses are 0.5"),
     (pair(0.5), "The results do not agree: tfdist's final weights differ from native's by 5.0e-01 of the largest one"),
     (pair(0.5, (0.5, np.nan)), "The results do not agree: tfdist's final weights differ from native's by 5.0e-01 of"),
-    (pair(0.5, own=0.4), "Whether the results agree cannot be told, as the script does not repeat itself: native"),
+    (pair(0.5, own=0.4), "Whether the results agree cannot be determined, as the script is not reproducible: native"),
     (pair("other shapes"), "The results do not agree: the weights cannot be compared with native's (tfdist's are othe"),
     (pair(None), "Whether the weights agree is not known, as none were recorded, and the final loss is 0.5."),
-    (RESULTS[2:], "Whether results agree cannot be told of fewer than two backends that ran."),
+    (RESULTS[2:], "Whether the results agree cannot be determined with fewer than two backends that ran."),
 ])
 def test_the_second_sentence_is_about_results(results: list[Result], words: str) -> None:
     assert sentences(comparison(results))[1].startswith(words)
@@ -357,7 +357,7 @@ def test_the_third_sentence_is_about_what_limits() -> None:
     assert sentences(comparison([run, SINGLE]))[2] == kept + words
     pauses = Finding("pauses", 0.9, "Validation.", "Validate less.")
     assert sentences(comparison([replace(run, limits=[pauses, slow])]))[2] == words
-    assert sentences(comparison([replace(run, limits=())]))[2].startswith("Nothing but computing limits training.")
+    assert sentences(comparison([replace(run, limits=())]))[2].startswith("Only computing limits training.")
     assert sentences(comparison([replace(run, splits={}, limits=())]))[2].startswith("What limits the job is not known")
     assert sentences(comparison([RESULTS[2]]))[2] == "What limits the job is not known, as no step was timed."
 
@@ -417,13 +417,13 @@ TRACE = "Traceback (most recent call last):\n  File ...\nValueError: the sky is 
 
 
 @pytest.mark.parametrize(("stderr", "reason"), [
-    (last_words(Cause("exception", 1, "node", 7, "failed with ValueError: x", TRACE), {1: 1}, ""),
+    (exit_report(Cause("exception", 1, "node", 7, "failed with ValueError: x", TRACE), {1: 1}, ""),
      "rank 1 on node failed with ValueError: x"),
-    (last_words(Cause("exit", 1, "node", 7, "exited with code 1", "", 1), {1: 1}, f"chatter\n{TRACE}\n"),
+    (exit_report(Cause("exit", 1, "node", 7, "exited with code 1", "", 1), {1: 1}, f"chatter\n{TRACE}\n"),
      "rank 1 on node exited with code 1: ValueError: the sky is falling"),
-    (last_words(Cause("exit", 0, "node", 7, "exited with code 2", "", 2), {0: 2}, "usage: x\nx: error: what\n"),
+    (exit_report(Cause("exit", 0, "node", 7, "exited with code 2", "", 2), {0: 2}, "usage: x\nx: error: what\n"),
      "rank 0 on node exited with code 2: x: error: what"),
-    (last_words(Cause("signal", 0, "node", 7, "was killed by SIGKILL", "", 137), {0: -9}, ""),
+    (exit_report(Cause("signal", 0, "node", 7, "was killed by SIGKILL", "", 137), {0: -9}, ""),
      "rank 0 on node was killed by SIGKILL"),
     ("hvkeras run: Every host must answer.", "Every host must answer."),
     ("Segmentation fault", "hvkeras run was killed by SIGSEGV: Segmentation fault"),
@@ -436,12 +436,14 @@ def test_the_root_cause_is_one_line(stderr: str, reason: str) -> None:
 @pytest.mark.parametrize(("arguments", "complaint"), [
     ([], "The command that the ranks run must be given"),
     (["-np", "2"], "The command that the ranks run must be given"),
-    (["python", "train.py"], "Two processes at least are compared with one. Received: np=None. HINT: hvkeras compare"),
+    (["python", "train.py"],
+     ("At least two processes are needed for a comparison with one. Received: np=None. HINT:"
+      " hvkeras compare")),
     (["-np", "1", "true"], "Received: np='1'"),
     (["-np", "1,2", "--no-baseline", "true"], "1 in -np is the baseline. Received: np='1,2'"),
     (["-np", "2,x", "true"], "invalid sizes value: '2,x'"),
-    (["-np", "0,2", "true"], "a number of processes is positive, not 0"),
-    (["-np", "2", "--repeat", "0", "true"], "a job runs once at least, not 0 times"),
+    (["-np", "0,2", "true"], "a number of processes must be positive, not 0"),
+    (["-np", "2", "--repeat", "0", "true"], "a job runs at least once, not 0 times"),
     (["-np", "2,3", "-H", "localhost:2", "true"], "Received: np=3"),
     (["-np", "2", "--backend", "tfdist", "true"], "Received: flag='--backend'. HINT: did you mean --backends"),
     (["-np", "2", "--backends", "tfdist,tfidst", "true"], "Received: backend='tfidst'"),

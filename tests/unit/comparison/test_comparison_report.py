@@ -39,7 +39,7 @@ def comparison(folder: Path) -> Comparison:
                 round=number, seconds=12.0, metrics={"accuracy": 0.97}, splits=dict.fromkeys(range(size), part),
                 bytes_in_step=4e6, peak_memory=7 * 10**8,
                 losses=[(second * step, 2.3 * 0.9**second) for second in range(50)]))
-    runs.append(Result("horovod", 4, "rank 1 on <node> failed with ValueError: x & y", last_words="ValueError: x & y"))
+    runs.append(Result("horovod", 4, "rank 1 on <node> failed with ValueError: x & y", error_tail="ValueError: x & y"))
     return Comparison("python train.py --name '<b>'", (2, 4), 2, rows_of(runs), "on 1 of 4 cores, as each rank", folder,
                       1.7e9, 100.0, {"cpu": "a processor"})
 
@@ -122,7 +122,7 @@ def test_without_matplotlib_all_is_there_but_the_charts(tmp_path: Path, monkeypa
 def test_a_comparison_of_nothing_is_a_page_as_well(tmp_path: Path) -> None:
     made = Comparison("train.py", (2,), 1, rows_of([Result("native", 2, "no")]), "", tmp_path, 1.7e9, 1.0)
     report.write(made, tmp_path)
-    assert "No backend ran on 2 processes: the table says why." in (tmp_path / "report.html").read_text()
+    assert "No backend ran on 2 processes: the table gives the reason." in (tmp_path / "report.html").read_text()
 
 
 def test_a_notebook_shows_the_report_and_a_terminal_the_table(folder: Path) -> None:

@@ -69,14 +69,14 @@ def test_the_shortest_round_trip_counts_until_clocks_may_have_drifted() -> None:
     assert mine.begin()
     for round_trip, late in ((0.4, 0.1), (0.002, 0.0), (0.3, 0.0)):  # late: how unlike the two directions are
         asked, now[0] = now[0], now[0] + round_trip
-        assert mine.hear(asked, asked + round_trip / 2 + 7.0 + late, "there")
+        assert mine.receive_answer(asked, asked + round_trip / 2 + 7.0 + late, "there")
     offset = mine.offset
     assert offset is not None
     assert offset.seconds == pytest.approx(7.0)
     assert offset.uncertainty == pytest.approx(0.001 + 0.3 * clock.DRIFT)
     now[0] += 3600.0
     mine.begin()
-    mine.hear(now[0] - 0.02, now[0] - 0.01 + 7.05, "there")
+    mine.receive_answer(now[0] - 0.02, now[0] - 0.01 + 7.05, "there")
     assert mine.offset is not None
     assert mine.offset.seconds == pytest.approx(7.05)  # the old answer may be wrong by 54 ms by now
 

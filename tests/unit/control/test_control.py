@@ -92,7 +92,7 @@ def test_gather_names_the_missing_rank(channel):
     pair = channel()
     client = pair.join(0)
     missing = []
-    with pytest.raises(PeerError, match="rank 1 did not come"):
+    with pytest.raises(PeerError, match=r"All 2 ranks must arrive .* rank 1 did not"):
         client.gather("k", 1, 2.5, on_missing=lambda ranks, waited: missing.append(ranks))
     assert [1] in missing
 
@@ -113,9 +113,9 @@ def test_a_stranger_learns_nothing_and_cannot_speak(channel):
     assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
 
 
-def test_strangers_are_counted_in_one_line_and_cannot_use_up_the_room(channel, monkeypatch, caplog):
+def test_unauthenticated_clients_are_counted_in_one_line_and_limited(channel, monkeypatch, caplog):
     lines = queue.Queue()
-    monkeypatch.setattr(unproven, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(unproven, "MAX_CONCURRENT", 3)
     pair = channel()
     pair.server._on_note = lines.put
     waiting = [socket.create_connection(pair.server.address, timeout=5.0) for _ in range(5)]  # the size is 2
@@ -124,8 +124,8 @@ def test_strangers_are_counted_in_one_line_and_cannot_use_up_the_room(channel, m
         for _ in range(4):
             with socket.create_connection(pair.server.address, timeout=5.0) as one_more:
                 assert one_more.recv(100) == b""
-        assert re.fullmatch(r"[1-4] connections? to the control channel did not prove the job's secret, the last from"
-                            r" 127\.0\.0\.1; they get nothing", lines.get(timeout=10.0))
+        assert re.fullmatch(r"[1-4] connections? to the control channel did not prove knowledge of the job's secret,"
+                            r" the last one from 127\.0\.0\.1; they were refused", lines.get(timeout=10.0))
     finally:
         for each in waiting:
             each.close()
@@ -138,7 +138,7 @@ def test_strangers_are_counted_in_one_line_and_cannot_use_up_the_room(channel, m
     assert lines.empty()  # the next one comes a minute later
     pair.server._on_loop_error(pair.server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
     assert not caplog.records
-    assert "10 connections" in pair.server._unproven.line(time.monotonic() + unproven.TOLD_EVERY)
+    assert "10 connections" in pair.server._unproven.report(time.monotonic() + unproven.REPORT_EVERY)
 
 
 def test_nobody_can_join_once_all_ranks_are_there(channel):
@@ -182,9 +182,9 @@ def test_two_processes_of_one_rank_end_the_job_naming_both(channel):
     assert f"pid {os.getpid()} on host0" in pair.ends.get(timeout=5.0).error
 
 
-def test_a_rank_that_was_told_another_size_is_refused(channel):
+def test_a_rank_with_another_size_is_refused(channel):
     pair = channel()
-    with pytest.raises(UsageError, match="told of 3 ranks, the others of 2"):
+    with pytest.raises(UsageError, match="started as one of 3 ranks, the others as one of 2"):
         pair.join(0, size=3)
 
 
@@ -213,7 +213,7 @@ def test_ranks_that_another_has_waited_for_too_long_say_where_they_are(channel, 
     clients[0].fail(Cause("timeout", 0, "host0", 1, "failed with DeadlineExceededError"), secondary=True)
     cause = trio.ends.get(timeout=10.0)  # the main thread of all three, and in no call of TensorFlow's
     assert (cause.kind, cause.rank) == ("stalled", None)
-    assert cause.error.startswith("ranks have not come to a collective in which rank 0 has waited longer than"
+    assert cause.error.startswith("ranks have not entered a collective in which rank 0 has waited longer than"
                                   " HVKERAS_STALL_SHUTDOWN allows (4 s): rank 1 at ")
     assert ", rank 2 at " in cause.error and "rank 0 at" not in cause.error
     assert "rank 1 on host1" in capfd.readouterr().err

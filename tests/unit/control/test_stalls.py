@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras.control.stalls import AT_ONCE, Stalls
+from hvkeras.control.stalls import MAX_WARNINGS, Stalls
 
 
 def still(seconds: float, **changes: Any) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def found(stalls: Stalls, waiting: Any = ()) -> list[tuple[str, int | None]]:
     return [(finding.kind, finding.rank) for finding in stalls.check(waiting)]
 
 
-def test_a_stall_is_told_ever_more_rarely_and_then_ends_the_job() -> None:
+def test_a_stall_is_reported_ever_more_rarely_and_then_ends_the_job() -> None:
     stalls = Stalls(10.0, 60.0)
     told = []
     for seconds in range(5, 60, 5):
@@ -26,11 +26,10 @@ def test_a_stall_is_told_ever_more_rarely_and_then_ends_the_job() -> None:
     stalls.update(1, still(60.0))
     (finding,) = stalls.check(())
     assert (finding.kind, finding.rank) == ("stalled", 1)
-    assert finding.text == ("has not moved for 60 s: train step 3 of epoch 1 (HVKERAS_STALL_SHUTDOWN sets how long it"
-                            " may)")
+    assert finding.text == "has not moved for 60 s: train step 3 of epoch 1 (HVKERAS_STALL_SHUTDOWN sets the limit)"
 
 
-def test_a_rank_that_moves_again_is_told_of_anew() -> None:
+def test_a_rank_that_moves_again_is_reported_again() -> None:
     stalls = Stalls(10.0, 60.0)
     stalls.update(0, still(10.0))
     assert found(stalls) == [("warning", 0)]
@@ -55,7 +54,7 @@ def test_the_job_does_not_end_where_that_may_take_long_or_something_still_runs()
     assert found(stalls) == []
 
 
-def test_a_loop_of_ones_own_is_told_of_once() -> None:
+def test_a_custom_loop_is_reported_once() -> None:
     stalls = Stalls(10.0, 60.0)
     for seconds in (10.0, 50.0, 1000.0):
         stalls.update(0, still(seconds, within=False, may_end=False))
@@ -69,13 +68,13 @@ def test_the_rank_that_is_named_is_not_in_a_step_that_may_wait_for_it() -> None:
     stalls.update(2, still(61.0))
     (finding,) = stalls.check(())
     assert finding.rank == 1
-    assert "input, the batch of train step 3 of epoch 1; nor have ranks 0, 2 (" in finding.text
+    assert "input, the batch of train step 3 of epoch 1; ranks 0, 2 have not moved either (" in finding.text
 
 
 def test_of_very_many_ranks_some_say_where_they_are_and_the_others_are_named() -> None:
     stalls = Stalls(10.0, 0.0)
-    for rank in range(AT_ONCE + 2):
+    for rank in range(MAX_WARNINGS + 2):
         stalls.update(rank, still(10.0))
     findings = stalls.check(())
-    assert [finding.rank for finding in findings] == list(range(AT_ONCE))
-    assert findings[0].text == f"2 more ranks do not move either: {AT_ONCE}, {AT_ONCE + 1}"
+    assert [finding.rank for finding in findings] == list(range(MAX_WARNINGS))
+    assert findings[0].text == f"2 more ranks are not moving either: {MAX_WARNINGS}, {MAX_WARNINGS + 1}"

@@ -18,8 +18,8 @@ def test_all_stop_after_the_latest_execution_that_a_rank_has_come_to() -> None:
     stops = Stops()
     assert [rank for rank, asked in stops.ask(2, "fit", [0, 2, 5]) if asked["type"] == "stopping"] == [0, 2, 5]
     assert list(stops.ask(5, "fit", [0, 2, 5])) == [], "one question is enough"
-    assert [list(stops.hear(rank, "fit", done)) for rank, done in ((2, 7), (0, 8))] == [[], []]
-    told = list(stops.hear(5, "fit", 7))
+    assert [list(stops.receive(rank, "fit", done)) for rank, done in ((2, 7), (0, 8))] == [[], []]
+    told = list(stops.receive(5, "fit", 7))
     assert [rank for rank, _ in told] == [0, 2, 5]
     assert all((one["executions"], one["wishes"]) == (8, [2, 5]) for _, one in told)
     assert list(stops.ask(0, "fit", [0, 2, 5])) == [], "it is decided"
@@ -49,6 +49,6 @@ def test_a_rank_asks_once_and_waits_for_no_longer_than_it_may() -> None:
     stop = Stop()
     stop.begin()
     for _ in range(2):
-        with pytest.raises(PeerError, match="All ranks must agree when to stop training within 0"):
+        with pytest.raises(PeerError, match="All ranks must agree on when to stop training within 0"):
             stop.now(True, lambda: asked.append(1), nothing, 0.1)
     assert asked == [1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvkeras.control.waits import IDLE, KEPT, Waits
+from hvkeras.control.waits import IDLE, MAX_PLANS, Waits
 
 
 def plan(label="gradients", tensors=("kernel float32[2, 3]",), ranks=(0, 1), operation="allreduce sum"):
@@ -76,7 +76,7 @@ def test_a_mismatch_says_where_each_rank_entered_its_plan():
     assert finding.text.endswith("; rank 0 at train.py:31 in step, rank 1 at train.py:35 in step")
 
 
-def test_a_late_rank_is_told_where_the_others_wait():
+def test_a_late_rank_learns_where_the_others_wait():
     waits = make(a=plan())
     waits.update(0, {"a": 1}, {"a": "train.py:31 in step"})
     waits.check(0.0)
@@ -110,7 +110,7 @@ def test_a_mismatch_waits_for_late_ranks_before_it_ends_the_job():
     assert (finding.kind, finding.keys) == ("mismatch", ())
 
 
-def test_progress_makes_a_wait_start_anew():
+def test_progress_makes_a_wait_start_over():
     waits = make(a=plan(), b=plan(label="other"))
     waits.update(0, {"a": 1})
     waits.update(1, {"b": 1})
@@ -177,11 +177,11 @@ def settled(count: int) -> Waits:
 
 
 def test_plans_that_nobody_enters_any_more_are_forgotten_where_many_are_known():
-    waits = settled(KEPT + 1)
+    waits = settled(MAX_PLANS + 1)
     assert waits.to_forget(0.0) == {}
     waits.update(0, {"p0": 2})
     asked = waits.to_forget(IDLE)
-    assert [sorted(asked[rank]) for rank in range(2)] == [sorted(f"p{one}" for one in range(1, KEPT + 1))] * 2
+    assert [sorted(asked[rank]) for rank in range(2)] == [sorted(f"p{one}" for one in range(1, MAX_PLANS + 1))] * 2
     assert waits.to_forget(IDLE) == {}, "they are asked once"
     assert waits.forgotten(0, asked[0], asked[0]) == []
     assert sorted(waits.forgotten(1, asked[1], asked[1])) == sorted(asked[1])
@@ -190,13 +190,13 @@ def test_plans_that_nobody_enters_any_more_are_forgotten_where_many_are_known():
 
 
 def test_a_rank_that_enters_a_plan_again_before_all_have_forgotten_it_counts_on():
-    waits = settled(KEPT + 1)
+    waits = settled(MAX_PLANS + 1)
     waits.to_forget(0.0)
     asked = waits.to_forget(IDLE)
     waits.update(0, {"p1": 2})
     waits.forgotten(0, asked[0], [key for key in asked[0] if key != "p1"])
     gone = waits.forgotten(1, asked[1], asked[1])
-    assert "p1" not in gone and len(gone) == KEPT
+    assert "p1" not in gone and len(gone) == MAX_PLANS
     assert waits.counts("p1") == {0: 2, 1: 1}
     waits.update(1, {"p1": 1})  # from zero, since it has forgotten that it did before
     assert waits.counts("p1") == {0: 2, 1: 2}

@@ -105,7 +105,7 @@ def test_variables_of_both_modes() -> None:
         assert session.run(variable) == 7.0
 
 
-def test_another_process_goes_on_from_the_last_commit(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_resumes_from_the_last_commit(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @hvd.elastic.run
     def fails(state: Any) -> None:
         for state.epoch in range(1, 5):
@@ -127,10 +127,10 @@ def test_another_process_goes_on_from_the_last_commit(job: Path, monkeypatch: py
     assert seen[0] == 2
     np.testing.assert_allclose(seen[1], first.model.weights[0].numpy() - 1, rtol=1e-6)  # adding 1 rounds
     monkeypatch.setattr(sys, "last_type", ArithmeticError, raising=False)  # as a traceback leaves it
-    running._forget(current_job(), job)  # what happens when such a process ends
+    running._remove_commits_at_exit(current_job(), job)  # what happens when such a process ends
     assert len(list(job.iterdir())) == 2
     monkeypatch.delattr(sys, "last_type")
-    running._forget(current_job(), job)
+    running._remove_commits_at_exit(current_job(), job)
     assert list(job.iterdir()) == []
 
 
@@ -180,7 +180,7 @@ def test_a_damaged_commit_falls_back_to_the_former(job: Path, capsys: pytest.Cap
         assert found.note.startswith("commit-0 is damaged (ValueError: ")
     (job / "commit-0").touch(0o600)
     assert hvd.elastic.run(lambda state: state.step)(objects(step=0)) == 2
-    assert "goes on from the commit before the last one: commit-0 is damaged" in capsys.readouterr().err
+    assert "resumes from the commit before the last one: commit-0 is damaged" in capsys.readouterr().err
     (job / "commit-0").unlink()  # as after a kill between two renames; the damaged one has not replaced the former
     assert commits.read() == Commit({"step": 2}, False)
 
@@ -271,7 +271,7 @@ def test_callbacks_count_over_several_fits() -> None:
 
 
 @pytest.mark.parametrize("execution", [1, 2])
-def test_fit_goes_on_amid_an_epoch(execution: int) -> None:
+def test_fit_resumes_within_an_epoch(execution: int) -> None:
     x, y = np.arange(32, dtype="float32").reshape(16, 2) / 32, np.ones((16, 1), "float32")
     weights: list[Any] = []
     for done in (0, 2):
@@ -297,7 +297,7 @@ def test_fit_goes_on_amid_an_epoch(execution: int) -> None:
 def test_misuse(job: Path) -> None:
     with pytest.raises(hvd.UsageError, match="must be a state"):
         hvd.elastic.run(print)(3)
-    with pytest.raises(hvd.UsageError, match=r"names of their own.*attribute='commit'"):
+    with pytest.raises(hvd.UsageError, match=r"must not have the names of its methods.*attribute='commit'"):
         objects(commit=1)
     with pytest.raises(hvd.UsageError, match="must be copyable"):
         objects(numbers=(number for number in range(3)))
@@ -317,7 +317,7 @@ def test_misuse(job: Path) -> None:
         hvd.elastic.run(print)(hvd.elastic.TensorFlowState([tf.Variable([1.0])]))
     state = objects(step=1)
     state.keep_commits_in(CommitFile(job / "commit-1", 0))
-    with pytest.raises(hvd.MachineError, match="The folder of commits must be there, or be made"):
+    with pytest.raises(hvd.MachineError, match="The folder of commits must exist, or be creatable"):
         state.commit()
     (job / "commit-9.unfinished").mkdir()
     state.keep_commits_in(CommitFile(job, 9))

@@ -30,7 +30,7 @@ def test_every_number_of_every_rank(hosts: list[str], expected: list[tuple[int, 
         assert (seen.local_rank, seen.local_size, seen.cross_rank, seen.cross_size) == numbers
 
 
-def test_identities_tell_hosts_of_one_name_apart() -> None:
+def test_identities_distinguish_hosts_of_one_name() -> None:
     seen = topology_from_hosts(1, ["localhost", "localhost"], ["machine 1", "machine 2"])
     assert (seen.local_rank, seen.local_size, seen.cross_rank, seen.cross_size) == (0, 1, 1, 2)
     assert seen.hosts == ("localhost", "localhost")

@@ -13,7 +13,7 @@ import pytest
 
 from hvkeras.errors import UsageError
 from hvkeras.launch_environments import Launch, Rendezvous, describe_cluster, detect_launch
-from hvkeras.launch_environments.horovod_variables import numbers_of_launch
+from hvkeras.launch_environments.horovod_variables import launch_variables
 
 BIN = Path(sys.executable).parent
 
@@ -104,7 +104,7 @@ def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) ->
 def test_numbers_have_horovods_names_and_are_no_launch(environ: dict[str, str], numbers: str) -> None:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     launch = detect_launch(environ)
-    found = numbers_of_launch(launch)
+    found = launch_variables(launch)
     expected = dict(zip((f"HOROVOD_{name}" for name in names), numbers.split(), strict=False))
     assert {name: value for name, value in found.items() if name in expected} == expected
     assert ("HOROVOD_HOSTNAME" in found) == bool(numbers)
@@ -159,12 +159,12 @@ def test_unreadable_variables_are_errors_that_name_them(environ: dict[str, str],
 ])
 def test_half_an_announcement_is_an_error_not_a_job_of_one(environ: dict[str, str], missing: str) -> None:
     half = {name: value for name, value in environ.items() if name != missing}
-    with pytest.raises(UsageError, match=rf"must get all of its variables, but {missing} is not there\. Received: "):
+    with pytest.raises(UsageError, match=rf"must get all of its variables, but {missing} is missing\. Received: "):
         detect_launch(half)
     # One rank, as a TF_CONFIG left over says, or the shell of an allocation, does not hide it.
     for alone in (tf_config({"worker": ["a:1"]}), SLURM_SHELL_STEP):
         if environ is not SLURM_STEP:
-            with pytest.raises(UsageError, match=f"{missing} is not there"):
+            with pytest.raises(UsageError, match=f"{missing} is missing"):
                 detect_launch(alone | half)
 
 
@@ -174,12 +174,12 @@ def test_half_an_announcement_is_an_error_not_a_job_of_one(environ: dict[str, st
     "SLURM_LOCALID"])
 def test_one_variable_of_a_launchers_own_is_half_an_announcement(kept: str) -> None:
     everything = HVKERAS_RUN | HOROVODRUN_GLOO | OPEN_MPI | MPICH | SLURM_STEP
-    with pytest.raises(UsageError, match=rf"but .+ not there\. Received: {kept}='.*or unset {kept} to run a single"):
+    with pytest.raises(UsageError, match=rf"but .+ missing\. Received: {kept}='.*or unset {kept} to run a single"):
         detect_launch({kept: everything[kept]})
 
 
-def test_all_that_is_missing_is_named_at_once() -> None:
-    with pytest.raises(UsageError, match="but SLURM_LOCALID, SLURM_STEP_NUM_NODES are not there"):
+def test_all_that_is_missing_is_named_in_one_message() -> None:
+    with pytest.raises(UsageError, match="but SLURM_LOCALID, SLURM_STEP_NUM_NODES are missing"):
         detect_launch({name: value for name, value in SLURM_STEP.items()
                        if name not in ("SLURM_LOCALID", "SLURM_STEP_NUM_NODES")})
 
@@ -202,7 +202,7 @@ SEVERAL = {
     "TF_CONFIG for one worker": (tf_config({"worker": ["a:1"]}), "TF_CONFIG", 1),
     "`mpirun -np 1`": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpirun (Open MPI)", 1),
     "HOROVOD_RANK=0 and HOROVOD_SIZE=1 alone": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, "none", 1),
-    "a process that a rank starts, with its HOROVOD_RANK alone": (numbers_of_launch(detect_launch(OPEN_MPI)), "none",
+    "a process that a rank starts, with its HOROVOD_RANK alone": (launch_variables(detect_launch(OPEN_MPI)), "none",
                                                                   1),
 }
 

@@ -26,7 +26,7 @@ def test_a_plan_is_entered_by_one_thread_at_a_time_in_eager_mode() -> None:
             pass
         with pytest.raises(DuplicateNameError) as raised, counts.entering(plan("a"), []):
             pass
-        assert "names of their own. Received: collective='allreduce \"a\"'." in str(raised.value)
+        assert "must have different names. Received: collective='allreduce \"a\"'." in str(raised.value)
     with counts.entering(plan("a"), []):
         pass
     assert {seen.identity: count for count, seen in counts.snapshot().values()} == {"a": 2, "b": 1}
@@ -55,7 +55,7 @@ def test_what_no_graph_enters_and_nobody_is_in_is_forgotten() -> None:
     assert counts.forget({"never entered": 0}) == ["never entered"]
 
 
-def test_a_thread_that_takes_part_for_others_is_waited_for() -> None:
+def test_a_thread_that_participates_for_others_is_waited_for() -> None:
     counts, order = EntryCounts(), []
     over = threading.Event()
 

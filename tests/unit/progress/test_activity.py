@@ -154,7 +154,7 @@ def test_waiting_for_a_batch_is_input_and_computing_is_not(eager: bool) -> None:
     assert ("train", "train step 1 of epoch 1", False) in answers  # it may still be compiled
 
 
-def test_several_steps_in_a_call_are_not_told_from_their_input() -> None:
+def test_several_steps_in_a_call_are_not_distinguished_from_their_input() -> None:
     answers: list[tuple[str, str, bool]] = []
 
     def look(x: Any) -> Any:
@@ -193,34 +193,34 @@ def test_an_error_leaves_the_loop() -> None:
 
 def test_a_watch_sees_steps_batches_and_collectives_move_and_nothing_else() -> None:
     watch = Watch(10.0, 0.0)
-    assert watch.look(0.0, False, None) is None
-    assert watch.look(9.0, False, None) is None
+    assert watch.check(0.0, False, None) is None
+    assert watch.check(9.0, False, None) is None
     model = compiled()
     with activity.running(activity.TRAIN, model):  # a movement
-        assert watch.look(12.0, False, None) is None
-        watch.look(13.0, False, None)
-        report = watch.look(25.0, False, None)
+        assert watch.check(12.0, False, None) is None
+        watch.check(13.0, False, None)
+        report = watch.check(25.0, False, None)
         assert report is not None
         assert report["within"]
         assert report["for"] >= 12.0
         activity._Process.fetched += 1
-        assert watch.look(26.0, False, None) is None
-        report = watch.look(40.0, True, None)
+        assert watch.check(26.0, False, None) is None
+        report = watch.check(40.0, True, None)
         assert report is None
 
 
-def test_a_told_rank_says_when_it_moves() -> None:
+def test_a_reported_rank_says_when_it_moves() -> None:
     watch, told = Watch(10.0), list[float]()
     watch.on_move = told.append
-    watch.look(0.0, True, None)
-    watch.look(1.0, True, None)
-    watch.look(20.0, False, None)
-    watch.is_told = True
-    watch.look(31.0, False, None)
+    watch.check(0.0, True, None)
+    watch.check(1.0, True, None)
+    watch.check(20.0, False, None)
+    watch.is_reported = True
+    watch.check(31.0, False, None)
     assert told == []
-    watch.look(41.0, True, None)
+    watch.check(41.0, True, None)
     assert told == [40.0]
-    watch.look(51.0, True, None)
+    watch.check(51.0, True, None)
     assert len(told) == 1
 
 
@@ -229,7 +229,7 @@ def test_what_was_said_of_a_late_rank_is_recorded(
 ) -> None:
     kept_by = Recorder(tmp_path, Record(1, 2, "native", pid=os.getpid()))
     monkeypatch.setattr(recorder, "_recording", kept_by)
-    asker = threading.Thread(target=location.tell, args=(1, "node", "", 61.0, "rank 0 has waited 60 s for rank 1"))
+    asker = threading.Thread(target=location.report, args=(1, "node", "", 61.0, "rank 0 has waited 60 s for rank 1"))
     asker.start()
     asker.join(10)
     said = capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_what_was_said_of_a_late_rank_is_recorded(
     assert "\n" not in kept
 
 
-def test_stacks_of_a_thread_that_goes_on_are_whole() -> None:
+def test_stacks_of_a_running_thread_are_complete() -> None:
     over = threading.Event()
 
     def deep(calls: int) -> int:

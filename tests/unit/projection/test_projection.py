@@ -140,7 +140,7 @@ def test_a_network_is_no_faster_than_the_engine():
     assert slow == fast == pytest.approx(1.5 * MIB / 1e8)
 
 
-def test_ranks_that_exchange_at_once_share_their_hosts_network():
+def test_ranks_that_exchange_simultaneously_share_their_hosts_network():
     engine = Engine(RECURSIVE, 0.0, Link(0.0, 1e12))
     alone, shared = (model.allreduce(MIB, 8, engine, Cluster(on_each, 0.0, 1e9)) for on_each in (1, 4))
     assert shared == pytest.approx(4 * alone)
@@ -206,10 +206,10 @@ def test_other_flags_are_refused_in_words(flag, text):
 
 
 def test_an_assumption_without_a_projection_is_refused():
-    arguments.require_sense(parsed())
-    arguments.require_sense(parsed("--project", "8", "--ranks-per-host", "4"))
+    arguments.check_flags(parsed())
+    arguments.check_flags(parsed("--project", "8", "--ranks-per-host", "4"))
     with pytest.raises(UsageError, match=r"--network-latency belongs to a projection\. Received: network_latency"):
-        arguments.require_sense(parsed("--network-latency", "1ms"))
+        arguments.check_flags(parsed("--network-latency", "1ms"))
 
 
 def test_nothing_is_projected_unasked():
@@ -239,7 +239,7 @@ def test_a_job_is_observed_bucket_by_bucket():
     assert (found.ranks, found.exposed) == (2, pytest.approx(0.45))
 
 
-def test_ranks_that_kept_unlike_parts_are_brought_together():
+def test_ranks_that_kept_different_parts_are_aligned():
     assert observed([rank(), rank(delay=0.05, first=7)]) == observed([rank(first=7), rank(delay=0.05)])
 
 
@@ -285,7 +285,7 @@ def test_rows_are_marked_ordered_and_have_a_range():
     assert made.reasons == ("no projection of horovod: its job failed", "no projection of plugged: no step was timed")
     assert [row.algorithm for row in rows[::3]] == [HIERARCHICAL, RING]
     assert made.explanation.startswith("projection: by a cost model (hierarchical for native; ring for tfdist), not")
-    assert "8 ranks a host, 0.0008 Gbit/s and 50 us" in made.explanation
+    assert "8 ranks per host,  0.0008 Gbit/s and 50 us" in made.explanation
     assert projected(jobs()[1:2], [8], Cluster(8, 0, 1)).explanation == ""
 
 

@@ -14,15 +14,16 @@ STEPS = 40
 Array = np.ndarray[Any, Any]
 
 
-def record(rank: int, *, size: int = 2, step: float = 1.0, came: float | None = 0.5, inputs: tuple[float, float] = (),
+def record(rank: int, *, size: int = 2, step: float = 1.0, arrived: float | None = 0.5,
+           inputs: tuple[float, float] = (),
            collectives: dict[str, tuple[float, float]] | None = None, operation: str = "gradients average",
            clock: float = 0.0) -> Record:
     """A rank whose steps are all alike: `ready` at whole steps, the rest in seconds after the step before was ready."""
     begins = clock + 1000.0 + step * np.arange(STEPS)
     stamps = np.zeros((STEPS, 4))
     stamps[:, 0], stamps[:, 1] = begins, 8.0 * np.arange(1, STEPS + 1)
-    if came is not None:
-        stamps[:, 3] = begins - step + came
+    if arrived is not None:
+        stamps[:, 3] = begins - step + arrived
     spans = {key: np.add.outer(begins, span) for key, span in (collectives or {}).items()}
     return Record(rank, size, "native", stamps=stamps, inputs=np.add.outer(begins, inputs).reshape(-1, 2),
                   collectives=spans, first_runs=dict.fromkeys(spans, 0),
@@ -66,7 +67,7 @@ def test_what_is_fetched_while_collectives_run_is_communication() -> None:
 
 
 def test_without_a_model_the_fetch_tells_when_the_batch_came() -> None:
-    ranks = [record(rank, came=None, inputs=(0.3, 0.4), collectives={"a": (0.0, 0.2), "b": (0.7, 0.9)})
+    ranks = [record(rank, arrived=None, inputs=(0.3, 0.4), collectives={"a": (0.0, 0.2), "b": (0.7, 0.9)})
              for rank in range(2)]
     assert parts(time_splits(ranks)[0]) == pytest.approx([1.0, 0.1, 0.7, 0.0, 0.2, 0.2])
 

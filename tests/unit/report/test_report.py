@@ -53,7 +53,7 @@ def test_charts_of_one_page_share_no_identifiers() -> None:
     assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", svg)) <= set(re.findall(r"\bid=\"([^\"]+)\"", svg))
 
 
-def test_parts_are_told_apart_without_any_colour() -> None:
+def test_parts_are_distinguished_without_any_colour() -> None:
     assert len({hatch for _, hatch in charts.PARTS.values()}) == len(charts.PARTS)
 
 

@@ -124,8 +124,8 @@ def test_few_steps_give_no_advice(tmp_path: Path) -> None:
     few.write(tmp_path / "records")
     found, _ = report(tmp_path)
     assert found["advice"] == [] and found["sentences"][-1] == (
-        "The run is too short to judge what limits it: 14 typical steps, 1.4 s in all, were timed on a rank, and it"
-        " takes 20 steps and 5 s.")
+        "The run is too short to judge what limits it: 14 typical steps, 1.4 s in all, were timed on a rank, and at"
+        " least 20 steps and 5 s are needed.")
 
 
 def test_nothing_makes_no_report(tmp_path: Path) -> None:

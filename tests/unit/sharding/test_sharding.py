@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.errors import UsageError
-from hvkeras.sharding.arrays import deal_arrays, require_options
-from hvkeras.sharding.datasets import deal_batches, deal_samples
+from hvkeras.sharding.arrays import require_options, split_arrays
+from hvkeras.sharding.datasets import split_batches, split_samples
 from hvkeras.sharding.partition import Batches, Coverage, Partition
-from hvkeras.sharding.pipeline import batches_of, is_batched, lets_order_vary, shuffle_seeds
+from hvkeras.sharding.pipeline import batches_of, is_batched, is_nondeterministic, shuffle_seeds
 from hvkeras.sharding.proof import differing, fingerprint
-from hvkeras.sharding.sequences import deal_sequence
+from hvkeras.sharding.sequences import split_sequence
 from hvkeras.sharding.structure import require_arrays
 
 Dataset = tf.data.Dataset
@@ -46,13 +46,13 @@ def check_coverage(steps: list[list[list[int]]], coverages: list[Coverage], coun
 
 @pytest.mark.parametrize(("size", "training"), KINDS)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_arrays_are_dealt_row_by_row(size: int, training: bool, shuffle: bool) -> None:
+def test_arrays_are_split_row_by_row(size: int, training: bool, shuffle: bool) -> None:
     x = np.arange(23 * 2).reshape(23, 2)
     data = (x, {"ids": tf.range(23), "ragged": tf.RaggedTensor.from_row_lengths(tf.range(46), [2] * 23)}, None)
-    dealt = [deal_arrays(data, deal, shuffle) for deal in deals(size, training)]
-    steps = [[share[1]["ids"].numpy().tolist()] for share, _ in dealt]
-    check_coverage(steps, [coverage for _, coverage in dealt], 23, training)
-    for share, _ in dealt:
+    batches_in_rounds = [split_arrays(data, partition, shuffle) for partition in deals(size, training)]
+    steps = [[share[1]["ids"].numpy().tolist()] for share, _ in batches_in_rounds]
+    check_coverage(steps, [coverage for _, coverage in batches_in_rounds], 23, training)
+    for share, _ in batches_in_rounds:
         ids = share[1]["ids"].numpy()
         assert share[0][:, 0].tolist() == (ids * 2).tolist() == share[1]["ragged"].to_tensor()[:, 0].numpy().tolist()
         assert share[2] is None
@@ -60,8 +60,8 @@ def test_arrays_are_dealt_row_by_row(size: int, training: bool, shuffle: bool) -
     assert sum(len(rank[0]) for rank in steps) == (23 - 23 % size if training else 23)
 
 
-def test_steps_of_all_ranks_together_are_the_batches_of_one_process() -> None:
-    shares = [deal_arrays(np.arange(20), deal)[0] for deal in deals(2, True)]
+def test_steps_of_all_ranks_are_the_batches_of_one_process() -> None:
+    shares = [split_arrays(np.arange(20), partition)[0] for partition in deals(2, True)]
     steps = [sorted(np.concatenate([share[start:start + 4] for share in shares])) for start in (0, 4, 8)]
     assert steps == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
 
@@ -80,16 +80,16 @@ class Rows:
 def test_files_are_read_in_ascending_order() -> None:
     x = np.arange(11)
     for shuffle in (False, True):
-        expected = deal_arrays(x, Partition(1, 2, True), shuffle)[0]
-        assert deal_arrays(Rows(x), Partition(1, 2, True), shuffle)[0].tolist() == expected.tolist()
+        expected = split_arrays(x, Partition(1, 2, True), shuffle)[0]
+        assert split_arrays(Rows(x), Partition(1, 2, True), shuffle)[0].tolist() == expected.tolist()
 
 
 def test_arrays_on_disk_stay_there(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", np.arange(10))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    assert np.shares_memory(deal_arrays(mapped, Partition(1, 2, True))[0], mapped)
+    assert np.shares_memory(split_arrays(mapped, Partition(1, 2, True))[0], mapped)
     plain = np.arange(10)
-    assert not np.shares_memory(deal_arrays(plain, Partition(1, 2, True))[0], plain)
+    assert not np.shares_memory(split_arrays(plain, Partition(1, 2, True))[0], plain)
 
 
 @pytest.mark.parametrize(("data", "part"), [
@@ -103,11 +103,11 @@ def test_what_has_no_rows_is_refused(data: Any, part: str) -> None:
 
 
 def test_arrays_must_be_as_long_as_each_other_and_as_the_ranks_are_many() -> None:
-    with pytest.raises(UsageError, match=r"equally many rows.*rows=\[3, 4\]"):
-        deal_arrays((np.zeros(3), np.zeros(4)), Partition(0, 2, True))
+    with pytest.raises(UsageError, match=r"the same number of rows.*rows=\[3, 4\]"):
+        split_arrays((np.zeros(3), np.zeros(4)), Partition(0, 2, True))
     with pytest.raises(UsageError, match="samples=3, ranks=4"):
-        deal_arrays(np.zeros(3), Partition(0, 4, True))
-    assert [len(deal_arrays(np.zeros(3), deal)[0]) for deal in deals(4, False)] == [1, 1, 1, 0]
+        split_arrays(np.zeros(3), Partition(0, 4, True))
+    assert [len(split_arrays(np.zeros(3), partition)[0]) for partition in deals(4, False)] == [1, 1, 1, 0]
     with pytest.raises(UsageError, match="shuffle=1000"):
         require_options(1000)
 
@@ -120,24 +120,24 @@ def unbatched(kind: str, count: int = 23) -> Any:
 
 @pytest.mark.parametrize(("size", "training"), KINDS)
 @pytest.mark.parametrize("kind", ["known", "unknown"])
-def test_samples_of_datasets_are_dealt_one_by_one(size: int, training: bool, kind: str) -> None:
-    dealt = [deal_samples(unbatched(kind), deal) for deal in deals(size, training)]
-    steps = [[[int(row["id"])] for row in share] for share, _ in dealt]
-    check_coverage(steps, [coverage for _, coverage in dealt], 23, training)
+def test_samples_of_datasets_are_split_one_by_one(size: int, training: bool, kind: str) -> None:
+    batches_in_rounds = [split_samples(unbatched(kind), partition) for partition in deals(size, training)]
+    steps = [[[int(row["id"])] for row in share] for share, _ in batches_in_rounds]
+    check_coverage(steps, [coverage for _, coverage in batches_in_rounds], 23, training)
     assert sum(map(len, steps)) == (23 - 23 % size if training else 23)
-    for (share, coverage), rank in zip(dealt, steps, strict=True):
+    for (share, coverage), rank in zip(batches_in_rounds, steps, strict=True):
         assert int(share.cardinality()) == (len(rank) if kind == "known" else tf.data.UNKNOWN_CARDINALITY)
         assert ("unknown length" in coverage.line(0)) == (kind == "unknown")
 
 
 def test_endless_datasets_stay_endless() -> None:
-    for deal in deals(3, True):
-        samples, coverage = deal_samples(Dataset.range(5).repeat(), deal)
-        batches, _ = deal_batches(Dataset.range(5).repeat().batch(7), deal, [])
+    for partition in deals(3, True):
+        samples, coverage = split_samples(Dataset.range(5).repeat(), partition)
+        batches, _ = split_batches(Dataset.range(5).repeat().batch(7), partition, [])
         assert int(samples.cardinality()) == int(batches.cardinality()) == tf.data.INFINITE_CARDINALITY
-        assert [int(row) for row in samples.take(3)] == [(deal.rank + 3 * turn) % 5 for turn in range(3)]
+        assert [int(row) for row in samples.take(3)] == [(partition.rank + 3 * turn) % 5 for turn in range(3)]
         assert all(len(batch) == 2 for batch in batches.take(3))
-        assert coverage.line(deal.rank) == f"rank {deal.rank}: 1 of every 3 samples of an endless dataset"
+        assert coverage.line(partition.rank) == f"rank {partition.rank}: 1 of every 3 samples of an endless dataset"
 
 
 def batched(kind: str, count: int) -> Any:
@@ -167,14 +167,14 @@ def test_batches_of_any_tensors_are_cut_in_parts(kind: str) -> None:
 def check_parts(kind: str, count: int, size: int, training: bool) -> None:
     whole = batched(kind, count)
     first = tf.nest.flatten(next(iter(whole)))
-    dealt = [deal_batches(whole, deal, first) for deal in deals(size, training)]
-    steps = [[batch[1].numpy().tolist() for batch in share] for share, _ in dealt]
+    batches_in_rounds = [split_batches(whole, partition, first) for partition in deals(size, training)]
+    steps = [[batch[1].numpy().tolist() for batch in share] for share, _ in batches_in_rounds]
     covered = count // 8 * 8 if kind == "full" else count
-    check_coverage(steps, [coverage for _, coverage in dealt], covered, training)
+    check_coverage(steps, [coverage for _, coverage in batches_in_rounds], covered, training)
     assert all(step for rank in steps for step in rank)
     left = sum(len(step) for rank in steps for step in rank)
     assert covered - left == (covered // 8 * (8 % size) + covered % 8 % size if training else 0)
-    for (share, coverage), rank in zip(dealt, steps, strict=True):
+    for (share, coverage), rank in zip(batches_in_rounds, steps, strict=True):
         assert int(share.cardinality()) == (tf.data.UNKNOWN_CARDINALITY if kind == "unknown" else len(rank))
         assert ("drops none" in coverage.line(0)) == (training and size == 3)
         assert tf.nest.map_structure(lambda spec: spec.dtype, share.element_spec) == \
@@ -184,23 +184,23 @@ def check_parts(kind: str, count: int, size: int, training: bool) -> None:
 def test_structures_of_datasets_keep_their_form() -> None:
     for spec in ((1,), {"a": 1}, ({"a": 1, "b": (1, 1)}, 1), 1):
         samples = Dataset.range(8).map(lambda row, spec=spec: tf.nest.map_structure(lambda _: row, spec))
-        deal = Partition(0, 2, True)
-        for share, _ in (deal_samples(samples, deal), deal_batches(samples.batch(4), deal, []),
-                         deal_samples(samples.filter(lambda *row: True), deal)):
+        partition = Partition(0, 2, True)
+        for share, _ in (split_samples(samples, partition), split_batches(samples.batch(4), partition, []),
+                         split_samples(samples.filter(lambda *row: True), partition)):
             tf.nest.assert_same_structure(share.element_spec, samples.element_spec)
 
 
 def test_a_map_that_changes_the_rows_of_batches_is_noticed() -> None:
     doubled = Dataset.range(20).batch(4).map(lambda batch: tf.concat([batch, batch], 0))
-    share, coverage = deal_batches(doubled, Partition(0, 2, True), [next(iter(doubled))])
+    share, coverage = split_batches(doubled, Partition(0, 2, True), [next(iter(doubled))])
     assert coverage.total is None
     assert [len(batch) for batch in share] == [4] * 5
 
 
 def test_batches_smaller_than_the_ranks_are_many_are_refused() -> None:
     with pytest.raises(UsageError, match="batch_size=2, ranks=3"):
-        deal_batches(Dataset.range(20).batch(2), Partition(0, 3, True), [])
-    parts = [deal_batches(Dataset.range(4).batch(2), deal, [])[0] for deal in deals(3, False)]
+        split_batches(Dataset.range(20).batch(2), Partition(0, 3, True), [])
+    parts = [split_batches(Dataset.range(4).batch(2), partition, [])[0] for partition in deals(3, False)]
     assert [[len(batch) for batch in part] for part in parts] == [[0], [1, 1], [1, 1]]
     assert sorted(int(row) for part in parts for batch in part for row in batch) == [0, 1, 2, 3]
 
@@ -226,37 +226,37 @@ def rows(count: int = 8) -> Any:
     (lambda: Dataset.from_generator(lambda: iter([[1.0]]), output_signature=tf.TensorSpec([1])).batch(2), True),
     (lambda: rows().interleave(lambda row: rows()), None),
 ])
-def test_pipelines_tell_whether_they_are_batched(pipeline: Any, expected: bool | None) -> None:
+def test_pipelines_reveal_whether_they_are_batched(pipeline: Any, expected: bool | None) -> None:
     assert is_batched(pipeline()) is expected
 
 
-def test_pipelines_tell_the_rows_of_batches() -> None:
+def test_pipelines_reveal_the_rows_of_batches() -> None:
     assert batches_of(rows(10).batch(4).map(lambda x: x).prefetch(1)) == Batches(4, 2, 2)
     assert batches_of(rows(10).batch(4, drop_remainder=True).repeat(2)) == Batches(4, 4, 0)
     assert batches_of(rows(10).batch(4).repeat(2)) is None
     assert batches_of(rows(10).filter(lambda x: True).batch(4)) is None
 
 
-def test_pipelines_tell_what_makes_their_order_vary() -> None:
+def test_pipelines_reveal_what_makes_their_order_vary() -> None:
     tf.random.set_seed(None)  # Keras's set_random_seed would fix the order of all pipelines
     assert shuffle_seeds(rows().shuffle(3).map(lambda x: x).batch(2)) == [(0, 0)]
     assert (0, 0) not in shuffle_seeds(rows().shuffle(3, seed=0).batch(2))
     options = tf.data.Options()
     options.deterministic = False
-    assert lets_order_vary(rows().with_options(options).batch(2))
-    assert lets_order_vary(rows().map(lambda x: x, num_parallel_calls=2, deterministic=False).batch(2))
-    assert not lets_order_vary(rows().map(lambda x: x, num_parallel_calls=2).batch(2))
+    assert is_nondeterministic(rows().with_options(options).batch(2))
+    assert is_nondeterministic(rows().map(lambda x: x, num_parallel_calls=2, deterministic=False).batch(2))
+    assert not is_nondeterministic(rows().map(lambda x: x, num_parallel_calls=2).batch(2))
 
 
 @pytest.mark.parametrize(("size", "training"), KINDS)
 @pytest.mark.parametrize("count", [1, 5, 16, 17, 31, 32, 33, 47])
-def test_whole_batches_are_dealt_in_rounds(count: int, size: int, training: bool) -> None:
+def test_whole_batches_are_distributed_in_rounds(count: int, size: int, training: bool) -> None:
     batches = Batches(4, count // 4, count % 4)
     ids = [list(range(count))[start:start + 4] for start in range(0, count, 4)]
     steps = []
-    for deal in deals(size, training):
-        wholes, pieces = batches.rounds(deal)
-        steps.append([ids[batch] for batch in wholes]
+    for partition in deals(size, training):
+        whole_batches, pieces = batches.rounds(partition)
+        steps.append([ids[batch] for batch in whole_batches]
                      + [[row for batch, start, stop in pieces for row in ids[batch][start:stop]]] * bool(pieces))
     seen = [row for rank in steps for step in rank for row in step]
     assert len(seen) == len(set(seen)) == (count - count % size if training else count)
@@ -288,9 +288,9 @@ def sequence(count: int, batch_size: int = 4, **options: Any) -> Any:
 @pytest.mark.parametrize("count", [48, 47, 33, 9])
 def test_sequences_load_only_their_share(count: int, size: int, training: bool) -> None:
     steps, coverages, loaded = [], [], []
-    for deal in deals(size, training):
+    for partition in deals(size, training):
         data = sequence(count)
-        share, coverage = deal_sequence(data, deal, Batches(4, count // 4, count % 4), 4)
+        share, coverage = split_sequence(data, partition, Batches(4, count // 4, count % 4), 4)
         steps.append([share[step][1]["id"].tolist() for step in range(len(share))])
         coverages.append(coverage)
         loaded.append(data.loaded)
@@ -302,7 +302,7 @@ def test_sequences_load_only_their_share(count: int, size: int, training: bool) 
 
 
 def test_shuffled_sequences_keep_the_smaller_batch_last() -> None:
-    share, _ = deal_sequence(sequence(47), Partition(0, 2, True), Batches(4, 11, 3), 4)
+    share, _ = split_sequence(sequence(47), Partition(0, 2, True), Batches(4, 11, 3), 4)
     in_order = [share[step][1]["id"][0] for step in range(len(share))]
     assert share.take_over_shuffle(True) is False
     first = [share[step][1]["id"][0] for step in range(len(share))]
@@ -316,27 +316,27 @@ def test_shuffled_sequences_keep_the_smaller_batch_last() -> None:
 
 
 def test_batches_of_other_sizes_are_refused_in_training() -> None:
-    share, _ = deal_sequence(sequence(16), Partition(0, 2, True), Batches(5, 4, 0), 5)
+    share, _ = split_sequence(sequence(16), Partition(0, 2, True), Batches(5, 4, 0), 5)
     with pytest.raises(UsageError, match="rows=4, rows_of_batch_0=5"):
         share[0]
 
 
 def test_shares_are_of_the_datas_class_with_its_options() -> None:
     data = sequence(16, workers=3) if compat.loading_options(sequence(16)) else sequence(16)
-    share, _ = deal_sequence(data, Partition(0, 2, True), Batches(4, 4, 0), 4)
+    share, _ = split_sequence(data, Partition(0, 2, True), Batches(4, 4, 0), 4)
     assert isinstance(share, compat.batches_base(data))
     assert compat.loading_options(share) == compat.loading_options(data)
     assert compat.count_batches(share) == 2
 
 
 def test_ranks_without_rows_evaluate_an_empty_batch() -> None:
-    share, coverage = deal_sequence(sequence(1), Partition(0, 2, False), Batches(1, 1, 0), 1)
+    share, coverage = split_sequence(sequence(1), Partition(0, 2, False), Batches(1, 1, 0), 1)
     assert (len(share), len(share[0][0]), coverage.mine) == (1, 0, 0)
     with pytest.raises(UsageError, match="samples=1, ranks=2"):
-        deal_sequence(sequence(1), Partition(0, 2, True), Batches(1, 1, 0), 1)
+        split_sequence(sequence(1), Partition(0, 2, True), Batches(1, 1, 0), 1)
 
 
-def test_fingerprints_tell_contents_apart_and_not_rounding() -> None:
+def test_fingerprints_distinguish_contents_but_not_rounding() -> None:
     generator = np.random.default_rng(1)
     x = generator.normal(size=(1000, 5)).astype("float32")
     data = (x, generator.integers(0, 9, 1000), np.array(["a", "b"] * 500))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from hvkeras.errors import UnsupportedError, UsageError
-from hvkeras.training.epoch_length import Decision, Facts, Together, decide
+from hvkeras.training.epoch_length import CommonEnd, Decision, Facts, decide
 
 
 def decision(*everyone: Facts, policy: str = "trim") -> Decision:
@@ -21,41 +21,41 @@ def of_batches(*batches: int | None, **also: Any) -> list[Facts]:
 
 def test_equal_ranks_are_left_alone() -> None:
     assert decision(*of_batches(3, 3)) == Decision()
-    assert decision(Facts(5, None), Facts(5, None)) == Decision(steps=5, together=True)
+    assert decision(Facts(5, None), Facts(5, None)) == Decision(steps=5, common_end=True)
     assert decision(Facts(5, -1), Facts(5, -1)) == Decision()
 
 
 @pytest.mark.parametrize(("policy", "batches", "joined"), [("trim", 2, False), ("join", 4, True)])
-def test_unlike_numbers_of_batches_are_made_alike(policy: str, batches: int, joined: bool) -> None:
+def test_different_numbers_of_batches_are_evened_out(policy: str, batches: int, joined: bool) -> None:
     made = decision(*of_batches(4, 2, 3), policy=policy)
-    assert (made.batches, made.joined, made.steps, made.together) == (batches, joined, None, False)
+    assert (made.batches, made.joined, made.steps, made.common_end) == (batches, joined, None, False)
     assert len(made.warnings) == 1
     assert "4 on rank 0, 2 on rank 1, 3 on rank 2" in made.warnings[0]
 
 
-def test_unlike_numbers_of_batches_are_an_error_on_request() -> None:
+def test_different_numbers_of_batches_are_an_error_on_request() -> None:
     with pytest.raises(UsageError, match=r"Received: rank_1=2, rank_0=4\. HINT: hvd\.shard"):
         decision(*of_batches(4, 2), policy="error")
 
 
 @pytest.mark.parametrize("batches", [(None, None), (3, None), (-1, 3)])
-def test_data_of_unknown_length_ends_together(batches: tuple[int | None, ...]) -> None:
-    assert decision(*of_batches(*batches)).together
+def test_data_of_unknown_length_ends_on_all_ranks(batches: tuple[int | None, ...]) -> None:
+    assert decision(*of_batches(*batches)).common_end
 
 
-def test_the_fewest_steps_an_epoch_are_taken_and_told() -> None:
+def test_the_fewest_steps_per_epoch_are_taken_and_reported() -> None:
     made = decision(Facts(5, -1), Facts(3, -1), Facts(None, 9))
-    assert (made.steps, made.together) == (3, True)
+    assert (made.steps, made.common_end) == (3, True)
     assert "5 on rank 0, 3 on rank 1, no limit on rank 2" in made.warnings[0]
 
 
 @pytest.mark.parametrize(("field", "one", "other", "text"), [
-    ("epochs", 2, 3, r"All ranks must run as many epochs in fit\. Received: rank_0=2, rank_1=3"),
+    ("epochs", 2, 3, r"All ranks must run the same number of epochs in fit\. Received: rank_0=2, rank_1=3"),
     ("initial_epoch", 0, 1, "start with the same epoch"),
     ("validates", True, False, r"run validation, or none in fit\. Received: rank_0='given', rank_1='none'"),
     ("batches", 2, 0, "Each rank needs at least one batch"),
 ])
-def test_ranks_that_cannot_train_together_are_told(field: str, one: Any, other: Any, text: str) -> None:
+def test_ranks_that_cannot_train_together_are_reported(field: str, one: Any, other: Any, text: str) -> None:
     facts = [Facts(**{"steps": None, "batches": 2, field: value}) for value in (one, other)]
     with pytest.raises(UsageError, match=text):
         decision(*facts)
@@ -66,21 +66,21 @@ def test_odd_data_is_mentioned() -> None:
     assert "all 2 ranks train on the same data; hvd.shard(data)" in same.warnings[0]
     assert not decision(*[Facts(None, 3, fingerprint=name) for name in ("one", "other")]).warnings
     unlike = decision(Facts(None, 3, last_rows=2), Facts(None, 3, last_rows=1))
-    assert "unlike numbers of samples (2 on rank 0, 1 on rank 1)" in unlike.warnings[0]
+    assert "different numbers of samples (2 on rank 0, 1 on rank 1)" in unlike.warnings[0]
 
 
 @pytest.mark.parametrize("element", [
     {"x": tf.zeros([5, 2]), "y": tf.constant(["a"] * 5)}, (tf.zeros([5, 2]), tf.zeros([5], tf.int64)), tf.zeros([5]),
     tf.ragged.constant([[1.0], [2.0, 3.0]] * 2 + [[1.0]]), tf.sparse.from_dense(tf.eye(5)),
 ])
-def test_data_that_ends_together_keeps_its_elements(element: Any) -> None:
+def test_data_that_ends_on_all_ranks_keeps_its_elements(element: Any) -> None:
     data = tf.data.Dataset.from_tensor_slices(element).batch(2)
-    wrapped = Together(1).wrap(data)
+    wrapped = CommonEnd(1).wrap(data)
     assert wrapped.element_spec == data.element_spec
     assert len(list(wrapped)) == len(list(data)) == 3
 
 
-def test_data_that_cannot_end_together_is_refused() -> None:
+def test_data_that_cannot_end_on_all_ranks_is_refused() -> None:
     data = tf.data.Dataset.range(4).window(2)
     with pytest.raises(UnsupportedError, match="assert_cardinality"):
-        Together(1).wrap(data)
+        CommonEnd(1).wrap(data)

@@ -37,11 +37,11 @@ class Notes:
         self._times[getattr(report, "group", "")] += report.duration  # type: ignore[assignment]
 
     def pytest_unconfigure(self) -> None:
-        """Writes the times, and has the last word on failures."""
+        """Writes the times, and reports failures last."""
         if self._write_times:
             schedule.note_times(self._times)
         if self._failed:
-            print(said(self._failed))
+            print(summary(self._failed))
 
 
 def log_of(item: pytest.Item, error: BaseException | None) -> str:
@@ -53,8 +53,8 @@ def log_of(item: pytest.Item, error: BaseException | None) -> str:
     return found[-1].failing_log() if found else ""
 
 
-def said(reports: Sequence[pytest.TestReport]) -> str:
-    """The last words on failed tests."""
+def summary(reports: Sequence[pytest.TestReport]) -> str:
+    """The summary of failed tests."""
     lines = []
     for report in reports[:_MOST]:
         lines += ["", f"FAILED {report.nodeid} ({report.when})"]
