@@ -8,8 +8,9 @@ without; two equal ones differ as well, by where their weights lie in memory, so
 of the steps' times are printed, of which low ones say more on a busy machine, and what the thread that writes the
 record took of the time.
 
-One process has no collectives, so copies of the gradients stand for them there, in two buckets, with the stamps that
-collectives have. Its CPU time can be told on a machine that is busy with other things, where the time of steps cannot.
+One process has no collectives, so copies of the gradients stand for them there, in two buckets, with the timestamps
+that collectives get. Its CPU time can be told on a machine that is busy with other things, where the time of steps
+cannot.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import hvkeras as hvd
 from hvkeras.bench.models import MODELS, Model
 from hvkeras.gradients import optimizer
 from hvkeras.plans.plan import Plan
-from hvkeras.profiling import collective_times, recorder
+from hvkeras.profiling import recorder, spans
 
 
 def train_step(model: Model) -> Callable[[], None]:
@@ -42,11 +43,11 @@ def train_step(model: Model) -> Callable[[], None]:
 
 
 def copy_gradients(gradients: Sequence[Any], variables: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
-    """What one process does instead of an exchange of gradients, with its stamps."""
+    """What one process does instead of an exchange of gradients, with its timestamps."""
     recorder.step(gradients, variables)
     plan = Plan.of("gradients average", gradients, (0,), "copies of the gradients")
-    with collective_times.in_step():
-        engine = collective_times.stamped(Copies(), plan) if recorder.is_on() else Copies()
+    with spans.in_step():
+        engine = spans.timed(Copies(), plan) if recorder.is_on() else Copies()
     half = len(gradients) // 2
     return [*engine.allreduce(gradients[:half], f"{plan.key}.1"), *engine.allreduce(gradients[half:], f"{plan.key}.0")]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-import hvkeras as hvd
 from hvkeras.backends.contract.ranks import NotTried, Ranks, check, supported, tensor, values
 from hvkeras.backends.interface import Reduction
 
@@ -18,7 +16,8 @@ REDUCIBLE = (*REQUIRED, "float16", "bfloat16", "int8", "int16", "uint8", "uint16
 MOVABLE = (*REDUCIBLE, "bool")
 CLAUSES: dict[str, Callable[[Ranks], None]] = {}
 
-_COMBINE: dict[Reduction, Callable[..., Any]] = {Reduction.SUM: np.sum, Reduction.PRODUCT: np.prod, Reduction.MIN: np.min, Reduction.MAX: np.max}
+_COMBINE: dict[Reduction, Callable[..., Any]] = {Reduction.SUM: np.sum, Reduction.PRODUCT: np.prod,
+                                                 Reduction.MIN: np.min, Reduction.MAX: np.max}
 
 
 def _clause(text: str) -> Callable[[Callable[[Ranks], None]], Callable[[Ranks], None]]:
@@ -29,7 +28,8 @@ def _clause(text: str) -> Callable[[Callable[[Ranks], None]], Callable[[Ranks], 
     return add
 
 
-def _combined(ranks: Ranks, reduction: Reduction, dtype: str, shape: list[int]) -> Any:
+def combined(ranks: Ranks, reduction: Reduction, dtype: str, shape: list[int]) -> Any:
+    """What a reduction of all ranks' values gives."""
     everyone = np.stack([values(rank, dtype, shape) for rank in ranks.all])
     return _COMBINE[reduction](everyone, axis=0).astype(everyone.dtype)
 
@@ -43,7 +43,7 @@ def allreduce(ranks: Ranks) -> None:
                 return ranks.backend.allreduce([mine], key, reduction, ranks.all)[0]
 
             for way, found in ranks.both(reduce, tensor(ranks.rank, dtype, [5])):
-                check(found, _combined(ranks, reduction, dtype, [5]), f"{reduction.value} of {dtype} {way}")
+                check(found, combined(ranks, reduction, dtype, [5]), f"{reduction.value} of {dtype} {way}")
 
     supported(REDUCIBLE, REQUIRED, ranks.name, attempt)
 
@@ -61,7 +61,7 @@ def bucket(ranks: Ranks) -> None:
 
         for way, found in ranks.both(reduce, *(tensor(ranks.rank, "float32", shape) for shape in shapes)):
             for result, shape in zip(found, shapes, strict=True):
-                check(result, _combined(ranks, Reduction.SUM, "float32", shape), f"a bucket {way}")
+                check(result, combined(ranks, Reduction.SUM, "float32", shape), f"a bucket {way}")
 
 
 @_clause("allreduce and reducescatter scale before and after, in the dtypes that `scales` declares")
@@ -76,7 +76,7 @@ def scaling(ranks: Ranks) -> None:
                     ranks.backend.reducescatter(mine, key + "-scattered", ranks.all, 0.5, 4.0))
 
         shape = [ranks.size, 2]
-        expected = _combined(ranks, Reduction.SUM, dtype, shape) * 2
+        expected = combined(ranks, Reduction.SUM, dtype, shape) * 2
         for way, (whole, part) in ranks.both(scaled, tensor(ranks.rank, dtype, shape)):
             check(whole, expected, f"a scaled sum of {dtype} {way}")
             check(part, expected[ranks.rank : ranks.rank + 1], f"a scaled part of {dtype} {way}")
@@ -174,7 +174,7 @@ def reducescatter(ranks: Ranks) -> None:
         return ranks.backend.reducescatter(mine, key, ranks.all)
 
     for rows in (2 * ranks.size + 1, ranks.size, 1):
-        expected = np.array_split(_combined(ranks, Reduction.SUM, "float32", [rows, 3]), ranks.size)[ranks.rank]
+        expected = np.array_split(combined(ranks, Reduction.SUM, "float32", [rows, 3]), ranks.size)[ranks.rank]
         for way, found in ranks.both(scatter, tensor(ranks.rank, "float32", [rows, 3])):
             check(found, expected, f"this rank's part of {rows} rows {way}")
 
@@ -220,7 +220,7 @@ def any_order(ranks: Ranks) -> None:
 
     for _ in range(3):
         for place, found in enumerate(reduce(tensor(ranks.rank, "float32", [2]))):
-            check(found, _combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(place * ranks.size), "a sum")
+            check(found, combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(place * ranks.size), "a sum")
 
 
 @_clause("a rank may trace a function again when the others do not")
@@ -236,7 +236,7 @@ def retraced(ranks: Ranks) -> None:
     for number in range(4):
         if number == 2 and ranks.rank == 0:
             reduce = make()
-        check(reduce(tensor(ranks.rank, "float32", [3])), _combined(ranks, Reduction.SUM, "float32", [3]), "a sum")
+        check(reduce(tensor(ranks.rank, "float32", [3])), combined(ranks, Reduction.SUM, "float32", [3]), "a sum")
 
 
 @_clause("the sizes of a function's tensors may change from one run to the next, on all ranks alike")
@@ -249,7 +249,7 @@ def changing_sizes(ranks: Ranks) -> None:
         return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
 
     for size in (3, 1000, 1, 3):
-        check(reduce(tensor(ranks.rank, "float32", [size])), _combined(ranks, Reduction.SUM, "float32", [size]),
+        check(reduce(tensor(ranks.rank, "float32", [size])), combined(ranks, Reduction.SUM, "float32", [size]),
               f"a sum of {size}")
 
 
@@ -284,61 +284,3 @@ def in_a_loop(ranks: Ranks) -> None:
 
     for _ in range(2):
         check(repeat(tf.ones([2])), np.full([2], ranks.size**3, np.float32), "a sum of sums of sums")
-
-
-@_clause("eager collectives may come from several threads, and many times with the same key")
-def threads(ranks: Ranks) -> None:
-    """Two threads, each with its key."""
-    keys = [ranks.key("first"), ranks.key("second")]
-    errors: list[Exception] = []
-
-    def work(key: str) -> None:
-        try:
-            for number in range(20):
-                sent = tensor(ranks.rank, "float32", [3]) + float(number)
-                check(ranks.backend.allreduce([sent], key, Reduction.SUM, ranks.all)[0],
-                      _combined(ranks, Reduction.SUM, "float32", [3]) + number * ranks.size, f"a sum of {key}")
-        except Exception as error:  # noqa: BLE001 - raised again in the main thread
-            errors.append(error)
-
-    workers = [threading.Thread(target=work, args=(key,), daemon=True) for key in keys]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
-
-
-@_clause("tensors of 8 MiB arrive whole")
-def large(ranks: Ranks) -> None:
-    """More than fits into any buffer on the way."""
-    def reduce(key: str, mine: Any) -> Any:
-        return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
-
-    mine = np.arange(2**21, dtype=np.float32) % 1000 + ranks.rank
-    expected = sum((np.arange(2**21, dtype=np.float32) % 1000 + rank for rank in ranks.all), np.float32(0))
-    for way, found in ranks.both(reduce, tf.constant(mine)):
-        if not np.array_equal(found.numpy(), expected):
-            raise AssertionError(f"a large sum must be right {way}. Received: {found.numpy()[:5]}...")
-
-
-@_clause("DistributedOptimizer trains as one process does on all data")
-def trains(ranks: Ranks) -> None:
-    """The way from `fit` to the engine."""
-    import keras
-
-    generator = np.random.default_rng(0)
-    inputs = generator.normal(size=(8 * ranks.size, 3)).astype(np.float32)
-    labels = (inputs @ np.array([[1.0], [2.0], [-1.0]], np.float32)).astype(np.float32)
-    weights = np.zeros((3, 1), np.float32)
-    for _ in range(3):
-        weights -= 0.1 * 2 * inputs.T @ (inputs @ weights - labels) / len(inputs)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
-    mine = slice(8 * ranks.rank, 8 * ranks.rank + 8)
-    model.fit(inputs[mine], labels[mine], batch_size=8, epochs=3, shuffle=False, verbose=0)
-    found = model.get_weights()[0]
-    if not np.allclose(found, weights, rtol=1e-5, atol=1e-6):
-        raise AssertionError(f"the weights must be those of one process, {weights.ravel()}. Received: {found.ravel()}.")
-

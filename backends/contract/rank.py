@@ -16,12 +16,13 @@ from pathlib import Path
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.backends.contract import capabilities, clauses, failures
+from hvkeras.backends.contract import capabilities, clauses, failures, usage
 from hvkeras.backends.contract.ranks import NotTried, Ranks
 from hvkeras.job.state import current_job
 
 PARTS: dict[str, dict[str, Callable[[Ranks], None]]] = {
-    "collectives": clauses.CLAUSES | capabilities.CLAUSES | {failures.GRAPH: failures.abort_in_a_function},
+    "collectives": (clauses.CLAUSES | usage.CLAUSES | capabilities.CLAUSES
+                    | {failures.GRAPH: failures.abort_in_a_function}),
     "abort": {failures.EAGER: failures.abort_eagerly},
 }
 

@@ -14,6 +14,7 @@ from hvkeras.backends.contract.capabilities import CLAUSES as OF_CAPABILITIES
 from hvkeras.backends.contract.clauses import CLAUSES
 from hvkeras.backends.contract.failures import EAGER, GRAPH
 from hvkeras.backends.contract.job import Job
+from hvkeras.backends.contract.usage import CLAUSES as OF_USAGE
 from hvkeras.backends.interface import Backend
 from hvkeras.launch_environments import Launch, Rendezvous
 
@@ -75,7 +76,7 @@ def judge(job: Job, clause: str) -> None:
 
 
 @pytest.mark.parametrize("clause", [pytest.param(clause, id=function.__name__) for clause, function in
-                                    (CLAUSES | OF_CAPABILITIES).items()])
+                                    (CLAUSES | OF_USAGE | OF_CAPABILITIES).items()])
 def test_clause(clause: str, ranks: int, job: Callable[[str, int], Job]) -> None:
     judge(job("collectives", ranks), clause)
 

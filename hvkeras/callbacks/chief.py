@@ -31,6 +31,3 @@ def is_chief(model: Any) -> bool:
 def should_print(model: Any, level: str = "WARNING") -> bool:
     """Whether this process is the chief, and messages of that level are printed."""
     return is_chief(model) and prints_at(current_job().settings if is_initialized() else Settings(), level)
-
-
-leads = is_chief  # the former name, which callbacks/tensorboard.py imports

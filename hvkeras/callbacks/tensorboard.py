@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import time
 from collections.abc import Mapping
@@ -12,11 +11,12 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.callbacks import summaries
-from hvkeras.callbacks.chief import leads, spanning_strategy
+from hvkeras.callbacks.chief import is_chief, spanning_strategy
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.job.state import current_job, is_initialized
-from hvkeras.profiling import collective_times
-from hvkeras.profiling.rank_times import LATEST, Execution, RankTimes, figures
+from hvkeras.profiling import spans
+from hvkeras.profiling.rank_times import LATEST, RankTimes, figures
+from hvkeras.profiling.ring_buffer import PythonRing
 
 _Callback: Any = compat.default_keras().callbacks.Callback
 _TensorBoard: Any = compat.default_keras().callbacks.TensorBoard
@@ -76,7 +76,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         self._profiles = self._should_trace
         self._rank, self._chief = 0, True
         self._elsewhere: Any = None  # Keras's callback that profiles on a rank other than the chief
-        self._executions: collections.deque[Execution] = collections.deque(maxlen=LATEST)
+        self._executions = PythonRing(4, LATEST)
         self._traced = False
         self._began, self._first = 0.0, 0
         self._rank_writers: dict[int, Any] = {}
@@ -116,14 +116,14 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         raise MachineError(explain(f"{what} {needs} the package tensorboard", "pip install tensorboard"))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Makes Keras retrace the step, with timestamps around its collectives."""
+        """Makes Keras retrace the step, so that its collectives are recorded."""
         self.gathers, self._traced = False, False
         if self.rank_scalars and is_initialized() and current_job().topology.size > 1:
-            collective_times.start(_USER)
-            if not getattr(self.model.train_function, "_hvkeras_stamps", False):
+            spans.start(_USER)
+            if not getattr(self.model.train_function, "_hvkeras_timed", False):
                 compat.forget_train_function(self.model)
                 self.model.make_train_function()
-                self.model.train_function._hvkeras_stamps = True
+                self.model.train_function._hvkeras_timed = True
         if self._chief:
             super().on_train_begin(logs)
         elif self._elsewhere is not None:
@@ -131,7 +131,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the files."""
-        collective_times.stop(_USER)
+        spans.stop(_USER)
         if self._chief:
             super().on_train_end(logs)
         elif self._elsewhere is not None:
@@ -151,13 +151,13 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         elif self._elsewhere is not None:
             self._elsewhere.on_train_batch_begin(batch)
         self._first, self._began = batch, time.time()
-        collective_times.set_in_step(True)
+        spans.set_in_step(True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Ends the measurement; the very first step, in which TensorFlow traces, is not measured."""
-        collective_times.set_in_step(False)
+        spans.set_in_step(False)
         if self._traced:
-            self._executions.append(Execution(self._began, time.time(), self._first, batch))
+            self._executions.append(self._began, time.time(), self._first, batch)
         self._traced = True
         if self._chief:
             super().on_train_batch_end(batch, logs)
@@ -166,7 +166,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discards the times of the previous epoch."""
-        self._executions.clear()
+        self._executions = PythonRing(4, LATEST)
         if self._chief:
             super().on_epoch_begin(epoch, logs)
 
@@ -194,8 +194,9 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
 
     def rank_times(self) -> RankTimes:
         """Returns what this rank has measured since the epoch began."""
-        compiled = bool(getattr(self.model, "jit_compile", False))  # only collectives outside XLA have timestamps
-        return RankTimes.of(list(self._executions), {} if compiled else collective_times.collected())
+        compiled = bool(getattr(self.model, "jit_compile", False))  # only collectives outside XLA are recorded
+        collectives = {} if compiled else {key: track.rows() for key, track in spans.collectives().items()}
+        return RankTimes.of(self._executions.rows().table, collectives)
 
     def write_rank_times(self, epoch: int, everyone: Mapping[int, RankTimes]) -> None:
         """Writes the times of the ranks, on the chief.
@@ -224,8 +225,8 @@ def _place(model: Any) -> tuple[int, int, bool]:
         jobs = resolver.cluster_spec().as_dict()
         before = len(jobs.get("chief", ())) if resolver.task_type == "worker" else 0
         size = len(jobs.get("chief", ())) + len(jobs.get("worker", ()))
-        return before + (resolver.task_id or 0), size, leads(model)
+        return before + (resolver.task_id or 0), size, is_chief(model)
     if not is_initialized():
         return 0, 1, True
     topology = current_job().topology
-    return topology.rank, topology.size, leads(model)
+    return topology.rank, topology.size, is_chief(model)

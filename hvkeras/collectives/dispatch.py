@@ -16,7 +16,7 @@ from hvkeras.collectives.operations import plan_of, require_kernels, shaped
 from hvkeras.collectives.run_time_shapes import compared
 from hvkeras.job.state import Job, current_job
 from hvkeras.plans.plan import Call, Plan
-from hvkeras.profiling import timeline
+from hvkeras.profiling import spans
 
 
 def run(job: Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
@@ -26,7 +26,7 @@ def run(job: Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
         MismatchError: Other ranks make different collectives. A graph raises it when it runs.
     """
     with job.entries.entering(plan, calls):
-        engine = timeline.watched(job.backend, plan)
+        engine = spans.timed(job.backend, plan)
         results = [call.run(engine) for call in compared(job, plan, calls)]
     return list(refusable(job, plan, results))
 

@@ -33,7 +33,7 @@ from hvkeras.gradients.exchange import Exchange
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.state import current_job
 from hvkeras.plans.plan import Call, Plan
-from hvkeras.profiling import collective_times, recorder, timeline
+from hvkeras.profiling import recorder, spans
 
 # The first bucket is small, so that its collective starts while the backward pass is still running.
 FIRST_BUCKET = 1024**2
@@ -161,8 +161,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
         if made:
             checked = iter(compared(job, plan, made, order))
             calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
-        with collective_times.in_step():
-            engine = timeline.watched(job.backend, plan)
+        with spans.in_step():
+            engine = spans.timed(job.backend, plan)
         run = _run_differentiably if differentiable else Call.run
         with on_device(exchange.device_dense):
             for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):

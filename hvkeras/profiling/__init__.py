@@ -1,1 +1,1 @@
-"""Timing of this rank: recorders, and the code that turns their data into timelines and traces."""
+"""When things happened on this rank: the recorder of spans, and its readers: record, timeline, trace."""

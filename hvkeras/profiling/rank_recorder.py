@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import os
@@ -19,9 +18,9 @@ from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.host.console import say
 from hvkeras.host.memory import resident
-from hvkeras.profiling import collective_times
-from hvkeras.profiling.input_times import Fetches
-from hvkeras.profiling.step_times import StepStamps
+from hvkeras.profiling import spans
+from hvkeras.profiling.ring_buffer import PythonRing, Rows, Track, counts
+from hvkeras.profiling.spans import CALLS, STEPS, InputWaits, Steps
 from hvkeras.profiling.tracer import Tracer
 from hvkeras.records.record import Array, Record, write_weights
 from hvkeras.report.after_run import await_records, report_on_run
@@ -29,10 +28,10 @@ from hvkeras.report.after_run import await_records, report_on_run
 if TYPE_CHECKING:
     from hvkeras.control.client import ControlClient
 
-CAPACITY = 16_384  # latest steps, and latest calls of fit's train function, that are kept: 0.5 MiB each
-STALLS = 100  # first warnings that are kept
+CAPACITY = 16_384  # latest steps, and latest calls of fit's train function, that are held: 0.5 MiB each
+STALLS = 100  # first warnings that are recorded
 LOSS_EVERY = 1.0  # seconds between two recorded losses within an epoch
-LOSSES = 10_000  # latest losses that are kept
+LOSSES = 10_000  # latest losses that are held
 WRITE_EVERY = 2.0  # seconds between two writes of the record
 WRITE_SHARE = 0.005  # maximum share of the time spent writing; the interval grows to respect it
 CLOCKS_EVERY = 60.0  # seconds between two measurements of the hosts' clock offset
@@ -63,18 +62,17 @@ class Recorder:
         self.is_on: Callable[[], bool] = lambda: False  # whether this recorder is the active one
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
-        self._steps: StepStamps | None = None
-        self._calls: collections.deque[tuple[float, float]] = collections.deque(maxlen=CAPACITY)
-        self._losses: collections.deque[tuple[float, float]] = collections.deque(maxlen=LOSSES)
+        self._steps, self._calls = Steps(CAPACITY), PythonRing(2, CAPACITY)
+        self._losses = PythonRing(2, LOSSES)
         self._training_began = self._last_loss = 0.0
         self._depth = threading.local()
         self._eager_models: set[int] = set()
-        self._runs_before = {key: first + len(rows) for key, (rows, first) in collective_times.numbered().items()}
+        self.first_rows = counts(spans.collectives())  # of this job, where an earlier one of this process wrote before
         self._wrote = 0.0  # seconds of CPU time that the thread has used
         self._over = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
-        self.fetches = Fetches()
+        self.input_waits = InputWaits()
         self.report: Path | None = None  # folder for the report on the whole job, if this rank writes it at the end
 
     def begin(self) -> None:
@@ -96,7 +94,7 @@ class Recorder:
             return
         kind = self._kinds.setdefault(tuple(known), len(self._kinds))
         done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
-        self._ready_steps().ready(done, kind)
+        self._steps.ready(done, kind)
 
     def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls a model, and counts its samples if this is the outermost call and trains."""
@@ -118,7 +116,7 @@ class Recorder:
         models.add(id(model))
         if rows is not None and not graphs.compiled_by_xla() and graphs.of_functions():
             tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
-            self._ready_steps().batch_came(rows, tensors)
+            self._steps.batch_arrived(rows, tensors)
 
     def _models_of_step(self) -> set[int]:
         """The models called since the last step, in the function under construction or eagerly."""
@@ -130,16 +128,11 @@ class Recorder:
         models: set[int] = graph._hvkeras_models
         return models
 
-    def _ready_steps(self) -> StepStamps:
-        if self._steps is None:  # created lazily: scripts configure devices after init()
-            self._steps = StepStamps(CAPACITY)
-        return self._steps
-
     def note_call(self, began: float, ended: float, logs: Any) -> None:
         """Records when a call of fit's train function began and ended, and from time to time its loss."""
         if not self.is_on():
             return
-        self._calls.append((began, ended))
+        self._calls.append(began, ended)
         self._training_began = self._training_began or began
         if ended - self._last_loss >= LOSS_EVERY:
             self.note_loss(ended, logs)
@@ -148,7 +141,7 @@ class Recorder:
         """Records the loss, if the logs have one."""
         self._last_loss = now
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
-            self._losses.append((now - self._training_began, float(logs["loss"])))
+            self._losses.append(now - self._training_began, float(logs["loss"]))
 
     def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
         """Records the latest logs of a kind; see `recorder.note_logs`."""
@@ -166,15 +159,41 @@ class Recorder:
 
     def steps_made(self) -> int:
         """How many steps this rank has computed."""
-        if self._steps is None:
-            return 0
-        rows, first = self._steps.rows()
-        return first + len(rows)
+        return self._steps.rows().after
+
+    def tracks(self) -> dict[str, Track]:
+        """The tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
+        return {**spans.collectives(), CALLS: self._calls, STEPS: self._steps, **self.input_waits.tracks()}
+
+    def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
+        """Converts rows of tracks to attributes of a record.
+
+        Args:
+            rows: The rows, by the name of their track.
+        """
+        collectives = {key: track for key, track in spans.collectives().items() if key in rows and len(rows[key].table)}
+        steps, calls = rows[STEPS], rows[CALLS].table
+        places = np.searchsorted(steps.table[:, 0], calls) + steps.first
+        inputs = np.concatenate([rows[name].table for name in self.input_waits.tracks() if name in rows])
+        return {
+            "stamps": steps.table, "first_step": steps.first,
+            "calls": np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64),
+            "inputs": inputs[np.argsort(inputs[:, 1], kind="stable")],
+            "collectives": {key: rows[key].table for key in collectives},
+            "first_runs": {key: rows[key].first - self.first_rows.get(key, 0) for key in collectives},
+            "buckets": {key: vars(track.content) for key, track in collectives.items()},
+        }
 
     def current(self) -> Record:
         """The record in its current state."""
         with self._updating:
-            self._update()
+            rows = {name: track.rows(self.first_rows.get(name, 0)) for name, track in self.tracks().items()}
+            for name, table in self.tables(rows).items():
+                setattr(self._record, name, table)
+            self._record.losses = self._losses.rows().table
+            self._compare_clocks()
+            self._record.peak_memory = resident("VmHWM") or 0
+            self._record.written = time.time()
             return dataclasses.replace(self._record)
 
     def finish(self, ended: str) -> None:
@@ -182,7 +201,7 @@ class Recorder:
         if os.getpid() != self._record.pid:  # a forked process is not a rank
             return
         self._over.set()
-        self.fetches.stop()
+        self.input_waits.stop()
         if self._writer.is_alive():
             self._writer.join(LAST_WRITE)
         if self._keeps_weights and self._folder is not None:
@@ -236,23 +255,6 @@ class Recorder:
         finally:
             self._writing.release()
 
-    def _update(self) -> None:
-        record = self._record
-        found = {key: _since(*rows, self._runs_before.get(key, 0)) for key, rows in collective_times.numbered().items()}
-        record.collectives = {key: rows for key, (rows, _) in found.items() if len(rows)}
-        record.first_runs = {key: found[key][1] for key in record.collectives}
-        contents = collective_times.described()
-        record.buckets = {key: vars(contents[key]) for key in record.collectives}
-        if self._steps is not None:
-            record.stamps, record.first_step = self._steps.rows()
-        record.inputs = self.fetches.rows()
-        record.calls = _with_steps(np.array(self._calls.copy(), np.float64).reshape(-1, 2), record)
-        record.losses = np.array(self._losses.copy(), np.float64).reshape(-1, 2)
-        self._compare_clocks()
-        record.peak_memory = resident("VmHWM") or 0
-        record.written = time.time()
-
-
     def _compare_clocks(self) -> None:
         """Records this host's offset from the common clock, and requests a new measurement from time to time."""
         if self._control is None:
@@ -263,18 +265,6 @@ class Recorder:
             self._control.measure_clock()
         if (offset := self._control.clock.offset) is not None:
             self._record.clock_offset, self._record.clock_uncertainty = offset.seconds, offset.uncertainty
-
-
-def _since(rows: Array, first: int, before: int) -> tuple[Array, int]:
-    """Drops the runs of an earlier job of this process, and counts the first index from this job's start."""
-    skipped = max(0, before - first)
-    return rows[skipped:], first + skipped - before
-
-
-def _with_steps(calls: Array, record: Record) -> Array:
-    """The calls, each with the indices of its first and last step."""
-    places = np.searchsorted(record.stamps[:, 0], calls) + record.first_step
-    return np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64)
 
 
 def _rows_of(inputs: Any) -> Any:

@@ -6,8 +6,7 @@ HVKERAS_TRACE_STEPS, `hvkeras.profiling.tracer` writes a trace. Otherwise nothin
 
 Every step of a distributed optimizer or tape calls `hvkeras.gradients.buckets.reduce_gradients`, which records a
 timestamp once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient
-tape, so custom training loops are counted like `fit`. `hvkeras.profiling.collective_times` times collectives, and
-`hvkeras.profiling.input_times` times the fetching of batches.
+tape, so custom training loops are counted like `fit`. All times are those of `hvkeras.profiling.spans`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hvkeras import compat
 from hvkeras.host.error_text import summary
 from hvkeras.launch_environments import hvkeras_run
-from hvkeras.profiling import collective_times
+from hvkeras.profiling import spans
 from hvkeras.profiling.rank_recorder import Recorder
 from hvkeras.profiling.tracer import Tracer
 from hvkeras.progress import stalls
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 _USER = "recording"
 
-# One per process: timestamps in graphs write to their variables for as long as the graphs live.
+# One per process: graphs write to the tracks of their recorder for as long as they live.
 _recorders: list[Recorder] = []
 _recording: Recorder | None = None
 
@@ -74,7 +73,7 @@ def start(job: Job) -> None:
     compat.hook_model_calls(recorder.around_call)
     compat.hook_train_calls(recorder.note_call)
     compat.hook_jit_compile(lambda: _recording is not None)
-    collective_times.start(_USER)
+    spans.start(_USER)
     recorder.begin()
     if job.settings.trace_steps is not None and all(one.tracer is None for one in _recorders):  # a process's first job
         recorder.tracer = Tracer(job, recorder)
@@ -128,7 +127,7 @@ stalls.listeners.append(note_stall)
 
 def evaluating() -> contextlib.AbstractContextManager[None]:
     """Returns a context whose batches do not count as training."""
-    return contextlib.nullcontext() if _recording is None else _recording.fetches.of_others()
+    return contextlib.nullcontext() if _recording is None else _recording.input_waits.paused()
 
 
 def is_on() -> bool:
@@ -141,14 +140,14 @@ def paused() -> Iterator[None]:
     """Suspends recording in its body, and for functions that are traced in it."""
     global _recording  # noqa: PLW0603 - a process belongs to one job
     recorder, _recording = _recording, None
-    collective_times.stop(_USER)
+    spans.stop(_USER)
     try:
-        with contextlib.nullcontext() if recorder is None else recorder.fetches.of_others():
+        with contextlib.nullcontext() if recorder is None else recorder.input_waits.paused():
             yield
     finally:
         _recording = recorder
         if recorder is not None:
-            collective_times.start(_USER)
+            spans.start(_USER)
 
 
 def writing_share() -> float:
@@ -165,7 +164,7 @@ def finish(ended: str | None = None) -> None:
     global _recording
     recorder, _recording = _recording, None
     if recorder is not None:
-        collective_times.stop(_USER)
+        spans.stop(_USER)
         recorder.finish(_ending() if ended is None else ended)
         recorder.write_report(patient=ended is None)
     elif ended is not None and _recorders:

@@ -1,11 +1,8 @@
 """The timeline: when each collective of a rank began and ended, as a trace for Chrome and Perfetto.
 
-While the timeline is on, it times collectives that run eagerly and those in functions traced meanwhile. With
-HVKERAS_TIMELINE it is on from `init()` onwards and therefore covers all of them. While it is off, nothing is added to
-any graph. Nothing is timed inside XLA, which cannot read the clock.
-
-Functions record timestamps (`hvkeras.profiling.collective_times`), which a thread collects: they run no Python and do
-not serialize their collectives. Eager collectives and those of TensorFlow 1 sessions are timed by Python.
+While the timeline is on, it covers collectives that run eagerly and those in functions traced meanwhile. With
+HVKERAS_TIMELINE it is on from `init()` onwards and therefore covers all of them. A thread reads what is recorded
+(`hvkeras.profiling.spans`), and writes the file.
 
 The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -18,24 +15,16 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-import numpy as np
-import tensorflow as tf
-
-from hvkeras.compat import graphs
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.job.state import current_job
-from hvkeras.profiling import collective_times
-
-if TYPE_CHECKING:
-    from hvkeras.backends.interface import Backend
-    from hvkeras.plans.plan import Plan
+from hvkeras.profiling import spans
+from hvkeras.profiling.ring_buffer import Reader
 
 CAPACITY = 200_000  # maximum number of collectives in a timeline, about 40 MB; the file says how many were left out
 FLUSH_EVERY = 1.0  # seconds between two writes
-COLLECT_EVERY = 0.2  # seconds between two reads of the timestamps, which hold each collective's latest 1,024 runs
+COLLECT_EVERY = 0.2  # seconds between two reads of the spans: each collective's latest 1,024 runs are held
 _END = b"\n]\n"
 _USER = "timeline"
 
@@ -70,11 +59,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
     if rank and "{rank}" not in file_path:
         return
     path = file_path.replace("{rank}", str(rank))
-    collective_times.start(_USER)
+    spans.start(_USER, outside_steps=True)
     try:
         _running = Timeline(path, rank, job.topology.hosts[rank])
     except OSError as error:
-        collective_times.stop(_USER)
+        spans.stop(_USER)
         raise MachineError(explain(f"The timeline's file must be writable ({error.strerror})", "choose another folder",
                                    file_path=path)) from None
 
@@ -84,26 +73,13 @@ def stop_timeline() -> None:
     global _running
     timeline, _running = _running, None
     if timeline is not None:
-        collective_times.stop(_USER)
+        spans.stop(_USER)
         timeline.close()
 
 
 def is_on() -> bool:
     """Whether this rank's collectives are being timed."""
     return _running is not None
-
-
-def watched(backend: Backend, plan: Plan) -> Any:
-    """Returns the backend, wrapped to time its collectives if a timeline is running or timestamps were requested.
-
-    Args:
-        backend: The engine.
-        plan: The plan that the collectives belong to.
-    """
-    stamped = collective_times.stamped(backend, plan)
-    if stamped is not backend or _running is None or graphs.compiled_by_xla():
-        return stamped
-    return _Watched(backend, plan)
 
 
 class Timeline:
@@ -125,8 +101,8 @@ class Timeline:
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
         self._rows: dict[str, int] = {}
-        self._count = self._lost = 0
-        self._seen = {key: first + len(rows) for key, (rows, first) in collective_times.numbered().items()}
+        self._count = 0
+        self._reader = Reader(spans.all_collectives)
         self._is_empty = True
         self._over = threading.Event()
         self._file.write(b"[" + _END)
@@ -164,7 +140,7 @@ class Timeline:
         self._over.set()
         self._writer.join()
         self._collect()
-        for count, what in ((self._lost, "collectives came too fast to be seen"),
+        for count, what in ((self._reader.lost, "collectives came too fast to be seen"),
                             (self._count - CAPACITY, "later collectives are left out")):
             if count > 0:
                 self._note({"name": f"{count} {what}", "ph": "i", "s": "g", "tid": 0, "ts": time.time_ns() / 1000})
@@ -184,14 +160,10 @@ class Timeline:
                 written = time.monotonic()
 
     def _collect(self) -> None:
-        """Adds the runs that functions have recorded since the last call."""
-        found, contents = collective_times.numbered(), collective_times.described()
-        for key, (rows, first) in found.items():
-            seen, content = self._seen.get(key, 0), contents[key]
-            self._lost += max(0, first - seen)
-            for began, ended in (1e9 * rows[max(0, seen - first):]).astype(np.int64).tolist():
-                self.add(content.label, content.collective, began, ended, content.bytes)
-            self._seen[key] = first + len(rows)
+        """Adds the collectives that have been recorded since the last call."""
+        for track, rows in self._reader.new().items():
+            for content, began, ended in spans.runs(track, rows):
+                self.add(content.label, content.collective, int(1e9 * began), int(1e9 * ended), content.bytes)
 
     def _write(self) -> None:
         """Appends the events before the bracket that ends the file, so that it is valid JSON after every write."""
@@ -207,40 +179,3 @@ class Timeline:
 
 _running: Timeline | None = None
 
-
-class _Watched:
-    """A backend whose collectives Python times: eager ones now, those of a session whenever it runs."""
-
-    def __init__(self, backend: Backend, plan: Plan) -> None:
-        self._backend, self._plan = backend, plan
-
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        run = getattr(self._backend, operation)
-
-        def timed(data: Any, *others: Any) -> Any:
-            key = next(other for other in others if isinstance(other, str))
-            label = collective_times.labelled(self._plan, key)
-            inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
-            with tf.control_dependencies(inputs):
-                size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
-                began = _asked(lambda _: time.time_ns(), size)
-            with tf.control_dependencies([began]):
-                results = run(data, *others)
-            flat = tf.nest.flatten(results)
-            with tf.control_dependencies(flat):
-                ended = _asked(lambda then, many: _add(label, operation, then, many), began, size)
-            with tf.control_dependencies([ended]):
-                return tf.nest.pack_sequence_as(results, [tf.identity(result) for result in flat])
-
-        return timed
-
-
-def _asked(function: Callable[..., int], *arguments: Any) -> Any:
-    return tf.numpy_function(lambda *values: np.int64(function(*map(int, values))), arguments, tf.int64)
-
-
-def _add(label: str, operation: str, began: int, size: int) -> int:
-    now = time.time_ns()
-    if _running is not None:
-        _running.add(label, operation, began, now, size)
-    return now

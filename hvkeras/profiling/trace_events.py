@@ -1,4 +1,4 @@
-"""Converts a rank's recording to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
+"""Converts a rank's record to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
 
 The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -10,146 +10,128 @@ import bisect
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from hvkeras.profiling.trace_files import Event
+from hvkeras.records.record import Array, Record
 
 STEPS, INPUT, CALLS, COMPUTING = "steps", "input", "train function", "computing"
 ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # shown above the rows of collectives
+BEFORE = 1024  # steps before the window that are looked at in custom training loops
 
-Array = np.ndarray[Any, Any]
 _Found = tuple[str, str, float, float, Event]  # row, name, start, end, arguments
 
 
-def _none(columns: int) -> Array:
-    return np.zeros((0, columns))
-
-
-@dataclass
-class Recorded:
-    """What a rank recorded around a window of steps; all times are in seconds since the epoch by the rank's own clock.
-
-    Attributes:
-        first_stamp: The index of the step that the first timestamp belongs to.
-        stamps: float64, [steps]: when this rank's gradients of each step were ready.
-        inputs: float64, [n, 2]: start and end of each fetch of a batch.
-        calls: float64, [n, 4]: start and end of each call of the train function, and its first and last step.
-        collectives: float64, [runs, 2]: start and end of each run, by key.
-        buckets: `label`, `operation`, `bytes` and `collective`, by the same key; see
-            `hvkeras.profiling.collective_times.Content`.
-    """
-
-    first_stamp: int = 0
-    stamps: Array = field(default_factory=lambda: np.zeros(0))
-    inputs: Array = field(default_factory=lambda: _none(2))
-    calls: Array = field(default_factory=lambda: _none(4))
-    collectives: dict[str, Array] = field(default_factory=dict)
-    buckets: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
-class Span:
+class Step:
     """One step: its index, its start and end, and when its gradients were ready (0: unknown).
 
-    A span covers several steps, from `step` to `last`, if it is unknown when each of them began.
+    It stands for several steps, from `index` to `last`, if it is unknown when each of them began.
     """
 
-    step: int
+    index: int
     last: int
     begin: float
     end: float
-    computed: float = 0.0
+    ready: float = 0.0
 
 
-def spans(recorded: Recorded) -> list[Span]:
-    """The steps in order: those of the train function's calls or, in custom training loops, consecutive steps.
+def _steps(record: Record, first: int, after: int) -> list[Step]:
+    """The steps of a window, and some around it: those of the train function's calls or, in custom loops, consecutive.
 
     In a custom training loop, a step lasts until its last collective ends or, without any, until its gradients are
     ready.
     """
-    if len(recorded.calls):
-        return [span for call in recorded.calls for span in _of_call(call, recorded)]
-    stamps, runs = recorded.stamps, np.concatenate([_none(2), *recorded.collectives.values()])
-    if not len(stamps):
+    if len(record.calls):
+        near = (record.calls[:, 3] >= first - 1) & (record.calls[:, 2] <= after)
+        return [step for call in record.calls[near] for step in _of_call(call, record)]
+    skipped = max(0, first - BEFORE - record.first_step)
+    ready, runs = record.stamps[skipped:, 0], np.concatenate([np.zeros((0, 2)), *record.collectives.values()])
+    if not len(ready):
         return []
-    begin = min([float(stamps[0]), *runs[runs[:, 0] <= stamps[0], 0]])
-    return _consecutive(recorded.first_stamp, begin, _ends(stamps, runs), stamps)
+    begin = min([float(ready[0]), *runs[runs[:, 0] <= ready[0], 0]])
+    return _consecutive(record.first_step + skipped, begin, _ends(ready, runs), ready)
 
 
-def _of_call(call: Array, recorded: Recorded) -> list[Span]:
+def _of_call(call: Array, record: Record) -> list[Step]:
     """The steps of one call; if there are several, they end when their collectives end."""
     begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
     if last < first:
         return []
-    stamps = recorded.stamps[max(0, first - recorded.first_stamp):max(0, last + 1 - recorded.first_stamp)]
-    if len(stamps) != last + 1 - first:  # the steps ran long before the window
-        return [Span(first, last, begin, end)]
-    within = [runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)] for runs in recorded.collectives.values()]
+    ready = record.stamps[max(0, first - record.first_step):max(0, last + 1 - record.first_step), 0]
+    if len(ready) != last + 1 - first:  # the steps ran long before the window
+        return [Step(first, last, begin, end)]
+    within = [runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)] for runs in record.collectives.values()]
     within = [runs for runs in within if len(runs)]
-    if within and all(len(runs) == len(stamps) for runs in within):
+    if within and all(len(runs) == len(ready) for runs in within):
         ends = np.max([runs[:, 1] for runs in within], axis=0).tolist()  # each runs once per step
     else:
-        ends = _ends(stamps, np.concatenate([_none(2), *within]))
-    return _consecutive(first, begin, [*ends[:-1], end], stamps)
+        ends = _ends(ready, np.concatenate([np.zeros((0, 2)), *within]))
+    return _consecutive(first, begin, [*ends[:-1], end], ready)
 
 
-def _consecutive(first: int, begin: float, ends: Sequence[float], stamps: Array) -> list[Span]:
+def _consecutive(first: int, begin: float, ends: Sequence[float], ready: Array) -> list[Step]:
     # A busy rank may record the timestamp late, but gradients are ready before their collectives end.
-    return [Span(first + place, first + place, since, until, min(float(stamp), until))
-            for place, (since, until, stamp) in enumerate(zip([begin, *ends[:-1]], ends, stamps, strict=True))]
+    return [Step(first + place, first + place, since, until, min(float(moment), until))
+            for place, (since, until, moment) in enumerate(zip([begin, *ends[:-1]], ends, ready, strict=True))]
 
 
-def _ends(stamps: Array, runs: Array) -> list[float]:
+def _ends(ready: Array, runs: Array) -> list[float]:
     """When steps end: with the last of their collectives, all of which precede those of the next step.
 
-    The collectives between two timestamps are therefore split at their widest gap, in which the next step computes.
+    The collectives between the gradients of two steps are therefore split at their widest gap, in which the next step
+    computes.
     """
     runs = runs[np.argsort(runs[:, 0])]
     reached = np.maximum.accumulate(np.concatenate([[-math.inf], runs[:, 1]]))
-    places = np.searchsorted(runs[:, 0], stamps, side="right")
+    places = np.searchsorted(runs[:, 0], ready, side="right")
     ends = []
-    for stamp, later, since, until in zip(stamps, [*stamps[1:], math.inf], places, [*places[1:], len(runs)],
-                                          strict=True):
-        busy = np.maximum(reached[since:until + 1], stamp)  # end of the busy time before each run, and after the last
+    for moment, later, since, until in zip(ready, [*ready[1:], math.inf], places, [*places[1:], len(runs)],
+                                           strict=True):
+        busy = np.maximum(reached[since:until + 1], moment)  # end of the busy time before each run, and after the last
         ends.append(float(busy[np.argmax(np.append(runs[since:until, 0], later) - busy)]))
     return ends
 
 
-def events(recorded: Recorded, rank: int, first: int, after: int, offset: float = 0.0) -> list[Event]:
-    """Makes the events of a window of steps.
+def events(record: Record, first: int, after: int) -> list[Event]:
+    """Makes the events of a window of steps, on the common clock.
 
     Args:
-        recorded: The recording of these steps and those around them.
-        rank: The rank, which is the process ID in the trace.
+        record: The record of these steps and those around them.
         first: The first step.
         after: The step after the last one.
-        offset: Seconds to add to this rank's times to convert them to the common clock.
 
     Returns:
         The metadata events that name the rows, then the complete events in order of time.
     """
-    everyone = spans(recorded)
-    wanted = [span for span in everyone if first <= span.last and span.step < after]
+    everyone = _steps(record, first, after)
+    wanted = [step for step in everyone if first <= step.last and step.index < after]
     if not wanted:
         return []
-    before = [span.end for span in everyone if span.last < first]
+    before = [step.end for step in everyone if step.last < first]
     since, until = min(before[-1] if before else math.inf, wanted[0].begin), wanted[-1].end
     found: list[_Found] = [
-        *((STEPS, _named(span.step, span.last), span.begin, span.end, {"step": span.step}) for span in wanted),
-        *((INPUT, "input", float(begin), float(end), {}) for begin, end in recorded.inputs if since <= begin < until),
-        *_calls(recorded.calls, first, after),
-        *_computing(wanted, recorded.inputs),
-        *_collectives(recorded, wanted, since, until),
+        *((STEPS, _named(step.index, step.last), step.begin, step.end, {"step": step.index}) for step in wanted),
+        *((INPUT, "input", begin, end, {}) for begin, end in _between(record.inputs, since, until)),
+        *_calls(record.calls, first, after),
+        *_computing(wanted, record.inputs),
+        *_collectives(record, wanted, since, until),
     ]
     labels = dict.fromkeys([*ROWS, *sorted((row for row, *_ in found if row not in ROWS), key=_natural)])
     rows = {row: place + 1 for place, row in enumerate(labels) if any(each[0] == row for each in found)}
-    made = [{"name": name, "cat": "collective" if row not in ROWS else row, "ph": "X", "pid": rank, "tid": rows[row],
-             "ts": round((begin + offset) * 1e6, 3), "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
+    made = [{"name": name, "cat": "collective" if row not in ROWS else row, "ph": "X", "pid": record.rank,
+             "tid": rows[row], "ts": round((begin + record.clock_offset) * 1e6, 3),
+             "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
             for row, name, begin, end, arguments in found]
-    return [*_names(rows, rank), *sorted(made, key=lambda event: (event["ts"], event["tid"]))]
+    return [*_names(rows, record.rank), *sorted(made, key=lambda event: (event["ts"], event["tid"]))]
+
+
+def _between(spans: Array, since: float, until: float) -> list[list[float]]:
+    """The spans that begin in an interval."""
+    chosen: list[list[float]] = spans[(spans[:, 0] >= since) & (spans[:, 0] < until)].tolist()
+    return chosen
 
 
 def _names(rows: Mapping[str, int], rank: int) -> Iterator[Event]:
@@ -173,25 +155,23 @@ def _named(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def _computing(steps: Sequence[Span], inputs: Array) -> Iterator[_Found]:
+def _computing(steps: Sequence[Step], inputs: Array) -> Iterator[_Found]:
     """The time from the start of each step, or the end of its input, until its gradients are ready."""
-    for span in steps:
-        if span.computed:
-            fetched = inputs[(inputs[:, 1] > span.begin) & (inputs[:, 1] <= span.computed), 1]
-            begin = float(fetched.max()) if len(fetched) else span.begin
-            yield COMPUTING, "gradients", begin, span.computed, {"step": span.step}
+    for step in steps:
+        if step.ready:
+            waited = inputs[(inputs[:, 1] > step.begin) & (inputs[:, 1] <= step.ready), 1]
+            begin = float(waited.max()) if len(waited) else step.begin
+            yield COMPUTING, "gradients", begin, step.ready, {"step": step.index}
 
 
-def _collectives(recorded: Recorded, steps: Sequence[Span], since: float, until: float) -> Iterator[_Found]:
-    begins = [span.begin for span in steps]
-    for key, runs in recorded.collectives.items():
-        known = recorded.buckets.get(key, {})
+def _collectives(record: Record, steps: Sequence[Step], since: float, until: float) -> Iterator[_Found]:
+    begins = [step.begin for step in steps]
+    for key, runs in record.collectives.items():
+        known = record.buckets.get(key, {})
         label = known.get("label") or key
-        for began, ended in runs:
-            if not since <= began < until:
-                continue
+        for began, ended in _between(runs, since, until):
             arguments: Event = {"collective": label, "operation": known.get("operation"), "bytes": known.get("bytes")}
             place = bisect.bisect_right(begins, began) - 1
             if place >= 0 and began < steps[place].end:
-                arguments["step"] = steps[place].step
-            yield label, str(known.get("collective") or "collective"), float(began), float(ended), arguments
+                arguments["step"] = steps[place].index
+            yield label, str(known.get("collective") or "collective"), began, ended, arguments

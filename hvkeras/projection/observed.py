@@ -9,6 +9,7 @@ import numpy as np
 
 from hvkeras.projection.model import Bucket
 from hvkeras.records.record import Array, Record
+from hvkeras.records.runs import matched, numbered
 
 WARM_UP = 5  # first runs of each collective to skip (at most half of all)
 GRADIENTS = "gradients "  # prefix of a bucket's operation
@@ -77,9 +78,6 @@ def _keys_of_steps(records: Sequence[Record]) -> list[str]:
 
 def _spans(key: str, records: Sequence[Record]) -> Array:
     """When the last rank entered, and when the last rank left, each run that all ranks have recorded."""
-    firsts = [record.first_runs.get(key, 0) for record in records]
-    ends = [first + len(record.collectives[key]) for first, record in zip(firsts, records, strict=True)]
-    begin, end = max(firsts), max(min(ends), *firsts)
-    rows = [record.collectives[key][begin - first : end - first] for first, record in zip(firsts, records, strict=True)]
+    rows, _ = matched([numbered(record)[key] for record in records])
     found: Array = np.max(rows, axis=0)
     return found

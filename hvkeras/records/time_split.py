@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvkeras.records.record import Array, Record
+from hvkeras.records.runs import Cover, Runs, numbered, shortest
 
 WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
 LATEST = 1000  # maximum number of steps considered
@@ -56,8 +57,8 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
     """
     present = [record for record in records if record is not None]
     complete = len(present) == len(records) and all(len(present) >= record.size for record in present)
-    shortest = shortest_runs(present) if complete else {}
-    found = {record.rank: _split(record, shortest, complete) for record in present}
+    compared = shortest([numbered(record) for record in present]) if complete else {}
+    found = {record.rank: _split(record, compared, complete) for record in present}
     return {rank: split for rank, split in found.items() if split is not None}
 
 
@@ -74,46 +75,24 @@ def pauses(record: Record) -> tuple[float, float]:
     return float(lengths[long].sum()), float(lengths.sum())
 
 
-def shortest_runs(records: Sequence[Record]) -> dict[str, tuple[Array, int]]:
-    """The shortest time that any rank spent in each run of each collective, and the index of the first of these runs.
-
-    Args:
-        records: The records of the ranks to compare.
-
-    Returns:
-        By key: the seconds of each run that all records contain, and the index of the first of these runs.
-    """
-    found = {}
-    for key in dict.fromkeys(key for record in records for key in record.collectives):
-        known = [(record.collectives[key], record.first_runs.get(key, 0)) for record in records
-                 if key in record.collectives]
-        first = max(start for _, start in known)
-        last = min(start + len(rows) for rows, start in known)
-        if last > first:
-            lengths = [rows[first - start : last - start] @ (-1.0, 1.0) for rows, start in known]
-            found[key] = np.min(lengths, axis=0), first
-    return found
-
-
-def _split(record: Record, shortest: Mapping[str, tuple[Array, int]], complete: bool) -> TimeSplit | None:
+def _split(record: Record, compared: Mapping[str, Runs], complete: bool) -> TimeSplit | None:
     steps = _Steps(record)
     exposed, waits, everything = [np.zeros((0, 2))], [np.zeros((0, 2))], [np.zeros((0, 2))]
     since, until = -np.inf, np.inf
-    for key, runs in record.collectives.items():
+    for key, (runs, first) in numbered(record).items():
         starts = steps.exposed_from(runs) if _of_gradients(record, key) else runs[:, 0]
         exposed.append(np.column_stack([starts, runs[:, 1]]))
         everything.append(runs)
-        first = record.first_runs.get(key, 0)
         if first:
             since = max(since, runs[0, 0])
-        if not complete or key not in shortest:
+        if not complete or key not in compared:
             continue
-        lengths, number = shortest[key]
+        lengths, number = compared[key]
         begin, end = number - first, number - first + len(lengths)
         waits.append(np.column_stack([starts[begin:end], runs[begin:end, 1] - lengths]))
         since = max(since, runs[begin - 1, 1]) if begin else since  # earlier runs are missing on other ranks
         until = min(until, runs[end, 0]) if end < len(runs) else until
-    return steps.split(_Cover(*exposed), _Cover(*waits), _Cover(*everything), since, until, complete)
+    return steps.split(Cover(*exposed), Cover(*waits), Cover(*everything), since, until, complete)
 
 
 def _of_gradients(record: Record, key: str) -> bool:
@@ -150,18 +129,18 @@ class _Steps:
         in_backward = (runs[:, 0] > self._arrived[places]) & (runs[:, 0] <= self._ready[places])
         return np.where(in_backward, self._ready[places], runs[:, 0])
 
-    def split(self, exposed: _Cover, waits: _Cover, everything: _Cover, since: float, until: float,
+    def split(self, exposed: Cover, waits: Cover, everything: Cover, since: float, until: float,
               complete: bool) -> TimeSplit | None:
         """The mean over the steps that began after `since` and ended before `until`, except warm-up and pauses."""
         chosen = self._chosen(since, until)
         if not len(chosen):
             return None
-        begins, ends, arrived = self._begins[chosen], self._ends[chosen], self._arrivals[chosen]
-        busy = _Cover(exposed.spans, self._inputs)
+        begins, ends, arrivals = self._begins[chosen], self._ends[chosen], self._arrivals[chosen]
+        busy = Cover(exposed.spans, self._inputs)
         step = float(np.mean(ends - begins))
         communication = exposed.mean(begins, ends)
         wait = min(waits.mean(begins, ends), communication)
-        fetching = max(0.0, busy.mean(begins, arrived) - exposed.mean(begins, arrived))
+        fetching = max(0.0, busy.mean(begins, arrivals) - exposed.mean(begins, arrivals))
         hidden = max(0.0, everything.mean(begins, ends) - communication)
         return TimeSplit(step, fetching, max(0.0, step - fetching - communication), wait if complete else None,
                          communication - wait, hidden, len(chosen))
@@ -180,26 +159,3 @@ class _Steps:
         fits = (self._begins >= since) & (self._ends <= until) & (lengths <= PAUSE * np.median(lengths))
         fits[: min(WARM_UP, len(lengths) // 2)] = False
         return np.flatnonzero(fits)[-LATEST:]
-
-
-class _Cover:
-    """The union of time spans, and how much of an interval it covers."""
-
-    def __init__(self, *spans: Array) -> None:
-        rows = np.concatenate(spans)
-        rows = rows[rows[:, 1] > rows[:, 0]]
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        if len(rows):
-            reached = np.maximum.accumulate(rows[:, 1])
-            starts = np.concatenate([[True], rows[1:, 0] > reached[:-1]])
-            rows = np.column_stack([rows[starts, 0], reached[np.concatenate([starts[1:], [True]])]])
-        self.spans = rows
-
-    def mean(self, begins: Array, ends: Array) -> float:
-        """The mean time covered, in seconds, of the intervals from `begins` to `ends`."""
-        if not len(self.spans):
-            return 0.0
-        total = np.concatenate([[0.0], np.cumsum(self.spans @ (-1.0, 1.0))])
-        edges = self.spans.ravel()
-        covered = np.column_stack([total[:-1], total[1:]]).ravel()
-        return float(np.mean(np.interp(ends, edges, covered) - np.interp(begins, edges, covered)))

@@ -10,7 +10,8 @@ import numpy as np
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.records.record import WELL, Record
-from hvkeras.records.time_split import TimeSplit, pauses, shortest_runs, time_splits
+from hvkeras.records.runs import numbered, shortest
+from hvkeras.records.time_split import TimeSplit, pauses, time_splits
 from hvkeras.report.outcome import Outcome
 
 RUNNING = "was running when its record was last written, or was killed"
@@ -152,9 +153,8 @@ class Summary:
 
 def _collectives(records: Sequence[Record | None]) -> list[Collective]:
     present = [record for record in records if record is not None]
-    shortest = shortest_runs(present)
     found = []
-    for key, (lengths, _) in shortest.items():
+    for key, (lengths, _) in shortest([numbered(record) for record in present]).items():
         known = [record for record in present if key in record.collectives]
         content = known[0].buckets.get(key, {})
         runs = max(record.first_runs.get(key, 0) + len(record.collectives[key]) for record in known)

@@ -83,9 +83,9 @@ def test_of_compiled_steps_the_time_alone_is_known(whole: Outcome) -> None:
     assert all(set(found[rank]) == {STEP} for rank in ("rank_0", "rank_1"))
 
 
-def test_stamps_and_timelines_put_collectives_into_no_order(outcome: Outcome) -> None:
-    for without, with_stamps, in_timeline in outcome.results("order"):
-        assert without == with_stamps == in_timeline
+def test_recording_and_timelines_put_collectives_into_no_order(outcome: Outcome) -> None:
+    for without, recorded, in_timeline in outcome.results("order"):
+        assert without == recorded == in_timeline
 
 
 @pytest.mark.slow

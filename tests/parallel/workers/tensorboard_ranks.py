@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras.profiling import collective_times
+from hvkeras.profiling import spans
 
 keras: Any = tf.keras
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
@@ -80,14 +80,14 @@ def compiled() -> None:
 
 @check
 def order() -> Any:
-    """How many pairs of collectives in one graph wait for each other: bare, with stamps, and in a timeline."""
+    """How many pairs of collectives in one graph wait for each other: bare, recorded, and in a timeline."""
     def two(one: Any, other: Any) -> Any:
         return hvd.allreduce(one, name="one"), hvd.allreduce(other, name="other")
 
     counts = [_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph)]
-    collective_times.start("test")
+    spans.start("test")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
-    collective_times.stop("test")
+    spans.stop("test")
     hvd.start_timeline("timeline.{rank}.json")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
     hvd.stop_timeline()

@@ -1,12 +1,13 @@
-"""What the stamps of ranks say together."""
+"""What the spans of ranks say together."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from hvkeras.profiling import collective_times
-from hvkeras.profiling.rank_times import COMMUNICATION, STEP_TIME, WAIT, Execution, RankTimes, figures
+from hvkeras.profiling.rank_times import COMMUNICATION, STEP_TIME, WAIT, RankTimes, figures
+from hvkeras.profiling.ring_buffer import Rows
+from hvkeras.profiling.spans import CAPACITY
 
 
 def rows(*pairs: tuple[float, float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -53,19 +54,20 @@ def test_the_runs_that_only_some_know_are_no_wait() -> None:
 
 
 def test_times_are_those_of_the_steps() -> None:
-    executions = [Execution(10.0, 10.4, 3, 5), Execution(10.5, 11.0, 6, 7)]
-    collected = {"a": rows((9.0, 9.5), (10.1, 10.2), (10.6, 10.7), (11.5, 11.6)), "b": rows((1.0, 2.0))}
-    times = RankTimes.of(executions, collected)
+    executions = np.array([(10.0, 10.4, 3, 5), (10.5, 11.0, 6, 7)])
+    collectives = {"a": Rows(rows((9.0, 9.5), (10.1, 10.2), (10.6, 10.7), (11.5, 11.6)), 0),
+                   "b": Rows(rows((1.0, 2.0)), 0)}
+    times = RankTimes.of(executions, collectives)
     assert (times.steps, times.seconds) == (5, 1.0)
     assert set(times.collectives) == {"a"}
     assert times.collectives["a"].tolist() == [[10.1, 10.2], [10.6, 10.7]]
-    assert RankTimes.of([], collected) == RankTimes(0, 0.0)
+    assert RankTimes.of(executions[:0], collectives) == RankTimes(0, 0.0)
 
 
-def test_steps_of_which_stamps_are_lost_are_not_looked_at() -> None:
-    begins = 100.0 + np.arange(collective_times.CAPACITY)
+def test_steps_of_which_spans_are_lost_are_not_looked_at() -> None:
+    begins = 100.0 + np.arange(CAPACITY)
     full = np.stack([begins, begins + 0.5], axis=1)
-    executions = [Execution(99.5, 100.6, 0, 0), Execution(100.7, 101.6, 1, 1), Execution(101.7, 102.6, 2, 2)]
-    times = RankTimes.of(executions, {"a": full})
+    executions = np.array([(99.5, 100.6, 0, 0), (100.7, 101.6, 1, 1), (101.7, 102.6, 2, 2)])
+    times = RankTimes.of(executions, {"a": Rows(full, 1)})
     assert (times.steps, times.seconds) == (2, pytest.approx(1.9))
     assert times.collectives["a"].tolist() == [[101.0, 101.5], [102.0, 102.5]]

@@ -65,7 +65,7 @@ def compiled(kind: Any, passes: int = 1, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 5}, {"run_eagerly": True}], ids=str)
-def test_fit_leaves_a_stamp_for_each_step(kind: Any, options: dict[str, Any], finished: Callable[[], Record]) -> None:
+def test_fit_records_each_step(kind: Any, options: dict[str, Any], finished: Callable[[], Record]) -> None:
     model = compiled(kind, **options)
     data = (X, X[:, :1])
     model.fit(*data, batch_size=8, epochs=2, verbose=0, validation_data=data, validation_batch_size=8)
@@ -124,7 +124,7 @@ def batches() -> Any:
 
 
 @pytest.mark.parametrize("form", ["eager", "graph", "loop in a graph"])
-def test_a_tape_leaves_a_stamp_for_each_step(form: str, finished: Callable[[], Record], tmp_path: Path) -> None:
+def test_a_tape_records_each_step(form: str, finished: Callable[[], Record], tmp_path: Path) -> None:
     model = network(tf.keras)
     step = train_step(model)
     model(X)  # without a tape: no samples of training
@@ -161,8 +161,10 @@ def test_steps_that_xla_compiles_train_all_the_same_and_say_why_they_have_no_tim
     assert record.no_steps == rank_recorder.COMPILED
 
 
-def test_the_latest_stamps_are_kept(finished: Callable[[], Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_steps_are_held(finished: Callable[[], Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_recorder, "CAPACITY", 7)
+    hvd.shutdown()
+    hvd.init("local")
     step = tf.function(train_step(network(tf.keras)))
     for _ in range(2):
         for rows in batches():

@@ -15,7 +15,8 @@ import pytest
 import hvkeras as hvd
 from harness.launchers import BIN, clean_environment
 from hvkeras.compat import graphs
-from hvkeras.profiling import collective_times, timeline
+from hvkeras.profiling import spans, timeline
+from hvkeras.profiling.ring_buffer import ring
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +66,14 @@ def test_a_full_timeline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert events[-1]["name"] == "3 later collectives are left out"
 
 
-def test_functions_are_timed_by_their_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_times, "CAPACITY", 8)
-    made = collective_times.Stamps(collective_times.Content("label", "allreduce sum", None, "allreduce"))
-    monkeypatch.setattr(collective_times, "_stamps", {"key": made})
+def test_the_spans_of_functions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ring("test", 2, 8)
+    made = spans.Collective(spans.Content("label", "allreduce sum", None, "allreduce"), table, table.rows)
+    monkeypatch.setattr(spans, "_collectives", {"key": made})
 
     def run(times: int) -> None:
         for _ in range(times):
-            made.end(graphs.now())
+            table.append([graphs.now(), graphs.now()])
 
     run(3)  # before it was started
     monkeypatch.setattr(timeline, "COLLECT_EVERY", 1000.0)
