@@ -92,6 +92,7 @@ check: lint $(NEWEST)
 
 lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
+	$(VENV)/bin/python -I tools/first_party_imports.py
 	$(VENV)/bin/mypy -p hvkeras
 	$(VENV)/bin/mypy examples tests/harness tests/conftest.py
 	$(VENV)/bin/lint-imports --no-cache

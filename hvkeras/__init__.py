@@ -29,7 +29,10 @@ if find_spec("hvkeras.backends") is None:  # in the source tree, it is a folder 
         f" path={str(Path(__file__).parent)!r}. HINT: run from another folder than the repository's, or pytest with"
         " --import-mode=importlib; or install the folder itself: pip install -e .")
 
+from hvkeras.errors import UsageError
+from hvkeras.host.console import quiet_engines
 from hvkeras.requirements import require_tensorflow
+from hvkeras.settings import Settings
 
 __version__ = "0.1.0"
 
@@ -87,10 +90,6 @@ __all__ = ["__version__", *_ORIGIN, *_MODULES]  # noqa: PLE0604 - the table abov
 def _quiet_before_tensorflow() -> None:
     """Applies the log level to TensorFlow's C++ part, which reads its own only when it is loaded."""
     if "tensorflow" not in sys.modules:
-        from hvkeras.errors import UsageError
-        from hvkeras.host.console import quiet_engines
-        from hvkeras.settings import Settings
-
         with contextlib.suppress(UsageError):  # init() reports it
             quiet_engines(Settings().log_level)
 

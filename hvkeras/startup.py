@@ -22,6 +22,7 @@ from hvkeras.host.mpi import finalize_mpi
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.backend_choice import agree_on_backend
 from hvkeras.job.failure import FailureHooks
+from hvkeras.job.process_sets import add_process_set, forget_process_sets, registered_process_sets
 from hvkeras.job.start_checks import check_local_ranks, check_size, exchange_facts, own_facts, share_cores
 from hvkeras.job.state import Job, current_job, is_initialized, replace_job
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
@@ -131,7 +132,7 @@ def init_for_strategy() -> Backend:
 def _start_services(job: Job, process_sets: Any) -> None:
     """Starts what accompanies a job: the record, the hooks around `fit`, the timeline, and process sets."""
     if job.control is not None:
-        from hvkeras.collectives import join, mismatch
+        from hvkeras.collectives import join, mismatch  # noqa: PLC0415 - imports TensorFlow
 
         job.control.on_involvement = join.on_message
         job.control.on_refusal = mismatch.refuse
@@ -140,15 +141,15 @@ def _start_services(job: Job, process_sets: Any) -> None:
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
     records = bool(job.settings.record or job.settings.report or job.settings.trace_steps)
     if records:
-        from hvkeras.profiling import recorder
+        from hvkeras.profiling import recorder  # noqa: PLC0415 - imports TensorFlow
 
         recorder.start(job)
     if job.launch.size > 1 or records:
-        from hvkeras.training import fit_hooks
+        from hvkeras.training import fit_hooks  # noqa: PLC0415 - imports TensorFlow
 
         fit_hooks.install()
     if job.settings.timeline:
-        from hvkeras.profiling.timeline import start_timeline
+        from hvkeras.profiling.timeline import start_timeline  # noqa: PLC0415 - imports TensorFlow
 
         start_timeline(job.settings.timeline)
     _add_process_sets(process_sets)
@@ -158,8 +159,6 @@ def _add_process_sets(process_sets: Any) -> None:
     """Registers the process sets that are not registered yet."""
     if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" has no effect here
         return
-    from hvkeras.job.process_sets import add_process_set, registered_process_sets
-
     for process_set in process_sets:
         if not any(process_set is known for known in registered_process_sets().values()):
             add_process_set(process_set)
@@ -169,9 +168,8 @@ def shutdown() -> None:
     """Leaves the job in good order; all ranks may then call `init()` again."""
     if not is_initialized():
         return
-    from hvkeras import compat
-    from hvkeras.job.process_sets import forget_process_sets
-    from hvkeras.profiling import recorder, timeline
+    from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.profiling import recorder, timeline  # noqa: PLC0415 - imports TensorFlow
 
     recorder.finish()
     timeline.stop_timeline()
@@ -208,7 +206,7 @@ def init_without_engine() -> Job:
 
 
 def _entries() -> EntryCounts:
-    from hvkeras.plans.entry_counts import EntryCounts  # imports TensorFlow, which must come after the settings
+    from hvkeras.plans.entry_counts import EntryCounts  # noqa: PLC0415 - imports TensorFlow; the settings come first
 
     if _Process.entries is None:
         _Process.entries = EntryCounts()

@@ -66,7 +66,7 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     engine = init_for_strategy()
     job = current_job()
     if job.topology.size > 1:
-        from hvkeras.compat.strategies import wrap_steps
+        from hvkeras.compat.strategies import wrap_steps  # noqa: PLC0415 - imports TensorFlow
 
         wrap_steps(_counted)
         # Custom training loops are not counted, so nobody knows which rank a collective waits for. The timeout keeps
@@ -82,7 +82,7 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
 @contextlib.contextmanager
 def _counted(step: str) -> Iterator[None]:
     """Reports a Keras step of this rank to the control channel, so that it can name a rank that does not reach it."""
-    from hvkeras.plans.plan import Plan
+    from hvkeras.plans.plan import Plan  # noqa: PLC0415 - imports TensorFlow
 
     job = current_job() if is_initialized() else None
     if job is None or job.control is None:

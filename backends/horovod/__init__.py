@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import threading
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
+from hvkeras.backends.horovod.rendezvous import GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.host.mpi import mpi_world
 
 if TYPE_CHECKING:
-    from hvkeras.backends.horovod.rendezvous import GlooRendezvous
     from hvkeras.launch_environments import Launch
 
 _REDUCIBLE = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
@@ -71,8 +74,6 @@ class HorovodBackend(Backend):
         return frozenset(name for name, there in parts.items() if there)
 
     def start(self, start: Start) -> int:
-        from hvkeras.backends.horovod.rendezvous import GlooRendezvous, check_own_name, horovod_variables
-
         uses_mpi = installed.serves_mpi(start.launch)
         if not uses_mpi:
             check_own_name(start.topology.is_one_host)
@@ -125,8 +126,6 @@ class HorovodBackend(Backend):
         return "Gloo" if self._horovod.gloo_enabled() else "MPI"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        from hvkeras.backends.horovod.rendezvous import horovod_variables
-
         with horovod_variables(self._variables):
             self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 
@@ -229,7 +228,7 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable, of_functions
+        from hvkeras.compat.graphs import lasting_variable, of_functions  # noqa: PLC0415 - imports TensorFlow
 
         if not of_functions():  # a session would have to initialize a variable
             zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
@@ -248,7 +247,7 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable, of_functions
+        from hvkeras.compat.graphs import lasting_variable, of_functions  # noqa: PLC0415 - imports TensorFlow
 
         if not of_functions():  # a session runs only what is fetched
             return results
@@ -265,11 +264,7 @@ class HorovodBackend(Backend):
 
     def _own_mpi(self, start: Start) -> None:
         """Starts MPI through mpi4py if installed; otherwise Horovod would finalize MPI at its first shutdown."""
-        import importlib.util
-
         if importlib.util.find_spec("mpi4py") is not None:
-            from hvkeras.host.mpi import mpi_world
-
             mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout).Free()
 
     def _widen(self, tensor: Tensor, supported: Sequence[str]) -> Tensor:
@@ -289,8 +284,6 @@ class HorovodBackend(Backend):
         return bool(tf.config.list_physical_devices("GPU"))
 
     def _version(self) -> str:
-        from importlib import metadata
-
         return metadata.version("horovod")
 
 

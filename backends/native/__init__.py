@@ -122,7 +122,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
         return 0 if self._engine is None else self._engine.entered(key)
 
     def keep_times(self, key: str, capacity: int) -> bool:
-        from hvkeras.compat.graphs import compiled_by_xla
+        from hvkeras.compat.graphs import compiled_by_xla  # noqa: PLC0415 - imports TensorFlow
 
         if self._engine is None or compiled_by_xla():
             return False
@@ -173,7 +173,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
             **self._identity(key, ranks))
 
     def _operations(self, tensor: Tensor) -> Any:
-        from hvkeras.compat.graphs import compiled_by_xla
+        from hvkeras.compat.graphs import compiled_by_xla  # noqa: PLC0415 - imports TensorFlow
 
         assert self._engine is not None
         if tensor.dtype.name not in _NUMBERS:
@@ -199,7 +199,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import compiled_by_xla, of_functions
+        from hvkeras.compat.graphs import compiled_by_xla, of_functions  # noqa: PLC0415 - imports TensorFlow
 
         group = self._groups[tuple(ranks)]
         if tf.executing_eagerly():
@@ -211,7 +211,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
     @functools.cached_property
     def _order(self) -> OrderHandles:
-        from hvkeras.compat.graphs import OrderHandles
+        from hvkeras.compat.graphs import OrderHandles  # noqa: PLC0415 - imports TensorFlow
 
         return OrderHandles()
 

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.mpi import mpi_world
 from hvkeras.library.paths import path_of
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ class Network:
     """
 
     def __init__(self, start: Start) -> None:
-        from hvkeras.host.mpi import mpi_world
-
         launch, timeout = start.launch, start.settings.start_timeout
         if objection := objection_to_hosts(launch):
             raise MachineError(explain(f"The native engine must reach the other hosts: {objection}",

@@ -24,7 +24,7 @@ class CompiledOperations:
     def __init__(self, place: Callable[[int], tuple[int, int]]) -> None:
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable
+        from hvkeras.compat.graphs import lasting_variable  # noqa: PLC0415 - imports TensorFlow
 
         self._place = place
         self._order = lasting_variable(0, tf.int32, "hvkeras_compiled_order")

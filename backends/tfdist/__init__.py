@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Availability, HostsStrategies, Reduction, Start, Tensor
+from hvkeras.backends.tfdist.cluster import Cluster
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
-    from hvkeras.backends.tfdist.cluster import Cluster
     from hvkeras.compat.graphs import OrderHandles
     from hvkeras.launch_environments import Launch
 
@@ -64,8 +64,6 @@ class TfdistBackend(HostsStrategies):
         return frozenset()  # on GPUs TensorFlow brings an NCCL of its own
 
     def start(self, start: Start) -> int:
-        from hvkeras.backends.tfdist.cluster import Cluster
-
         if self._cluster is None:
             self._cluster = Cluster(start)
         return self._cluster.reopen(start)
@@ -220,7 +218,7 @@ class TfdistBackend(HostsStrategies):
 
     @functools.cached_property
     def _order(self) -> OrderHandles:
-        from hvkeras.compat.graphs import OrderHandles
+        from hvkeras.compat.graphs import OrderHandles  # noqa: PLC0415 - imports TensorFlow
 
         return OrderHandles()
 
@@ -259,7 +257,7 @@ def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
     """
     import tensorflow as tf
 
-    from hvkeras.compat import graphs
+    from hvkeras.compat import graphs  # noqa: PLC0415 - imports TensorFlow
 
     if not graphs.in_loop():
         return collective()

@@ -40,7 +40,7 @@ class Model:
 
 def _keras() -> Any:
     """Keras, imported only when a model is built: the command line needs only the models' names."""
-    from hvkeras import compat
+    from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
 
     return compat.default_keras()
 

@@ -14,6 +14,7 @@ from tensorflow.python.eager import context as tf_context
 from hvkeras import compat
 from hvkeras.backends.interface import Backend
 from hvkeras.bench.ranks import Ranks
+from hvkeras.host.mpi import mpi_world
 
 
 @dataclass
@@ -60,8 +61,6 @@ def mpi(ranks: Ranks) -> Any:
     """Returns an mpi4py communicator for all ranks; None if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
-    from hvkeras.host.mpi import mpi_world
-
     launch = ranks.job.launch
     return mpi_world(launch.launcher, launch.size, ranks.job.settings.start_timeout)
 

@@ -10,17 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hvkeras
+from hvkeras.bench import participant
 from hvkeras.bench.channel import Channel, ChannelClosedError
 from hvkeras.bench.memory import PeakMemory
 from hvkeras.bench.plan import Plan, Stage
+from hvkeras.bench.ranks import Ranks
 from hvkeras.host.cores import usable_cores
 from hvkeras.host.machine import spread
+from hvkeras.job.state import current_job
 from hvkeras.launch_environments import detect_launch
+from hvkeras.startup import init_without_engine
 
 if TYPE_CHECKING:
-    from hvkeras.bench.participant import Participant
     from hvkeras.bench.peers import Peer
-    from hvkeras.bench.ranks import Ranks
 
 
 def main(folder: Path) -> None:
@@ -33,11 +36,6 @@ def main(folder: Path) -> None:
     launch = detect_launch()
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
-    import hvkeras
-    from hvkeras.bench.ranks import Ranks
-    from hvkeras.job.state import current_job
-    from hvkeras.startup import init_without_engine
-
     memory: int | None = None
     if plan.backend:
         import tensorflow as tf  # noqa: F401 - imported first, so that its memory is not attributed to the engine
@@ -63,16 +61,14 @@ def main(folder: Path) -> None:
 def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
     if not plan.peer:
         return None
-    from hvkeras.bench.peers import direct
+    from hvkeras.bench.peers import direct  # noqa: PLC0415 - imports TensorFlow
 
     return direct(ranks.job.backend, ranks)
 
 
 def _serve(stage: Stage, channel: Channel | None) -> None:
-    from hvkeras.bench import participant
-
     ranks = stage.ranks
-    found: list[Participant] = []
+    found: list[participant.Participant] = []
     while True:
         request = ranks.gather(channel.receive() if channel is not None else None)[0]
         what, arguments = request[0], request[1:]
@@ -94,14 +90,14 @@ def _serve(stage: Stage, channel: Channel | None) -> None:
             channel.send(answer)
 
 
-def _extend(found: list[Participant], stage: Stage, work: str) -> None:
+def _extend(found: list[participant.Participant], stage: Stage, work: str) -> None:
     found.extend(_participants(stage, work))
 
 
-def _participants(stage: Stage, work: str) -> Sequence[Participant]:
-    make: Callable[..., Sequence[Participant]]
+def _participants(stage: Stage, work: str) -> Sequence[participant.Participant]:
+    make: Callable[..., Sequence[participant.Participant]]
     if stage.plan.kind == "allreduce":
-        from hvkeras.bench.allreduce import participants as make
+        from hvkeras.bench.allreduce import participants as make  # noqa: PLC0415 - imports TensorFlow
     else:
-        from hvkeras.bench.step import participants as make
+        from hvkeras.bench.step import participants as make  # noqa: PLC0415 - imports TensorFlow
     return make(stage, work)

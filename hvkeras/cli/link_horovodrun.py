@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvkeras.cli.run import run
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launcher.horovodrun import horovod_is_installed
 from hvkeras.launcher.run_arguments import Parser
@@ -90,6 +91,4 @@ def horovodrun() -> int:
 
         run_commandline()
         return 0
-    from hvkeras.cli.run import run
-
     return run(sys.argv[1:], prog=NAME)

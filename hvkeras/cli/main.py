@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from hvkeras import __version__
 from hvkeras.cli.errors import guarded
+from hvkeras.cli.link_horovodrun import link
 from hvkeras.cli.run import run
+from hvkeras.cli.trace import trace
 from hvkeras.host.console import open_closed_streams
 
 USAGE = """usage: hvkeras COMMAND ...
@@ -45,28 +47,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif command == "run":
         return run(given[1:])
     elif command == "compare":
-        from hvkeras.comparison.command import compare
+        from hvkeras.comparison.command import compare  # noqa: PLC0415 - imports NumPy and Rich
 
         return guarded("hvkeras compare", lambda: compare(given[1:]))
     elif command == "report":
-        from hvkeras.cli.report import report
+        from hvkeras.cli.report import report  # noqa: PLC0415 - imports NumPy
 
         return guarded("hvkeras report", lambda: report(given[1:]))
     elif command == "bench":
-        from hvkeras.cli.bench import bench
+        from hvkeras.cli.bench import bench  # noqa: PLC0415 - imports NumPy and Rich
 
         return guarded("hvkeras bench", lambda: bench(given[1:]))
     elif command == "trace":
-        from hvkeras.cli.trace import trace
-
         return guarded("hvkeras trace", lambda: trace(given[1:]))
     elif command == "doctor":
-        from hvkeras.doctor.command import doctor
+        from hvkeras.doctor.command import doctor  # noqa: PLC0415 - imports NumPy and Rich
 
         return guarded("hvkeras doctor", lambda: doctor(given[1:]))
     elif command == "link-horovodrun":
-        from hvkeras.cli.link_horovodrun import link
-
         return guarded("hvkeras link-horovodrun", lambda: link(given[1:]))
     else:
         print(f"{USAGE}\n\nhvkeras: there is no command {command!r}", file=sys.stderr)

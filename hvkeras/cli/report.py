@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.run_arguments import DEFAULT, Parser
+from hvkeras.report.run_report import write_report
 
 
 def report(arguments: Sequence[str]) -> int:
@@ -26,8 +27,6 @@ def report(arguments: Sequence[str]) -> int:
                   " its ranks, also after a crash or while it runs.", allow_abbrev=False)
     made.add_argument("folder", nargs="?", default=DEFAULT, metavar="FOLDER", help="What hvkeras run --report or"
                       f" HVKERAS_REPORT named ({DEFAULT}).")
-    from hvkeras.report.run_report import write_report
-
     folder = Path(made.parse_args(list(arguments)).folder)
     try:
         print(write_report(folder))

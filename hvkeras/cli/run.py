@@ -44,7 +44,7 @@ def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
 def _run(arguments: Sequence[str], prog: str) -> int:
     flags = parse(arguments, prog)
     if flags.check_build:
-        from hvkeras.launcher.check_build import check_build
+        from hvkeras.launcher.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
 
         return check_build()
     hosts = place(flags.np, flags.hosts, flags.hostfile)

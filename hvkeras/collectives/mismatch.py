@@ -17,11 +17,10 @@ from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import MismatchError
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
+from hvkeras.job.state import Job, current_job
 from hvkeras.library import loading
 
 if TYPE_CHECKING:
-    from hvkeras.job.state import Job
     from hvkeras.plans.plan import Plan
 
 

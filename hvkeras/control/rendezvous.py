@@ -33,6 +33,7 @@ from hvkeras.control.waiting import Waiting, task_name
 from hvkeras.control.wire import ProofError
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
+from hvkeras.host.mpi import mpi_world, wait_for
 from hvkeras.host.network import (
     LOOPBACK,
     is_local,
@@ -184,8 +185,6 @@ def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> F
 
 
 def _by_mpi(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    from hvkeras.host.mpi import mpi_world, wait_for
-
     world = mpi_world(launch.launcher, launch.size, waiting.left)
     try:
         if world.Get_rank() != launch.rank:

@@ -16,6 +16,7 @@ from hvkeras.backends.horovod import installed
 from hvkeras.backends.native import NativeBackend
 from hvkeras.backends.native.network import built_for, mpi_of
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.errors import UsageError
 from hvkeras.launcher.check_build import find_command as path_of
 from hvkeras.launcher.check_build import version_of, version_output
 from hvkeras.library import loading
@@ -84,8 +85,6 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _settings(environ: Mapping[str, str]) -> Finding:
-    from hvkeras.errors import UsageError
-
     chosen = sorted(name for name in environ if name.startswith("HVKERAS_"))
     try:
         Settings(environ)

@@ -23,8 +23,8 @@ __all__ = ["CommitStateCallback", "HorovodInternalError", "HostsUpdatedInterrupt
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # the callbacks belong to one Keras, which is loaded on their first use
-        from hvkeras.elastic import callbacks
+    if name in __all__:
+        from hvkeras.elastic import callbacks  # noqa: PLC0415 - they belong to one Keras, loaded on their first use
 
         return getattr(callbacks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.console import quiet_engines
+from hvkeras.job.state import is_initialized
+from hvkeras.launch_environments import parameter_server_launch
+from hvkeras.parameter_server.server import serve
+from hvkeras.settings import Settings
 
 __all__ = ["train"]
 
@@ -67,11 +72,6 @@ def train(
         PeerError: A task is missing at the start, or a parameter server is lost.
         SystemExit: In all tasks except the chief, when the job has ended.
     """
-    from hvkeras.host.console import quiet_engines
-    from hvkeras.job.state import is_initialized
-    from hvkeras.launch_environments import parameter_server_launch
-    from hvkeras.settings import Settings
-
     if is_initialized():
         raise UsageError(explain("Training with parameter servers must not be mixed with synchronous training in one"
                                  " process", "leave hvd.init() out"))
@@ -84,18 +84,16 @@ def train(
     launch = parameter_server_launch()
     role = launch.tasks[launch.rank].split()[0]
     if role in ("worker", "ps"):
-        from hvkeras.parameter_server.server import serve
-
         serve(launch, settings)
-    from hvkeras.parameter_server.checkpoints import Checkpoints
-    from hvkeras.parameter_server.chief import running_chief
-    from hvkeras.parameter_server.training import Plan, fit
+    from hvkeras.parameter_server.checkpoints import Checkpoints  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.parameter_server.chief import running_chief  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.parameter_server.training import Plan, fit  # noqa: PLC0415 - imports TensorFlow
 
     checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, checkpoints_to_keep)
     plan = Plan(build_model, dataset_fn, epochs, steps_per_epoch, initial_epoch, verbose, callbacks or (),
                 validation_data, validation_freq, checkpoints)
     if role == "evaluator":
-        from hvkeras.parameter_server.evaluator import evaluate_checkpoints
+        from hvkeras.parameter_server.evaluator import evaluate_checkpoints  # noqa: PLC0415 - imports TensorFlow
 
         evaluate_checkpoints(launch, settings, plan, log_dir)
     with running_chief(launch, settings) as chief:

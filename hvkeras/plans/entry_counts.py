@@ -12,20 +12,16 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.backends.interface import CompiledByXla
+from hvkeras.backends.interface import Backend, CompiledByXla
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
 from hvkeras.errors import explain
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.progress.user_code import call_site, innermost
-
-if TYPE_CHECKING:
-    from hvkeras.backends.interface import Backend
-
 
 OWED_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)
 

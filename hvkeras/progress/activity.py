@@ -160,7 +160,7 @@ def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _count(batch: Any) -> None:
     import tensorflow as tf
 
-    from hvkeras.compat import graphs
+    from hvkeras.compat import graphs  # noqa: PLC0415 - imports TensorFlow
 
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         return  # each replica would count the batch
@@ -271,7 +271,7 @@ def all_threads() -> list[int]:
 
 def _waits_for_batch(loop: Loop) -> bool | None:
     """Whether the running call still lacks its batch; None if nobody counts, or if a call runs several steps."""
-    from hvkeras import compat
+    from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
 
     model = loop.model()
     if model is None or model not in _counted or compat.steps_per_execution(model) > 1:

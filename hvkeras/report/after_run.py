@@ -21,7 +21,7 @@ def reports_to(settings: Any) -> Path | None:
 def forget_run(folder: Path | None) -> None:
     """Removes the records of an earlier job."""
     if folder is not None:
-        from hvkeras.records.record import remove
+        from hvkeras.records.record import remove  # noqa: PLC0415 - imports NumPy; the launcher does not
 
         Outcome.remove(folder / "records")
         remove(folder / "records")
@@ -42,7 +42,7 @@ def report_on_run(folder: Path) -> str:
     Returns:
         A line that says where the report is, or why there is none.
     """
-    from hvkeras.report.run_report import write_report
+    from hvkeras.report.run_report import write_report  # noqa: PLC0415 - imports NumPy; the launcher does not
 
     try:
         return f"hvkeras: the report on this run is {write_report(folder)}"
@@ -61,7 +61,7 @@ def await_records(folder: Path, size: int) -> None:
 
 
 def _is_over(folder: Path, rank: int) -> bool:
-    from hvkeras.records.record import Record
+    from hvkeras.records.record import Record  # noqa: PLC0415 - imports NumPy; the launcher does not
 
     try:
         record = Record.read(folder / "records", rank)

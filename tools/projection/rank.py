@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 import hvkeras as hvd
+from hvkeras import compat
 from hvkeras.backends.interface import Reduction
 from hvkeras.bench.models import MODELS
 from hvkeras.bench.ranks import Ranks
@@ -118,8 +119,6 @@ def training(name: str, rank: int) -> tuple[dict[str, Any], dict[str, Callable[[
 
 
 def _loss() -> Callable[..., Any]:
-    from hvkeras import compat
-
     made: Callable[..., Any] = compat.default_keras().losses.SparseCategoricalCrossentropy(from_logits=True)
     return made
 

@@ -12,10 +12,10 @@ import numpy as np
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.host.mpi import mpi_world
+from hvkeras_mpi4py.exchange import Arrays, Exchange
 
 if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch
-    from hvkeras_mpi4py.exchange import Arrays, Exchange
 
 _COMBINE = {Reduction.SUM: np.add, Reduction.PRODUCT: np.multiply, Reduction.MIN: np.minimum,
             Reduction.MAX: np.maximum}
@@ -23,7 +23,7 @@ _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32
             "uint64", "bool")
 ABORTED = "the mpi4py engine was stopped: "
 
-Compute = Callable[["list[Arrays]"], "Arrays"]  # the results, from the arrays of each rank
+Compute = Callable[[list[Arrays]], Arrays]  # the results, from the arrays of each rank
 
 
 class Mpi4pyBackend(Backend):
@@ -63,8 +63,6 @@ class Mpi4pyBackend(Backend):
         return "MPI"
 
     def start(self, start: Start) -> int:
-        from hvkeras_mpi4py.exchange import Exchange
-
         # A clone of the world, within a deadline.
         communicator = mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout)
         self._exchange, self._rank = Exchange(communicator), communicator.Get_rank()
