@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGE = "hvkeras.backends.native"  # where the build installs them, beside their sources
@@ -17,7 +17,7 @@ def path_of(name: str) -> Path:
     Args:
         name: The name of the file.
     """
-    spec = importlib.util.find_spec(_PACKAGE)
+    spec = find_spec(_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations if spec is not None else None) or ()]
     built = [folder / name for folder in folders if (folder / name).is_file()]
     return max(built, key=lambda path: path.stat().st_mtime, default=(folders or [Path()])[0] / name)

@@ -14,11 +14,12 @@ import zipfile
 from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
-from hvkeras.backends import native
+from hvkeras.library import paths
 from hvkeras.library.paths import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,7 +190,9 @@ def test_a_library_is_found_in_any_folder_of_the_package(tmp_path: Path, monkeyp
     folders = [tmp_path / name for name in ("sources", "built", "older")]
     for folder in folders:
         folder.mkdir()
-    monkeypatch.setattr(native, "__path__", [str(folder) for folder in folders])
+    spec = ModuleSpec("native", None, is_package=True)
+    spec.submodule_search_locations = [str(folder) for folder in folders]
+    monkeypatch.setattr(paths, "find_spec", lambda _: spec)
     assert path_of("library.so") == folders[0] / "library.so"
     for age, folder in enumerate(folders[1:]):
         (folder / "library.so").touch()

@@ -245,11 +245,11 @@ def test_all_ranks_may_exit_only_when_all_have_spoken(channel):
     clients = [pair.join(0), pair.join(1)]
     clients[1].fail(Cause("exception", 1, "host1", 42, "failed with ValueError: boom"))
     clients[0].wait_for_cause(5.0)
-    first = threading.Thread(target=clients[1].ended, args=(10.0,))
+    first = threading.Thread(target=clients[1].wait_to_exit, args=(10.0,))
     first.start()
     first.join(0.5)
     assert first.is_alive()
-    clients[0].ended(10.0)
+    clients[0].wait_to_exit(10.0)
     first.join(5.0)
     assert not first.is_alive()
 
