@@ -6,11 +6,12 @@ the values are `Backend` subclasses.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from importlib import metadata
 
 from hvkeras.backends.interface import Backend, HostsStrategies
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import MachineError, UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"
 
@@ -43,6 +44,7 @@ def backend_class(name: str) -> type[Backend]:
 
     Raises:
         UsageError: There is no backend of this name.
+        MachineError: The backend's package cannot be imported, or provides something else.
     """
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name]
@@ -50,12 +52,34 @@ def backend_class(name: str) -> type[Backend]:
         return found
     for point in metadata.entry_points(group=ENTRY_POINTS):
         if point.name == name:
-            plugged: type[Backend] = point.load()
-            return plugged
+            return _plugged(point)
     raise UsageError(explain("The backend must be one of auto, " + ", ".join(backend_names()),
                              "pass one of these names to init(), --backend or HVKERAS_BACKEND", backend=name))
 
 
+def _plugged(point: metadata.EntryPoint) -> type[Backend]:
+    """Imports the backend of a third party."""
+    try:
+        found: type[Backend] = point.load()
+    except Exception as error:
+        raise MachineError(explain(f"The backend {point.name!r} cannot be imported ({type(error).__name__}: {error})",
+                                   "install its package again, or uninstall it", entry_point=point.value)) from error
+    if not (isinstance(found, type) and issubclass(found, Backend)) or found.name != point.name:
+        raise MachineError(explain(f"The entry point {point.name!r} must be a subclass of hvkeras.backends.interface."
+                                   f"Backend whose name is {point.name!r}", "correct the package's entry point, or the"
+                                   " class's name", entry_point=point.value, name=getattr(found, "name", None)))
+    return found
+
+
+def importable_backends() -> dict[str, type[Backend]]:
+    """The classes of all backends by name, without those of third parties that cannot be imported."""
+    found = {}
+    for name in backend_names():
+        with contextlib.suppress(MachineError):
+            found[name] = backend_class(name)
+    return found
+
+
 def backend_for_strategies() -> str:
-    """The name of the first backend on whose cluster strategies of `tf.distribute` can span all ranks."""
-    return next(name for name in backend_names() if issubclass(backend_class(name), HostsStrategies))
+    """The name of the first built-in backend on whose cluster strategies of `tf.distribute` can span all ranks."""
+    return next(name for name in BUILT_IN if issubclass(backend_class(name), HostsStrategies))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras.backends.contract.ranks import NotTried, Ranks, check, supported, tensor, values
+from hvkeras.backends.contract.ranks import NotTried, Ranks, check, require_shape, supported, tensor, values
 from hvkeras.backends.interface import Reduction
 
 REQUIRED = ("float32", "float64", "int32", "int64")
@@ -54,9 +54,8 @@ def bucket(ranks: Ranks) -> None:
     for shapes in ([[3], [], [0, 2], [2, 2]], [[0]]):
         def reduce(key: str, *mine: Any) -> list[Any]:
             results = ranks.backend.allreduce(list(mine), key, Reduction.SUM, ranks.all)
-            static = [result.shape.as_list() for result in results]
-            if static != [tensor.shape.as_list() for tensor in mine]:
-                raise AssertionError(f"results must have the tensors' shapes. Received: shapes={static}.")
+            for result, sent in zip(results, mine, strict=True):
+                require_shape(result, sent.shape)
             return results
 
         for way, found in ranks.both(reduce, *(tensor(ranks.rank, "float32", shape) for shape in shapes)):
@@ -121,8 +120,7 @@ def allgather_of_few(ranks: Ranks) -> None:
     """Empty parts."""
     def gather(key: str, mine: Any) -> Any:
         gathered = ranks.backend.allgather(mine, key, ranks.all)
-        if gathered.shape[1:].as_list() != mine.shape[1:].as_list():
-            raise AssertionError(f"all dimensions but the first must be known. Received: shape={gathered.shape}.")
+        require_shape(gathered, tf.TensorShape([None]).concatenate(mine.shape[1:]))
         return gathered
 
     for shape in ([], [2, 0]):

@@ -31,12 +31,14 @@ class Job:
         command: Its command line.
         code: Its exit code; None if it was ended after its deadline.
         output: What it printed.
+        log: The file with the same.
         found: For each rank, what it says of each clause: "" if it holds, else why not; "skip: ..." if not tried.
     """
 
     command: str
     code: int | None
     output: str
+    log: Path
     found: list[Mapping[str, str]]
 
 
@@ -88,7 +90,7 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
         path = folder / f"rank.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
         found.append({entry["clause"]: entry["error"] for entry in map(json.loads, lines)})
-    return Job(" ".join(command), code, (folder / "output").read_text(), found)
+    return Job(" ".join(command), code, (folder / "output").read_text(), folder / "output", found)
 
 
 def _beside_python(command: str) -> str:

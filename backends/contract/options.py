@@ -8,7 +8,7 @@ import pytest
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.backends.contract.job import Job, launcher_for, run
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import HvkerasError, explain
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,14 +23,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses a missing or unknown backend."""
+    """Refuses a missing or unknown backend, and a single rank."""
     name = config.getoption("--backend")
     if name is None:
         raise pytest.UsageError(explain("--backend must name the backend to test", f"--backend {backend_names()[0]}"))
     try:
         backend_class(name)
-    except UsageError as error:
+    except HvkerasError as error:
         raise pytest.UsageError(str(error)) from None
+    counts = config.getoption("--ranks")
+    if not all(count.isdecimal() and int(count) > 1 for count in counts.split(",")):
+        raise pytest.UsageError(explain("--ranks must be numbers of two or more", "--ranks 2,4", ranks=counts))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

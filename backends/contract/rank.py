@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+import hvkeras
 import hvkeras as hvd
 from hvkeras.backends.contract import capabilities, clauses, failures, usage
 from hvkeras.backends.contract.ranks import NotTried, Ranks
@@ -26,6 +26,10 @@ PARTS: dict[str, dict[str, Callable[[Ranks], None]]] = {
     "abort": {failures.EAGER: failures.abort_eagerly},
 }
 
+_errors: list[str] = []  # of the engine's threads, whose end nobody else notices
+_OURS = Path(hvkeras.__file__).parent
+_FRAMES = 6  # of a stack, the innermost
+
 
 def main() -> None:
     """Runs a part of the contract."""
@@ -35,6 +39,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--deadline", type=float, required=True)
     arguments = parser.parse_args()
+    threading.excepthook = _note_thread_error
     hvd.init(arguments.backend)
     tf.get_logger().setLevel("ERROR")  # else it warns of functions that are traced often
     ranks = Ranks(arguments.backend)
@@ -45,7 +50,7 @@ def main() -> None:
                 results.write(json.dumps({"clause": name, "error": error}) + "\n")
                 results.flush()
 
-            with _ended_within(arguments.deadline, note):
+            with _ended_within(arguments.deadline, note, ranks):
                 note(_tried(clause, ranks))
                 # Over the control channel, so that all begin the next one together, also if this one was an abort.
                 control = current_job().control
@@ -63,17 +68,16 @@ def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> str:
         return f"skip: {reason}"
     except Exception as error:  # noqa: BLE001 - it is what the test reports
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno}: {where.line})"
+        return f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}: {where.line})" + ranks.while_doing()
     return ""
 
 
 @contextlib.contextmanager
-def _ended_within(seconds: float, note: Callable[[str], None]) -> Iterator[None]:
+def _ended_within(seconds: float, note: Callable[[str], None], ranks: Ranks) -> Iterator[None]:
     """Ends this process, and so the job, if its body takes longer."""
 
     def end() -> None:
-        faulthandler.dump_traceback(all_threads=True)
-        note(f"did not end within {seconds:g} s; the stacks of all threads are in the output of the job")
+        note(f"did not end within {seconds:g} s{ranks.while_doing()}\n" + "\n".join([*_errors, *_stacks()]))
         os._exit(3)
 
     timer = threading.Timer(seconds, end)
@@ -83,6 +87,32 @@ def _ended_within(seconds: float, note: Callable[[str], None]) -> Iterator[None]
         yield
     finally:
         timer.cancel()
+
+
+def _note_thread_error(args: threading.ExceptHookArgs) -> None:
+    text = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
+    _errors.append(f"the thread {args.thread.name if args.thread else '?'} has ended with\n{text}")
+
+
+def _stacks() -> list[str]:
+    """The innermost frames of each thread that is in somebody's own code, as far as hvkeras and Python are not."""
+    found = []
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for identity, frame in sys._current_frames().items():
+        frames = traceback.extract_stack(frame)
+        if identity != threading.get_ident() and any(_is_own(each.filename) for each in frames):
+            found.append(f"the thread {names.get(identity, identity)} is in\n"
+                         + "".join(traceback.format_list(frames[-_FRAMES:])).rstrip())
+    return found
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is part of the engine, or of its contract, rather than of hvkeras, Python or TensorFlow."""
+    path = Path(file)
+    libraries = (Path(threading.__file__).parent, Path(tf.__file__).parent)
+    return (path.parent.name == "contract" or not path.is_relative_to(_OURS) or "backends" in path.parts) and (
+        path.is_file() and not any(path.is_relative_to(folder) for folder in libraries[1:])
+        and ("site-packages" in path.parts or not path.is_relative_to(libraries[0])))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ class Ranks:
         self.name = name
         self.rank, self.size = hvd.rank(), hvd.size()
         self.all = tuple(range(self.size))
-        self._clause = ""
+        self._clause = self._way = ""
         self._keys = itertools.count()
 
     @property
@@ -49,7 +50,7 @@ class Ranks:
 
     def begin(self, clause: str) -> None:
         """Starts the keys of a clause, which are the same on all ranks."""
-        self._clause, self._keys = clause, itertools.count()
+        self._clause, self._keys, self._way = clause, itertools.count(), ""
 
     def key(self, text: str = "") -> str:
         """A key that no other collective has; the same on all ranks, which ask for them in the same order."""
@@ -58,10 +59,15 @@ class Ranks:
     def both(self, function: Callable[..., Any], *tensors: Any) -> Iterator[tuple[str, Any]]:
         """Calls a function of a key and tensors eagerly, and twice while traced; yields the ways and the results."""
         key = self.key()
-        yield EAGERLY, function(key, *tensors)
         traced = tf.function(lambda *inputs: function(key + "-traced", *inputs), autograph=False)
-        yield TRACED, traced(*tensors)
-        yield TRACED + ", again", traced(*tensors)
+        for self._way, call in ((EAGERLY, functools.partial(function, key)), (TRACED, traced),
+                                (TRACED + ", again", traced)):
+            yield self._way, call(*tensors)
+        self._way = ""
+
+    def while_doing(self) -> str:
+        """Says in which way the running clause calls collectives, if it does so in several."""
+        return f" ({self._way})" if self._way else ""
 
 
 def values(rank: int, dtype: str, shape: Sequence[int], least: int = 1) -> Array:
@@ -86,6 +92,14 @@ def check(found: Any, expected: Any, what: str) -> None:
         raise AssertionError(f"{what}: the dtype must be {expected.dtype}. Received: dtype={array.dtype}.")
     if not np.array_equal(array, expected):
         raise AssertionError(f"{what}: the result must be {expected.tolist()}. Received: {array.tolist()}.")
+
+
+def require_shape(result: Any, shape: Any) -> None:
+    """Requires a result's static shape to be known as far as the caller knows it."""
+    if result.shape.rank is None or not shape.is_compatible_with(result.shape) or (
+            shape.is_fully_defined() and not result.shape.is_fully_defined()):
+        raise AssertionError(f"the result's static shape must be {shape}. Received: shape={result.shape}. HINT: call"
+                             " result.set_shape(...).")
 
 
 def supported(dtypes: Sequence[str], required: Sequence[str], backend: str, attempt: Callable[[str], None]) -> None:

@@ -47,7 +47,9 @@ def test_what_it_says_of_itself_has_the_right_types(backend: str) -> None:
     available = chosen.availability()
     assert available.ok, f"the backend must be available here to be tested: {available.reason}"
     assert available.reason, "availability() must give a reason in words, also where all is well"
-    assert chosen.built_with() <= {"MPI", "Gloo", "NCCL"}
+    built_with = chosen.built_with()
+    assert isinstance(built_with, frozenset), f"built_with() must return a frozenset. Received: {built_with!r}."
+    assert built_with <= {"MPI", "Gloo", "NCCL"}
     for launch in LAUNCHES:
         assert isinstance(chosen.objection(launch, False), str)
         assert isinstance(chosen.objection(launch, True), str)
@@ -59,7 +61,9 @@ def test_asking_has_no_side_effects(backend: str) -> None:
     done = subprocess.run([sys.executable, "-c", ASKED, backend], capture_output=True, text=True, timeout=120,
                           check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [[], 0], "variables of the environment, and threads"
+    variables, threads = json.loads(done.stdout.splitlines()[-1])
+    assert not variables, f"asking must set no variable of the environment. Received: {variables}."
+    assert not threads, f"asking must start no thread. Received: threads={threads}."
 
 
 def judge(job: Job, clause: str) -> None:
@@ -67,10 +71,14 @@ def judge(job: Job, clause: str) -> None:
     found = [rank.get(clause) for rank in job.found]
     wrong = [f"rank {rank}: {error}" for rank, error in enumerate(found) if error and not error.startswith("skip: ")]
     if wrong:
-        pytest.fail("\n".join([clause, *wrong, "", f"$ {job.command}", job.output[-3000:]]), pytrace=False)
+        pytest.fail("\n".join([clause, *wrong, f"(the whole output of the job: {job.log})"]), pytrace=False)
     if None in found:
-        wrong = [f"not tried: the job ended before, with exit code {job.code}"]
-        pytest.fail("\n".join([clause, *wrong, "", f"$ {job.command}", job.output[-3000:]]), pytrace=False)
+        last = [[*rank][-1] if rank else "the start of the engine" for rank in job.found]
+        hung = any("did not end within" in error for rank in job.found for error in rank.values())
+        output = [] if hung else [f"$ {job.command}", job.output[-3000:]]
+        why = f"not tried: the job ended with exit code {job.code}; the last clauses of its ranks were"
+        pytest.fail("\n".join([clause, why, *(f"rank {rank}: {name}" for rank, name in enumerate(last)), *output]),
+                    pytrace=False)
     if any(found):
         pytest.skip(str(next(error for error in found if error)).removeprefix("skip: "))
 

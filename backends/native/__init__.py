@@ -12,8 +12,8 @@ from hvkeras.backends.interface import Availability, CompiledByXla, RecordsTimes
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.network import LOST, Network, built_for, objection_to_hosts
 from hvkeras.backends.native.xla import CompiledOperations
+from hvkeras.cpp_library import loading
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.library import loading
 
 if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles

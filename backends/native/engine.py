@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from hvkeras.cpp_library.loading import Array, Library
 from hvkeras.errors import MachineError, explain
-from hvkeras.library.loading import Array, Library
 
 
 class Engine:

@@ -7,9 +7,9 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING
 
+from hvkeras.cpp_library.paths import path_of
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.mpi import mpi_world
-from hvkeras.library.paths import path_of
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start

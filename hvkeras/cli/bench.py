@@ -192,7 +192,7 @@ def _objection(flags: argparse.Namespace, name: str) -> str:
     """Returns why a backend cannot be used, or ""."""
     title, kind = _LAUNCHES[flags.launcher]
     launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
-    return why_not(backend_class(name), launch, "")
+    return why_not(name, launch, "")
 
 
 def _command(flags: argparse.Namespace, ranks: int) -> list[str]:

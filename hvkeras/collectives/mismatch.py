@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import MismatchError
+from hvkeras.cpp_library import loading
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import Job, current_job
-from hvkeras.library import loading
 
 if TYPE_CHECKING:
     from hvkeras.plans.plan import Plan

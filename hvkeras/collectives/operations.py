@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import as_horovod
-from hvkeras.backends import ONE_PROCESS, backend_class, backend_names
+from hvkeras.backends import ONE_PROCESS, backend_class, importable_backends
 from hvkeras.backends.interface import Backend, Reduction, objection_to_xla
 from hvkeras.collectives.compression import Compression
 from hvkeras.compat import graphs
@@ -32,8 +32,8 @@ _ONE_RANK = backend_class(ONE_PROCESS)()
 def require_kernels(backend: Backend) -> None:
     """Raises UnsupportedError when a backend has no collectives for the graph under construction."""
     if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.of_functions():
-        others = [name for name in backend_names()
-                  if name != ONE_PROCESS and not backend_class(name).objection_to_sessions]
+        others = [name for name, other in importable_backends().items()
+                  if name != ONE_PROCESS and not other.objection_to_sessions]
         raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"
                                        f" {backend.objection_to_sessions}", f"HVKERAS_BACKEND={' or '.join(others)}"))
     if graphs.compiled_by_xla() and (objection := objection_to_xla(backend)):

@@ -173,7 +173,7 @@ def _problem(name: str, processes: int, hosts: Sequence[HostRanks]) -> str:
     """Why a backend cannot run this job, as far as this host can tell; "" if it can."""
     if not any(host.local for host in hosts):
         return ""
-    return why_not(backend_class(name), Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
+    return why_not(name, Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
 
 
 def _folder(out: str | None) -> Path:

@@ -30,7 +30,7 @@ def _keras() -> dict[str, Any]:
 
 def _native() -> dict[str, Any]:
     from hvkeras.backends.native.engine import Engine  # noqa: PLC0415 - what is probed may fail to import
-    from hvkeras.library.loading import library  # noqa: PLC0415 - the same
+    from hvkeras.cpp_library.loading import library  # noqa: PLC0415 - the same
 
     return {"xla": Engine(library()).objection_to_xla}
 

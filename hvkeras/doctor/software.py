@@ -15,11 +15,11 @@ from hvkeras import __version__
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.native import NativeBackend
 from hvkeras.backends.native.network import built_for, mpi_of
+from hvkeras.cpp_library import loading
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.errors import UsageError
 from hvkeras.launcher.check_build import find_command as path_of
 from hvkeras.launcher.check_build import version_of, version_output
-from hvkeras.library import loading
 from hvkeras.requirements import TENSORFLOW
 from hvkeras.settings import Settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends import backend_class, backend_names, importable_backends
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launch_environments import Launch
 
@@ -56,12 +56,16 @@ def preference(launch: Launch) -> list[str]:
     import tensorflow as tf
 
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    places = {name: backend_class(name).preference(launch, has_gpu) for name in backend_names()}
+    # A broken plug-in must not be in the way of those who did not ask for it.
+    places = {name: backend.preference(launch, has_gpu) for name, backend in importable_backends().items()}
     return sorted((name for name, place in places.items() if place is not None), key=lambda name: places[name] or 0)
 
 
 def _objection(name: str, launch: Launch, several_hosts: bool) -> str:
     """Why a backend cannot serve here, or "" if it can."""
-    chosen = backend_class(name)
+    try:
+        chosen = backend_class(name)
+    except MachineError as error:
+        return str(error)
     available = chosen.availability()
     return chosen.objection(launch, several_hosts) if available.ok else available.reason

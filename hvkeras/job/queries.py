@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvkeras.autograph import exclude_from_autograph
-from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends import importable_backends
 from hvkeras.host.topology import Topology
 from hvkeras.job.state import current_job
 
@@ -151,7 +151,7 @@ def sycl_built() -> bool:
 
 
 def _is_built_with(library: str) -> bool:
-    return any(library in backend_class(name).built_with() for name in backend_names())
+    return any(library in backend.built_with() for backend in importable_backends().values())
 
 
 def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Horovod's parameters

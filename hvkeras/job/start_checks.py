@@ -65,6 +65,9 @@ def check_size(launch: Launch, engine: Backend, counted: int) -> None:
     Raises:
         MachineError: The sizes differ.
     """
+    if not isinstance(counted, int):
+        raise MachineError(explain(f"start() of the backend {engine.name!r} must return the number of ranks",
+                                   f"return it from {type(engine).__name__}.start()", returned=counted))
     if counted != launch.size:
         raise MachineError(explain(
             f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hvkeras import __version__
-from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends import backend_class, backend_names, importable_backends
 from hvkeras.backends.horovod import installed
-from hvkeras.backends.interface import Backend
+from hvkeras.errors import MachineError
 from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.launcher.horovodrun import horovod_is_installed
 
@@ -49,8 +49,12 @@ def _built_without(part: str, there: bool) -> str:
     return "" if there else f"Horovod was built without {part}: {installed.BUILD}"
 
 
-def why_not(backend: type[Backend], launch: Launch, launcher_problem: str) -> str:
+def why_not(name: str, launch: Launch, launcher_problem: str) -> str:
     """Returns why a backend and a launcher do not work together here; "" if they do."""
+    try:
+        backend = backend_class(name)
+    except MachineError as error:
+        return launcher_problem or str(error)
     available = backend.availability()
     unavailable = "" if available.ok else available.reason
     return launcher_problem or unavailable or backend.objection(launch, several_hosts=False)
@@ -72,7 +76,7 @@ def check_build() -> int:
     for title, launch, problem in _rows():
         cells = []
         for name in names:
-            reason = why_not(backend_class(name), launch, problem)
+            reason = why_not(name, launch, problem)
             if reason:
                 cells.append(f"no ({reasons.setdefault(reason, len(reasons) + 1)})")
             else:
@@ -82,16 +86,16 @@ def check_build() -> int:
     for reason, number in reasons.items():
         console.print(f"({number}) {reason}", markup=False)
     console.print()
-    for line in facts(names):
+    for line in facts():
         console.print(line, markup=False)
     return 0
 
 
-def facts(names: list[str]) -> list[str]:
+def facts() -> list[str]:
     """Lists what is installed, one fact per line."""
     lines = [f"hvkeras {__version__}, Python {sys.version.split()[0]} at {sys.executable}"]
     lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
-    lines += [f"backend {name}: {backend_class(name).availability().reason}" for name in names]
+    lines += [f"backend {name}: {backend.availability().reason}" for name, backend in importable_backends().items()]
     for launcher in ("mpirun", "horovodrun", "srun", "ssh"):
         path = find_command(launcher)
         lines.append(f"{launcher}: {path}{_version_line(path) if launcher == 'mpirun' else ''}" if path else

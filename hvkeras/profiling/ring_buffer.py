@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras.compat import graphs
-from hvkeras.library import loading
+from hvkeras.cpp_library import loading
 from hvkeras.records.record import Array
 
 _numbers = itertools.count()

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from hvkeras.library import paths
-from hvkeras.library.paths import path_of
+from hvkeras.cpp_library import paths
+from hvkeras.cpp_library.paths import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore")

@@ -30,7 +30,6 @@ class Mpi4pyBackend(Backend):
     """All collectives by one exchange of arrays (`exchange.Exchange`), each with its own computation on the result."""
 
     name = "mpi4py"
-    outlives_errors_in_graphs = True
 
     def __init__(self) -> None:
         self._exchange: Exchange | None = None
@@ -182,7 +181,11 @@ class Mpi4pyBackend(Backend):
 
         def begin(*arrays: Any) -> None:
             def done(everyone: list[Arrays], failure: str) -> None:
-                computed = arrays if failure else compute(everyone)
+                computed = arrays
+                try:
+                    computed = computed if failure else tuple(compute(everyone))
+                except Exception as error:  # noqa: BLE001 - it belongs to the rank that waits, not to this thread
+                    failure = f"{type(error).__name__}: {error}"
                 with tf.device("CPU:0"):
                     results.enqueue([failure, *(tf.constant(array, dtype) for array, dtype
                                                 in zip(computed, dtypes, strict=True))])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvkeras.library.loading import objection
+from hvkeras.cpp_library.loading import objection
 from hvkeras.profiling.ring_buffer import NativeRing, PythonRing, Reader, Ring, Rows, joined, ring
 
 KINDS = [Ring, pytest.param(NativeRing, marks=pytest.mark.skipif(bool(objection()), reason=objection() or "-"))]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hvkeras.cpp_library.paths import path_of
 from hvkeras.errors import MachineError, explain
-from hvkeras.library.paths import path_of
 from hvkeras.requirements import TENSORFLOW
 
 Array = np.ndarray[Any, Any]
