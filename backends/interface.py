@@ -39,11 +39,14 @@ class Start:
     """The start parameters of a backend.
 
     Attributes:
-        topology: The ranks and hosts, agreed upon by all ranks.
-        control: The connected control channel, for exchanging addresses (never tensor data); None
-            for a single process.
-        launch: How this process was launched.
-        settings: The settings in force.
+        topology: The ranks and hosts, agreed upon by all ranks: `topology.rank` is this rank, `topology.size` the number
+            of ranks, `topology.hosts` the host of each rank, `topology.is_one_host` whether they are all the same.
+        control: The connected control channel, for exchanging addresses (never tensor data); None for a single process,
+            whose collectives are still called, with `ranks=(0,)`. `control.gather(key, value, timeout)` returns the
+            value of each rank, in their order: every rank calls it with the same key and anything that JSON holds; a
+            key may be used again. It raises PeerError, which names the missing ranks, after `timeout` seconds.
+        launch: How this process was launched: `launch.mpi` says whether MPI's launcher did.
+        settings: The settings in force; `settings.start_timeout` is the time for the whole start, in seconds.
         keeps_gpus: Whether a rank that is alone on its host keeps all GPUs instead of one, for a strategy.
     """
 
@@ -62,8 +65,12 @@ class Backend(abc.ABC):
     outside an engine's folder depends on its name.
 
     Collectives take a `key`: a name that is the same on all ranks for the same collective and different for any other
-    collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). The same key recurs in every step.
-    `ranks` holds the participating global ranks in ascending order; only these ranks make the call.
+    collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). The same key recurs in every step, and
+    a rank never has two runs of one key in flight. `ranks` holds the participating global ranks in ascending order; only
+    these ranks make the call.
+
+    Every engine serves float32, float64, int32 and int64, and moves bool (allgather, broadcast). For any other dtype it
+    may raise `UnsupportedError`, which names the backend and the dtype.
 
     Collectives are called in three situations:
 
@@ -84,7 +91,8 @@ class Backend(abc.ABC):
             `after`, and round once. Others are cast to float32 above the interface, so that sums have its range.
         compares_shapes: Whether shapes that are known only when a graph runs, and differ between ranks, make the
             collective fail on all ranks with an error that names both shapes and ranks.
-        outlives_errors_in_graphs: Whether collectives still work after a graph has failed.
+        outlives_errors_in_graphs: Whether collectives still work after another operation of a graph has failed on all
+            ranks while collectives of that graph were in flight; results that arrive late must not reach the next run.
         objection_to_sessions: Why TensorFlow 1 sessions cannot run the collectives; "" if they can.
         reads_horovods_variables: Whether the variables by which users tune Horovod have their effect on it.
     """
@@ -109,7 +117,8 @@ class Backend(abc.ABC):
 
         Args:
             launch: How the process was launched.
-            several_hosts: Whether the ranks run on more than one host. All are asked both ways, before it is known.
+            several_hosts: Whether the ranks run on more than one host. hvkeras asks with False and with True before it
+                knows the hosts, so that the answer must follow from the arguments alone.
         """
 
     @classmethod
@@ -152,7 +161,9 @@ class Backend(abc.ABC):
         """Stops the engine; it may be started again later in the same process.
 
         Called in the main thread, on all ranks, when no collective is in flight, or after `abort`. It may block for
-        seconds, and never for a rank that has died.
+        seconds, and never for a rank that has died. Other ranks may still be reading what this rank has sent: flush
+        before closing, and take a connection that another rank closes for no failure. Threads and files that `start()`
+        opened are closed.
         """
 
     @abc.abstractmethod
@@ -160,7 +171,8 @@ class Backend(abc.ABC):
         """Makes every collective in flight, and every later one, fail with an error that contains `reason`.
 
         Called at most once, from another thread, when a rank has failed: it must return within a second, whatever the
-        other ranks do, and collectives must fail within seconds.
+        other ranks do, and collectives must fail within seconds. hvkeras notices dead ranks and calls this, so that an
+        engine need not look for them.
         """
 
     @abc.abstractmethod
@@ -203,8 +215,8 @@ class Backend(abc.ABC):
             key: The collective's name.
             reduction: How to combine the values.
             ranks: The participating ranks.
-            before: Factor applied to each rank's values before the reduction.
-            after: Factor applied to the result.
+            before: Factor applied to each rank's values before the reduction; 1.0 unless `scales` has the dtype.
+            after: Factor applied to the result; the same.
 
         Returns:
             The reduced tensors, with the shapes and dtype of `tensors`.
@@ -229,7 +241,7 @@ class Backend(abc.ABC):
 
         Args:
             tensor: The value to send on the root; on other ranks, a tensor of the same shape and dtype.
-            root_rank: The global rank that sends; one of `ranks`.
+            root_rank: The global rank that sends, not its place in `ranks`; one of `ranks`.
             key: The collective's name.
             ranks: The participating ranks.
 
