@@ -30,8 +30,7 @@ PACKAGE_cuda := tensorflow[and-cuda]
 
 # -I keeps the checkout's hvkeras/ out of sys.path, where it would hide the installed package.
 python = $(1)/bin/python -I
-# Without compiling: Python compiles the files that it imports, which are a part of them.
-pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet --no-compile
+pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet
 # Reinstalls the package itself; its dependencies only where they are missing. One wheel serves all environments.
 install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps dist/*.whl && $(call pip,$(1)) "$$(ls dist/*.whl)$(2)"
 
@@ -67,15 +66,16 @@ test-newest: $(NEWEST) $(VENV)/.has-horovod
 
 # The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
 test-oldest: $(OLDEST)/.has-hvkeras
-	$(OLDEST)/$(PYTEST) -m oldest -k "not horovod and not mpirun"
+	$(OLDEST)/$(PYTEST) -m "oldest and not nightly" -k "not horovod and not mpirun"
 
 # A sample of the tests on warm ranks, each rank a Python of its own: forking must make no difference.
 test-cold: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m sample --cold
 
 # What takes minutes: marked `slow`, and left out of all others.
-test-soak: $(NEWEST) $(VENV)/.has-horovod
+test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
 	$(VENV)/$(PYTEST) -m slow
+	$(OLDEST)/$(PYTEST) -m "oldest and nightly" -k "not horovod and not mpirun"
 
 # Repeats tests beside processes that burn all cores: make test-stress TESTS=tests/launch TIMES=3
 TESTS := tests/launch

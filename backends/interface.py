@@ -39,8 +39,8 @@ class Start:
     """The start parameters of a backend.
 
     Attributes:
-        topology: The ranks and hosts, agreed upon by all ranks: `topology.rank` is this rank, `topology.size` the number
-            of ranks, `topology.hosts` the host of each rank, `topology.is_one_host` whether they are all the same.
+        topology: The ranks and hosts, agreed upon by all ranks: `topology.rank` is this rank, `topology.size` the
+            number of ranks, `topology.hosts` the host of each rank, `topology.is_one_host` whether all are the same.
         control: The connected control channel, for exchanging addresses (never tensor data); None for a single process,
             whose collectives are still called, with `ranks=(0,)`. `control.gather(key, value, timeout)` returns the
             value of each rank, in their order: every rank calls it with the same key and anything that JSON holds; a
@@ -66,8 +66,8 @@ class Backend(abc.ABC):
 
     Collectives take a `key`: a name that is the same on all ranks for the same collective and different for any other
     collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). The same key recurs in every step, and
-    a rank never has two runs of one key in flight. `ranks` holds the participating global ranks in ascending order; only
-    these ranks make the call.
+    a rank never has two runs of one key in flight. `ranks` holds the participating global ranks in ascending order;
+    only these ranks make the call.
 
     Every engine serves float32, float64, int32 and int64, and moves bool (allgather, broadcast). For any other dtype it
     may raise `UnsupportedError`, which names the backend and the dtype.

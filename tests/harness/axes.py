@@ -10,6 +10,8 @@ import pytest
 
 # On the oldest TensorFlow in `make test`, and on the newest in `make test-soak`, where other runs make the same checks.
 OLDEST_ALONE = (pytest.mark.oldest, pytest.mark.slow)
+# On the newest in `make test`, and on the oldest in `make test-soak` alone.
+OLDEST_IN_SOAK = (pytest.mark.oldest, pytest.mark.nightly)
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:

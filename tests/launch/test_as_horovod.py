@@ -120,6 +120,7 @@ def of_both(tmp_path_factory: pytest.TempPathFactory, launch_once: Callable[...,
             for rank in range(2)]
 
 
+@pytest.mark.slow  # test_horovod_surface compares with NumPy
 def test_results_and_gradients_are_those_of_horovod(of_both: Any) -> None:
     for (ours, _), (theirs, _) in of_both:
         can = {name: found for name, found in theirs.items() if not isinstance(found, str)}
@@ -127,6 +128,7 @@ def test_results_and_gradients_are_those_of_horovod(of_both: Any) -> None:
         assert {name: ours[name] for name in can} == can
 
 
+@pytest.mark.slow  # test_horovod_surface compares with NumPy
 def test_errors_are_those_of_horovod(of_both: Any) -> None:
     for (_, ours), (_, theirs) in of_both:
         assert all(isinstance(kinds, list) for kinds in theirs.values())  # Horovod raises in each case

@@ -39,8 +39,17 @@ def shell(text: str, folder: Path, env: dict[str, str] | None = None) -> subproc
 
 def test_a_launcher_without_standard_streams_runs_its_job(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    command = shlex.join(python("print('here'); print('there', file=sys.stderr); sys.exit(3 * rank)"))
+    # Rank 1 fails once rank 0 has ended; the job would take that one along.
+    code = """
+import pathlib, time
+print('here'); print('there', file=sys.stderr)
+while rank and not pathlib.Path(done).exists():
+    time.sleep(0.05)
+import atexit
+atexit.register(lambda: rank or pathlib.Path(done).touch())
+sys.exit(3 * rank)"""
     for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        command = shlex.join(python(f"done = {str(tmp_path / f'done {closed}')!r}{code}"))
         done = shell(f"hvkeras run -np 2 --output-filename logs {command} {closed}", tmp_path)
         assert done.returncode == 3
         assert "Traceback" not in done.stdout + done.stderr

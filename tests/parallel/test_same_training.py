@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness import ENGINES, OLDEST_ALONE, Outcome, pairwise
+from harness import ENGINES, OLDEST_IN_SOAK, Outcome, pairwise
 
 WORKER = Path(__file__).parent / "workers" / "same_training.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
@@ -19,13 +19,13 @@ RUNS = {f"{backend}-{keras}-{size}": (backend, keras, size)
         for backend, keras, size in (*((backend, keras, 2) for backend, keras in pairwise(ENGINES, tuple(KERAS))),
                                      ("native", "keras3", 4), ("horovod", "tf_keras", 4), ("tfdist", "keras3", 4))}
 OLDEST = "native-keras3-2"
-LONG = ("horovod-tf_keras-2", "tfdist-tf_keras-2", "horovod-tf_keras-4", "tfdist-keras3-4")
+LONG = ("native-keras3-2", "horovod-tf_keras-2", "tfdist-tf_keras-2", "horovod-tf_keras-4", "tfdist-keras3-4")
 
 
 def marks(run: str) -> list[Any]:
     """Keras 3 on two ranks is part of `make check`; of four ranks, `make test` has those of one engine."""
     _, keras, size = RUNS[run]
-    marks = [pytest.mark.sample, *(OLDEST_ALONE if run == OLDEST else ())]
+    marks = [pytest.mark.sample, *(OLDEST_IN_SOAK if run == OLDEST else ())]
     if size == 2 and keras == "keras3":
         marks.append(pytest.mark.check)
     return [*marks, pytest.mark.slow] if run in LONG else marks

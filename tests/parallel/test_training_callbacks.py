@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Outcome
+from harness import OLDEST_IN_SOAK, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "training_callbacks.py"
 TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
@@ -19,7 +19,7 @@ RUNS = {
 }
 
 
-MARKS = {"keras3-native-few": pytest.mark.oldest,
+MARKS = {"keras3-native-few": OLDEST_IN_SOAK,
          **dict.fromkeys(("keras3-tfdist", "tf_keras-native", "keras3-horovod"), pytest.mark.slow)}
 
 

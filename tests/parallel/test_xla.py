@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import Outcome
+from harness import OLDEST_IN_SOAK, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "xla.py"
 FAILURES = Path(__file__).parent / "workers" / "xla_failures.py"
@@ -17,7 +17,7 @@ TOLERANCES = {"compressed": 1e-4, "mixed precision": 1e-3}
 
 
 @pytest.fixture(params=[pytest.param("keras3", marks=pytest.mark.slow),
-                        pytest.param("keras3-few", marks=pytest.mark.oldest),
+                        pytest.param("keras3-few", marks=OLDEST_IN_SOAK),
                         pytest.param("tf_keras", marks=pytest.mark.slow)])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     legacy = "1" if request.param == "tf_keras" else "0"

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 import hvkeras as hvd
+from harness import OLDEST_IN_SOAK
 from harness.cut_off import CutOff, CutOffError
 from hvkeras.callbacks import BackupAndRestore, ModelCheckpoint
 from hvkeras.callbacks.backup_file import Position
@@ -115,8 +116,11 @@ def assert_same_state(one: Any, other: Any) -> None:
         assert np.array_equal(mine.numpy(), theirs.numpy()), mine.path
 
 
+OLDEST = {"arrays": pytest.mark.oldest, "PyDataset": OLDEST_IN_SOAK}
+
+
 @pytest.mark.parametrize(("kind", "save_freq", "cut"), [
-    *(pytest.param(kind, 2, 9, marks=pytest.mark.oldest if kind in ("arrays", "PyDataset") else ()) for kind in DATA),
+    *(pytest.param(kind, 2, 9, marks=OLDEST.get(kind, ())) for kind in DATA),
     ("shuffled dataset", "epoch", 14), pytest.param("unknown length", "epoch", 14, marks=pytest.mark.slow)])
 def test_training_resumes_as_if_it_had_not_been_cut_off(kind: str, save_freq: Any, cut: int, tmp_path: Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +146,7 @@ def test_executions_of_several_steps_resume_where_they_were(tmp_path: Path) -> N
 
 
 @pytest.mark.oldest
+@pytest.mark.nightly
 def test_callbacks_resume_with_what_they_have_seen(tmp_path: Path) -> None:
     def watching() -> Any:
         return [keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=2, min_delta=100),

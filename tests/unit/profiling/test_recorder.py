@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 import hvkeras as hvd
+from harness import OLDEST_IN_SOAK
 from hvkeras.profiling import rank_recorder, recorder
 from hvkeras.records.record import WEIGHTS, Record
 
@@ -23,7 +24,7 @@ ROWS = [8.0, 8.0, 8.0, 8.0, 5.0]  # of the steps of an epoch on 37 samples
 X = np.random.default_rng(0).normal(size=(37, 4)).astype("float32")
 
 
-@pytest.fixture(params=[pytest.param("keras", marks=pytest.mark.oldest), "tf_keras"])
+@pytest.fixture(params=[pytest.param("keras", marks=OLDEST_IN_SOAK), "tf_keras"])
 def kind(request: pytest.FixtureRequest) -> Any:
     return KINDS[request.param]
 
