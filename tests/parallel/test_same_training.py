@@ -23,11 +23,8 @@ LONG = ("native-keras3-2", "horovod-tf_keras-2", "tfdist-tf_keras-2", "horovod-t
 
 
 def marks(run: str) -> list[Any]:
-    """Keras 3 on two ranks is part of `make check`; of four ranks, `make test` has those of one engine."""
-    _, keras, size = RUNS[run]
+    """Of four ranks, `make test` has those of one engine."""
     marks = [pytest.mark.sample, *(OLDEST_IN_SOAK if run == OLDEST else ())]
-    if size == 2 and keras == "keras3":
-        marks.append(pytest.mark.check)
     return [*marks, pytest.mark.slow] if run in LONG else marks
 
 
@@ -53,6 +50,13 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
 ) -> None:
     backend, keras, size = RUNS[run]
     assert_same(differences(launch_once, backend, keras, size, *MAIN_CASES), case)
+
+
+@pytest.mark.check
+@pytest.mark.slow  # a part of what the test above trains, for `make check`
+@pytest.mark.parametrize("backend", ENGINES)
+def test_each_engine_trains(backend: str, launch_once: Callable[..., Outcome]) -> None:
+    assert_same(differences(launch_once, backend, "keras3", 2, "sgd_momentum"), "sgd_momentum")
 
 
 @pytest.mark.slow
