@@ -21,8 +21,8 @@ _SHORT = 2.0  # seconds below which a group is not worth a line in the file
 _NEED_MORE = ("horovod", "mpirun", "test_harness")  # unit tests that need Horovod or MPI name them
 # Unit tests that take too long for `make check`, as they start processes or train again and again.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
-         "test_optimizer", "test_recorder", "test_tensorboard", "test_callbacks", "test_elastic", "test_comparison_report",
-         "test_packaging", "test_report", "the_launcher_starts_one")
+         "test_optimizer", "test_recorder", "test_tensorboard", "test_callbacks", "test_elastic",
+         "test_comparison_report", "test_packaging", "test_report", "the_launcher_starts_one")
 # The parameters that tests hand to `launch_once`; other ones pick what is asked of the same outcome.
 _OF_A_JOB = ("outcome", "whole", "run", "launcher", "backend", "engine", "np", "keras", "script")
 
