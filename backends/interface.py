@@ -168,7 +168,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def abort(self, reason: str) -> None:
-        """Makes every collective in flight, and every later one, fail with an error that contains `reason`.
+        """Makes every collective in flight, and every later one, fail with an error, which may contain `reason`.
 
         Called at most once, from another thread, when a rank has failed: it must return within a second, whatever the
         other ranks do, and collectives must fail within seconds. hvkeras notices dead ranks and calls this, so that an

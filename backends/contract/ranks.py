@@ -60,10 +60,12 @@ class Ranks:
         """Calls a function of a key and tensors eagerly, and twice while traced; yields the ways and the results."""
         key = self.key()
         traced = tf.function(lambda *inputs: function(key + "-traced", *inputs), autograph=False)
+        found = []
         for self._way, call in ((EAGERLY, functools.partial(function, key)), (TRACED, traced),
                                 (TRACED + ", again", traced)):
-            yield self._way, call(*tensors)
+            found.append((self._way, call(*tensors)))
         self._way = ""
+        yield from found  # only now, since a rank that finds a wrong result makes no further calls
 
     def while_doing(self) -> str:
         """Says in which way the running clause calls collectives, if it does so in several."""

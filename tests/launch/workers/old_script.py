@@ -138,7 +138,7 @@ variables = models[0].variables
 names = {variable.ref(): place for place, variable in enumerate(variables)}
 found["places"] = [names[variable.ref()] for variable in variables]
 found["same"] = [one.ref().deref() is one for one in variables]
-if os.environ["TF_USE_LEGACY_KERAS"] == "0":  # there only `optimizers.legacy` takes it
+if os.environ.get("TF_USE_LEGACY_KERAS", "0") == "0":  # there only `optimizers.legacy` takes it
     found["lr="] = float(tf.optimizers.SGD(lr=0.5).lr)
 found["apart"] = variables[0].ref() in {variable.ref() for variable in models[1].variables}
 

@@ -36,8 +36,9 @@ class Liar(_Last):
 
     def misbehave(self, _: Sequence[Any], results: list[Any]) -> list[Any]:
         """Changes the result."""
-        return [tf.tensor_scatter_nd_update(each, [[7]], [each[7] * 1.0001]) if self._last and each.shape.rank == 1
-                else each for each in results]
+        return [tf.tensor_scatter_nd_update(each, [[7]], [each[7] * 1.0001])
+                if self._last and each.shape.rank == 1 and (each.shape.num_elements() or 0) >= 1000 else each
+                for each in results]
 
 
 class Broken(TfdistBackend):
