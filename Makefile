@@ -1,7 +1,7 @@
 # make train   a Keras model on two processes, from nothing but Python
 # make test    all tests, with Horovod and Open MPI
 # make check   the quick part of it, for daily work: make lint, the unit tests, and one job on each engine
-# make lint    ruff, mypy, import-linter and clang-format
+# make lint    ruff, mypy, pyright, import-linter and clang-format
 # make docs    the documentation as a site, in build/docs
 # make picture the report that the README shows
 # make wheel   the wheel, in dist/
@@ -94,7 +94,9 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/python -I tools/first_party_imports.py
 	$(VENV)/bin/mypy -p hvkeras
-	$(VENV)/bin/mypy examples tests/harness tests/conftest.py
+	$(VENV)/bin/mypy examples tests/harness tests/conftest.py tests/user_code
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/python -I tools/type_completeness.py
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
 

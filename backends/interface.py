@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hvkeras.typing import Strategy
+from hvkeras.typing import Tensor as Tensor  # noqa: PLC0414 - backends import all they need from here
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hvkeras.control.client import ControlClient
     from hvkeras.host.topology import Topology
     from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
-
-Tensor = Any  # tf.Tensor; TensorFlow ships no types
 
 
 class Reduction(enum.Enum):
@@ -322,7 +325,7 @@ class RecordsTimes(Backend):
         """
 
     @abc.abstractmethod
-    def times(self, key: str, capacity: int) -> tuple[Any, int]:
+    def times(self, key: str, capacity: int) -> tuple[NDArray[Any], int]:
         """Returns when the latest runs of a collective began and ended; called from any thread, and must not block.
 
         Args:
@@ -339,7 +342,7 @@ class HostsStrategies(Backend):
     """An engine on whose cluster a strategy of `tf.distribute` can span all ranks."""
 
     @abc.abstractmethod
-    def strategy(self, **options: Any) -> Any:
+    def strategy(self, **options: Any) -> Strategy:
         """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
 
         Args:

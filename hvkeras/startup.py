@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.autograph import exclude_from_autograph
@@ -22,7 +23,7 @@ from hvkeras.host.mpi import finalize_mpi
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.backend_choice import agree_on_backend
 from hvkeras.job.failure import FailureHooks
-from hvkeras.job.process_sets import add_process_set, forget_process_sets, registered_process_sets
+from hvkeras.job.process_sets import ProcessSet, add_process_set, forget_process_sets, registered_process_sets
 from hvkeras.job.start_checks import check_local_ranks, check_size, exchange_facts, own_facts, share_cores
 from hvkeras.job.state import Job, current_job, is_initialized, replace_job
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
@@ -46,7 +47,10 @@ class _Process:
     sessions = 0
 
 
-def init(backend: Any = None, process_sets: Any = None, comm: Any = None) -> None:
+def init(
+    backend: str | None = None, process_sets: str | Sequence[ProcessSet | Sequence[int]] | None = None,
+    comm: object = None,
+) -> None:
     """Joins the job that launched this process, and starts its collective engine.
 
     All ranks first connect to a small control channel, so that a missing or misconfigured rank is named before any
@@ -155,7 +159,7 @@ def _start_services(job: Job, process_sets: Any) -> None:
     _add_process_sets(process_sets)
 
 
-def _add_process_sets(process_sets: Any) -> None:
+def _add_process_sets(process_sets: str | Sequence[ProcessSet | Sequence[int]] | None) -> None:
     """Registers the process sets that are not registered yet."""
     if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" has no effect here
         return

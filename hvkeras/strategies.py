@@ -12,11 +12,12 @@ from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
 from hvkeras.startup import init_for_strategy
+from hvkeras.typing import Strategy
 
 UNCOUNTED = 10  # seconds from the deadline of the control channel, which names ranks, to TensorFlow's own
 
 
-def strategy(name: str, **options: Any) -> Any:
+def strategy(name: str, **options: Any) -> Strategy:
     """Builds a `tf.distribute` strategy for the job that this process belongs to.
 
     Call it right after the imports, before TensorFlow creates its first tensor, variable or dataset.
@@ -57,7 +58,8 @@ def strategy(name: str, **options: Any) -> Any:
     unknown = [option for option in options if option not in known]
     if unknown:
         raise UsageError(explain(f"The options of {name} are {', '.join(known)}", "leave it out", option=unknown[0]))
-    return build(**options)
+    strategy: Strategy = build(**options)
+    return strategy
 
 
 def _multi_worker_mirrored(communication_options: Any = None) -> Any:

@@ -38,8 +38,9 @@ class Ranks:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.rank, self.size = hvd.rank(), hvd.size()
-        self.all = tuple(range(self.size))
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.all: tuple[int, ...] = tuple(range(self.size))
         self._clause = self._way = ""
         self._keys = itertools.count()
 

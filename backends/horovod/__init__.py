@@ -157,23 +157,27 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         def gather(value: Tensor) -> Tensor:
-            return self._ops.allgather(value, name=_legal(key), ignore_name_scope=True,
-                                     process_set=self._process_set(ranks))
+            rows: Tensor = self._ops.allgather(value, name=_legal(key), ignore_name_scope=True,
+                                               process_set=self._process_set(ranks))
+            return rows
 
         gathered = self._named(key, gather, self._widen(tensor, _MOVABLE))
         gathered.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
-        return tf.cast(gathered, tensor.dtype)
+        result: Tensor = tf.cast(gathered, tensor.dtype)
+        return result
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
         def send(value: Tensor) -> Tensor:
             # Horovod itself converts the global rank of the root to its place in the process set.
-            return self._ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
-                                     process_set=self._process_set(ranks))
+            of_root: Tensor = self._ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
+                                                  process_set=self._process_set(ranks))
+            return of_root
 
         sent = self._named(key, send, self._widen(tensor, _MOVABLE))
-        return tf.cast(sent, tensor.dtype)
+        result: Tensor = tf.cast(sent, tensor.dtype)
+        return result
 
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
         import tensorflow as tf
@@ -193,11 +197,13 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         def reduce(value: Tensor) -> Tensor:
-            return self._ops._reducescatter(value, name=_legal(key), op=self._ops.Sum, ignore_name_scope=True,
-                                          process_set=self._process_set(ranks), prescale_factor=before,
-                                          postscale_factor=after)
+            part: Tensor = self._ops._reducescatter(
+                value, name=_legal(key), op=self._ops.Sum, ignore_name_scope=True,
+                process_set=self._process_set(ranks), prescale_factor=before, postscale_factor=after)
+            return part
 
-        return tf.cast(self._named(key, reduce, self._widen(tensor, _SCATTERABLE)), tensor.dtype)
+        result: Tensor = tf.cast(self._named(key, reduce, self._widen(tensor, _SCATTERABLE)), tensor.dtype)
+        return result
 
     def _named(self, key: str, function: Callable[..., Any], *tensors: Tensor) -> Any:
         """Runs a collective in a graph, because Horovod identifies it by its node name, which all eager ops share.
@@ -238,7 +244,8 @@ class HorovodBackend(Backend):
             zero = self._zero.read_value()
         # A slice of the whole tensor, without a copy, whose start is known only at run time.
         flat = tf.slice(tf.reshape(tensor, [-1]), [zero], [-1])
-        return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
+        same: Tensor = tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
+        return same
 
     def _anchored(self, results: Any) -> Any:
         """Makes a side effect depend on a collective's result, because Horovod's ops claim to have no side effects.
@@ -276,7 +283,8 @@ class HorovodBackend(Backend):
         if dtype not in _WIDER:
             raise UnsupportedError(explain("horovod moves numbers of " + ", ".join([*_MOVABLE, *_WIDER]),
                                            "cast the tensor first", dtype=dtype))
-        return tf.cast(tensor, _WIDER[dtype])
+        wide: Tensor = tf.cast(tensor, _WIDER[dtype])
+        return wide
 
     def _gpus(self) -> bool:
         import tensorflow as tf

@@ -55,7 +55,7 @@ class GlooRendezvous:
         if self._server is not None:  # earlier requests wait until the store serves
             peers.update(each for _, _, own in everyone for each in own)
             threading.Thread(target=self._server.serve_forever, name="hvkeras-gloo-store", daemon=True).start()
-        self.variables = {
+        self.variables: dict[str, str] = {
             **topology_variables(topology),
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",

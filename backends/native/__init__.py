@@ -152,13 +152,14 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
-        gathered = self._operations(tensor).hvkeras_allgather(input=tensor, **self._identity(key, ranks))
+        gathered: Tensor = self._operations(tensor).hvkeras_allgather(input=tensor, **self._identity(key, ranks))
         gathered.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return gathered
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
-        return self._operations(tensor).hvkeras_broadcast(input=tensor, root=list(ranks).index(root_rank),
-                                                          **self._identity(key, ranks))
+        sent: Tensor = self._operations(tensor).hvkeras_broadcast(input=tensor, root=list(ranks).index(root_rank),
+                                                                  **self._identity(key, ranks))
+        return sent
 
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
         received, rows = self._operations(tensor).hvkeras_alltoall(input=tensor, splits=splits,
@@ -168,9 +169,10 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     def reducescatter(
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
-        return self._operations(tensor).hvkeras_reducescatter(
+        part: Tensor = self._operations(tensor).hvkeras_reducescatter(
             input=tensor, reduction=_REDUCTIONS[Reduction.SUM], before=repr(before), after=repr(after),
             **self._identity(key, ranks))
+        return part
 
     def _operations(self, tensor: Tensor) -> Any:
         from hvkeras.compat.graphs import compiled_by_xla  # noqa: PLC0415 - imports TensorFlow

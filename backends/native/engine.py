@@ -40,7 +40,7 @@ class Engine:
         self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
         self._functions.hvkeras_entered.restype = ctypes.c_int64
         reason = self._functions.hvkeras_register_xla(str(library.folder / "libtensorflow_cc.so.2").encode())
-        self.objection_to_xla = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
+        self.objection_to_xla: str = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
                    crowded: bool) -> None:

@@ -112,7 +112,7 @@ class Network:
         world.Free()
         from mpi4py import MPI
 
-        self.mpi = require_built_for(MPI.Get_library_version())
+        self.mpi: str = require_built_for(MPI.Get_library_version())
         try:
             self._functions = ctypes.CDLL(str(PATH))
         except OSError as error:
@@ -129,7 +129,7 @@ class Network:
             raise MachineError(explain(f"The native engine must reach the other hosts over MPI: {problem.decode()}",
                                        "let hvd.init() start MPI, or start it with MPI_THREAD_MULTIPLE",
                                        mpi=self.mpi))
-        self.table = int(table.value or 0)
+        self.table: int = int(table.value or 0)
 
     def close(self) -> None:
         """Ends all use of MPI before the process finalizes it."""

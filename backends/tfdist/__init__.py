@@ -140,7 +140,8 @@ class TfdistBackend(HostsStrategies):
         blocks = tf.reshape(gathered, [len(ranks), tf.maximum(most, 1), tf.shape(padded)[1]])
         parts = [blocks[order[index], : table[order[index], 1], :-1] for index in range(len(ranks))]
         whole = tf.concat(parts, 0)
-        result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
+        shape = tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)
+        result: Tensor = tf.cast(tf.reshape(whole, shape), tensor.dtype)
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result
 
@@ -157,7 +158,7 @@ class TfdistBackend(HostsStrategies):
         else:
             sent = _outside_loops(
                 lambda: tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(flat), T=flat.dtype, **common))
-        result = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
+        result: Tensor = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
         result.set_shape(tensor.shape)
         return result
 
@@ -243,7 +244,8 @@ class TfdistBackend(HostsStrategies):
         if dtype not in _WIDER:
             raise UnsupportedError(explain("tfdist moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),
                                            "cast the tensor, or use the horovod backend", dtype=dtype))
-        return tf.cast(tensor, _WIDER[dtype])
+        wide: Tensor = tf.cast(tensor, _WIDER[dtype])
+        return wide
 
 
 def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
@@ -261,7 +263,8 @@ def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
 
     if not graphs.in_loop():
         return collective()
-    return tf.function(collective, autograph=False, experimental_attributes={"_noinline": True})()
+    result: Tensor = tf.function(collective, autograph=False, experimental_attributes={"_noinline": True})()
+    return result
 
 
 def _number(*parts: object) -> int:

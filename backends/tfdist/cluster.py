@@ -35,7 +35,7 @@ class Cluster:
         from tensorflow.core.protobuf import tensorflow_server_pb2
         from tensorflow.python.eager import context as tf_context
 
-        self.rank = start.topology.rank
+        self.rank: int = start.topology.rank
         self._size = start.topology.size
         self._context = tf_context.context()
         if self._context._context_handle is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvkeras import compat
 from hvkeras.callbacks import callback_states, randomness
@@ -15,11 +15,15 @@ from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import say
+from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
 
-_Callback: Any = compat.default_keras().callbacks.Callback
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback as _Callback
+else:
+    _Callback = compat.default_keras().callbacks.Callback
 
 
-class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
+class BackupAndRestore(_Callback):
     """Saves the training state during training, and restores it on all workers when the script is restarted.
 
     The parameters are those of Keras's `BackupAndRestore`. Add the callback to the list on every rank, both under
@@ -45,8 +49,8 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         MachineError: During training, the backup cannot be written.
     """
 
-    def __init__(self, backup_dir: Any, save_freq: Any = "epoch", double_checkpoint: bool = False,
-                 delete_checkpoint: bool = True) -> None:
+    def __init__(self, backup_dir: PathLike, save_freq: int | Literal["epoch"] = "epoch",
+                 double_checkpoint: bool = False, delete_checkpoint: bool = True) -> None:
         super().__init__()
         if not compat.is_keras_3(compat.default_keras()):
             raise UnsupportedError(explain("hvkeras's BackupAndRestore needs Keras 3", "leave TF_USE_LEGACY_KERAS out,"
@@ -58,11 +62,13 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         if save_freq != "epoch" and not steps:
             raise UsageError(explain('save_freq must be "epoch" or a positive number of steps', "pass save_freq=100",
                                      save_freq=save_freq))
-        self.backup_dir, self.save_freq = os.fspath(backup_dir), save_freq
-        self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
+        self.backup_dir: str = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint: bool = double_checkpoint
+        self.delete_checkpoint: bool = delete_checkpoint
         self._folder = BackupFolder(Path(self.backup_dir), double_checkpoint)
         if steps:  # not a method: with one, Keras waits for the logs of each step
-            self.on_train_batch_end = self._after_step
+            self.on_train_batch_end = self._after_step  # type: ignore[method-assign]
         self._group = TrainingGroup(is_chief=True)
         self._restored: Backup | None = None  # what was restored, until its epoch begins
         self._others: Sequence[Any] = ()
@@ -72,12 +78,12 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
         self._epoch = self._begun = self._counted = self._since = 0
         self._save_pending = False  # whether to save at the end of the epoch
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: ModelLike) -> None:
         """Sets the model, before training begins."""
         super().set_model(model)
         compat.hook_resuming()
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Restores the backup on every worker."""
         model = self.model
         if not model.built:
@@ -106,7 +112,7 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
                                 random_at_epoch=shared[1])
         compat.begin_with_epoch(model, backup.position.epoch)
 
-    def after_other_callbacks(self, callbacks: Sequence[Any]) -> None:
+    def after_other_callbacks(self, callbacks: Sequence[CallbackLike]) -> None:
         """Receives the list of callbacks, once all of them have begun and this one is the last.
 
         Args:
@@ -123,23 +129,23 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
             if self._restored.random is not None and not self._restored.position.step:
                 randomness.restore(self._restored.random)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Makes the data resume where it stopped."""
         self._epoch, self._begun, self._counted = epoch, 0, 0
         compat.begin_with_epoch(self.model, None)
         self._random_at_epoch = randomness.capture()
         compat.at_next_pass(self._on_pass_begin)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the step; the number that Keras passes at a step's end differs between versions."""
         self._begun = batch
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, after all other callbacks have run."""
         if self.save_freq == "epoch" or self._save_pending:
             self._save(Position(epoch + 1, 0, self._steps, self._rows, self._group.workers))
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Removes the backup if `delete_checkpoint` is set."""
         compat.begin_with_epoch(self.model, None)
         if self.delete_checkpoint and self._group.is_chief:
@@ -197,12 +203,12 @@ class BackupAndRestore(_Callback):  # type: ignore[misc]  # Keras ships no types
 
         return compat.Done(position.epoch, step, lambda: randomness.restore(at_epoch), after)
 
-    def _after_step(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def _after_step(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves if a backup is due."""
         done = self._done()
         self._since += done - self._counted
         self._counted = done
-        if self._since < self.save_freq or not self._is_whole():
+        if self.save_freq == "epoch" or self._since < self.save_freq or not self._is_whole():
             return
         if done == self._steps:  # the backup includes validation and the callbacks at the epoch's end
             self._save_pending = True

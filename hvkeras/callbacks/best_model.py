@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Literal
 
 from hvkeras import compat
 from hvkeras.callbacks.model_checkpoint import ModelCheckpoint
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.state import current_job
+from hvkeras.typing import Logs, PathLike
 
 
 class BestModelCheckpoint(ModelCheckpoint):
@@ -35,15 +36,16 @@ class BestModelCheckpoint(ModelCheckpoint):
     """
 
     def __init__(
-        self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
-        save_freq: Any = "epoch", filepath: Any = None,
+        self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False,
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: int | Literal["epoch"] = "epoch", filepath: PathLike | None = None,
     ) -> None:
         # Keras requires a path here, but Horovod's users set it later.
         super().__init__("unset.weights.h5" if save_weights_only else "unset.keras", monitor=monitor, verbose=verbose,
                          save_best_only=True, save_weights_only=save_weights_only, mode=mode, save_freq=save_freq)
         self.filepath = filepath
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks the path."""
         current_job()
         name = type(self).__name__

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_variables
@@ -13,11 +14,15 @@ from hvkeras.compat import graphs
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.job.state import current_job
 from hvkeras.training.learned_state import broadcast_learned
+from hvkeras.typing import Logs, VariableLike
 
-_Callback: Any = compat.default_keras().callbacks.Callback
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback as _Callback
+else:
+    _Callback = compat.default_keras().callbacks.Callback
 
 
-class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+class BroadcastGlobalVariablesCallback(_Callback):
     """Starts all ranks from the root's model and optimizer.
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
@@ -36,14 +41,14 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         local_variables: Variables that are local to each rank.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[VariableLike] | None = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.device = device
-        self.broadcast_done = False
-        self.local_keys = {compat.variable_key(variable) for variable in local_variables or ()}
+        self.broadcast_done: bool = False
+        self.local_keys: set[Hashable] = {compat.variable_key(variable) for variable in local_variables or ()}
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: VariableLike) -> None:
         """Excludes a variable from the broadcast.
 
         Args:
@@ -51,7 +56,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         """
         self.local_keys.add(compat.variable_key(var))
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts if the model has its weights on every rank."""
         size = current_job().topology.size
         require_root(self.root_rank, range(size))
@@ -70,7 +75,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]  # Kera
         else:
             broadcast_learned(self.model, self.root_rank, self.local_keys)
 
-    def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts after the first step if it was not possible before."""
         if not self.broadcast_done:
             self._broadcast()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -17,11 +18,15 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
 from hvkeras.training.fit_hooks import shared_by
+from hvkeras.typing import Logs
 
-_Callback: Any = compat.default_keras().callbacks.Callback
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback as _Callback
+else:
+    _Callback = compat.default_keras().callbacks.Callback
 
 
-class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+class LearningRateScheduleCallback(_Callback):
     """Sets the learning rate to `initial_lr` x `multiplier` over a range of epochs.
 
     Epochs are counted by the optimizer's `iterations`, so training with a restored optimizer resumes where it stopped,
@@ -52,17 +57,20 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
     """
 
     def __init__(
-        self, initial_lr: float, multiplier: Any, start_epoch: float = 0, end_epoch: float | None = None,
-        staircase: bool = True, momentum_correction: bool = True, steps_per_epoch: int | None = None,
+        self, initial_lr: float, multiplier: float | Callable[[float], float], start_epoch: float = 0,
+        end_epoch: float | None = None, staircase: bool = True, momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        self.initial_lr = self._checked("initial_lr", initial_lr)
-        self.multiplier = multiplier if callable(multiplier) else self._checked("multiplier", multiplier, least=0.0)
+        self.initial_lr: float = self._checked("initial_lr", initial_lr)
+        self.multiplier: float | Callable[[float], float] = (
+            multiplier if callable(multiplier) else self._checked("multiplier", multiplier, least=0.0))
         if compat.is_schedule(multiplier):
             raise self._error("the multiplier must be a number or a function of the epoch",
                               "give the schedule to the optimizer, and leave the callback out", multiplier=multiplier)
-        self.start_epoch = self._checked("start_epoch", start_epoch, least=0)
-        self.end_epoch = None if end_epoch is None else self._checked("end_epoch", end_epoch, least=start_epoch)
+        self.start_epoch: float = self._checked("start_epoch", start_epoch, least=0)
+        self.end_epoch: float | None = (
+            None if end_epoch is None else self._checked("end_epoch", end_epoch, least=start_epoch))
         if steps_per_epoch is not None and (not isinstance(steps_per_epoch, numbers.Integral) or steps_per_epoch < 1):
             raise self._error("steps_per_epoch must be a positive integer", steps_per_epoch=steps_per_epoch)
         self.staircase = staircase
@@ -74,7 +82,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         self._rate: float | None = None  # the optimizer's rate, if known
         self._unfinished = self._begun = False
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Checks the optimizer."""
         current_job()
         self._ahead, self._unfinished, self._begun = None, False, False
@@ -86,13 +94,13 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         if self.model.built:
             compat.build_optimizer(optimizer, self.model.trainable_variables)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Determines the epoch at which training begins or resumes."""
         self.current_epoch, self._rate = epoch, None
         if self._ahead is None:
             self._start(epoch)
 
-    def on_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Sets the rate of this step if the epoch is one of the callback's."""
         if not self._begun:
             self._begun = True
@@ -106,7 +114,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
         self._set(self._rate_at(epoch))
         self._unfinished = not self.staircase and self.end_epoch is not None
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Logs the rate as "lr"."""
         if self._unfinished and self._is_over(self._epoch_at(self._steps)):
             self._finish()
@@ -183,7 +191,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]  # Keras sh
 
     def _plan(self, size: int) -> str:  # noqa: ARG002 - the warm-up's
         """Describes the schedule, for the line printed at the start of training."""
-        factor = self.multiplier
+        factor: Any = self.multiplier
         if callable(factor):
             name = getattr(factor, "__name__", "<lambda>")
             factor = f"{'multiplier' if name == '<lambda>' else name}(epoch)"

@@ -37,7 +37,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
         steps_per_epoch: int | None = None, verbose: int = 0,
     ) -> None:
-        self.warmup_epochs = self._checked("warmup_epochs", warmup_epochs, least=0)
+        self.warmup_epochs: float = self._checked("warmup_epochs", warmup_epochs, least=0)
         self.verbose = verbose
         super().__init__(initial_lr, self._warming, 0, warmup_epochs, staircase=False,
                          momentum_correction=momentum_correction, steps_per_epoch=steps_per_epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +14,15 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
 from hvkeras.training.fit_hooks import exact_logs, shared_by
+from hvkeras.typing import Logs
 
-_Callback: Any = compat.default_keras().callbacks.Callback
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback as _Callback
+else:
+    _Callback = compat.default_keras().callbacks.Callback
 
 
-class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+class MetricAverageCallback(_Callback):
     """Averages the numbers in an epoch's logs over the ranks.
 
     Keras's loss and metrics are exact and the same on every rank without this callback. It averages the values that
@@ -38,7 +42,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]  # Keras ships no 
         self.device = device
         self._warned: set[str] = set()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Averages the logs in place, for the callbacks that follow."""
         current_job()
         process_set = shared_by(self.model)

@@ -6,16 +6,36 @@ import glob
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvkeras import compat
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.callbacks.model_files import atomic_files, remove_leftovers
+from hvkeras.typing import Logs, PathLike
 
-_ModelCheckpoint: Any = compat.default_keras().callbacks.ModelCheckpoint
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback
+
+    class _ModelCheckpoint(Callback):
+        """What type checkers see of Keras's class."""
+
+        filepath: Any  # a path; None until it is set in `BestModelCheckpoint`
+        monitor: str
+        verbose: int
+        save_best_only: bool
+        save_weights_only: bool
+        save_freq: int | str
+
+        def __init__(
+            self, filepath: PathLike, monitor: str = "val_loss", verbose: int = 0, save_best_only: bool = False,
+            save_weights_only: bool = False, mode: Literal["auto", "min", "max"] = "auto",
+            save_freq: int | Literal["epoch"] = "epoch", initial_value_threshold: float | None = None,
+        ) -> None: ...
+else:
+    _ModelCheckpoint = compat.default_keras().callbacks.ModelCheckpoint
 
 
-class ModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
+class ModelCheckpoint(_ModelCheckpoint):
     """Keras's `ModelCheckpoint` for several workers: only the chief writes, and it writes files atomically.
 
     Add the callback to the list on every rank, both under `hvd.init()` and under tf.distribute strategies. A single
@@ -42,7 +62,7 @@ class ModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ships no
         ValueError: Keras cannot write such a file, or an argument is wrong.
     """
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Removes incomplete files of an earlier run that was killed."""
         if is_chief(self.model):
             folder, name = os.path.split(os.fspath(self.filepath))
@@ -50,14 +70,14 @@ class ModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras ships no
                 remove_leftovers(Path(folder) / re.sub(r"\{.*?\}", "*", glob.escape(name)))
         super().on_train_begin(logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Saves on the chief if `save_freq` is a number of batches."""
         if self.save_freq != "epoch" and is_chief(self.model):
             compat.settle_direction(self)
             with atomic_files(self.model):
                 super().on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Saves on the chief."""
         if is_chief(self.model):
             with atomic_files(self.model):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
@@ -17,14 +17,37 @@ from hvkeras.job.state import current_job, is_initialized
 from hvkeras.profiling import spans
 from hvkeras.profiling.rank_times import LATEST, RankTimes, figures
 from hvkeras.profiling.ring_buffer import PythonRing
+from hvkeras.typing import Logs, ModelLike, PathLike
 
-_Callback: Any = compat.default_keras().callbacks.Callback
-_TensorBoard: Any = compat.default_keras().callbacks.TensorBoard
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback as _Callback
+
+    class _TensorBoard(_Callback):
+        """What type checkers see of Keras's class."""
+
+        log_dir: PathLike
+        histogram_freq: int
+        write_graph: bool
+        write_images: bool
+        write_steps_per_second: bool
+        update_freq: int | str
+        embeddings_freq: int
+        embeddings_metadata: PathLike | Mapping[str, PathLike] | None
+
+        def __init__(
+            self, log_dir: PathLike = "logs", histogram_freq: int = 0, write_graph: bool = True,
+            write_images: bool = False, write_steps_per_second: bool = False,
+            update_freq: int | Literal["batch", "epoch"] = "epoch", profile_batch: int | Sequence[int] = 0,
+            embeddings_freq: int = 0, embeddings_metadata: PathLike | Mapping[str, PathLike] | None = None,
+        ) -> None: ...
+else:
+    _Callback = compat.default_keras().callbacks.Callback
+    _TensorBoard = compat.default_keras().callbacks.TensorBoard
 
 _USER = "TensorBoard"
 
 
-class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
+class TensorBoard(_TensorBoard):
     """Keras's TensorBoard callback for several ranks.
 
     Only the chief writes what Keras's callback writes. The chief is rank 0, or the first of the ranks that train the
@@ -59,9 +82,11 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
     _should_trace: bool  # Keras's
 
     def __init__(
-        self, log_dir: Any = "logs", histogram_freq: int = 0, write_graph: bool = True, write_images: bool = False,
-        write_steps_per_second: bool = False, update_freq: Any = "epoch", profile_batch: Any = 0,
-        embeddings_freq: int = 0, embeddings_metadata: Any = None, profile_rank: int = 0, rank_scalars: bool = True,
+        self, log_dir: PathLike = "logs", histogram_freq: int = 0, write_graph: bool = True,
+        write_images: bool = False, write_steps_per_second: bool = False,
+        update_freq: int | Literal["batch", "epoch"] = "epoch", profile_batch: int | Sequence[int] = 0,
+        embeddings_freq: int = 0, embeddings_metadata: PathLike | Mapping[str, PathLike] | None = None,
+        profile_rank: int = 0, rank_scalars: bool = True,
     ) -> None:
         super().__init__(log_dir=log_dir, histogram_freq=histogram_freq, write_graph=write_graph,
                          write_images=write_images, write_steps_per_second=write_steps_per_second,
@@ -70,9 +95,10 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         if not isinstance(profile_rank, int) or isinstance(profile_rank, bool) or profile_rank < 0:
             raise UsageError(explain("profile_rank must be the number of a rank", "pass profile_rank=0",
                                      profile_rank=profile_rank))
-        self.profile_batch, self.profile_rank = profile_batch, profile_rank
+        self.profile_batch: int | Sequence[int] = profile_batch
+        self.profile_rank: int = profile_rank
         self.rank_scalars = rank_scalars
-        self.gathers = False  # whether `fit` gathers the times of all ranks (`hvkeras.training.fit_run`)
+        self.gathers: bool = False  # whether `fit` gathers the times of all ranks (`hvkeras.training.fit_run`)
         self._profiles = self._should_trace
         self._rank, self._chief = 0, True
         self._elsewhere: Any = None  # Keras's callback that profiles on a rank other than the chief
@@ -82,11 +108,11 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         self._rank_writers: dict[int, Any] = {}
 
     @property
-    def summary(self) -> Any:
+    def summary(self) -> object:
         """Keras's access to `tf.summary`, whose scalars need the package tensorboard."""
         return tf.summary if summaries.has_tensorboard else summaries.Summaries()
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: ModelLike) -> None:
         """Determines the rank of this process, and starts writing on the chief."""
         self._rank, size, self._chief = _place(model)
         if self._profiles and self.profile_rank >= size:
@@ -115,9 +141,10 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         needs = "need" if len(wanted) > 1 and in_keras_3 else "needs"
         raise MachineError(explain(f"{what} {needs} the package tensorboard", "pip install tensorboard"))
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Makes Keras retrace the step, so that its collectives are recorded."""
-        self.gathers, self._traced = False, False
+        self.gathers = False
+        self._traced = False
         if self.rank_scalars and is_initialized() and current_job().topology.size > 1:
             spans.start(_USER)
             if not getattr(self.model.train_function, "_hvkeras_timed", False):
@@ -129,7 +156,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         elif self._elsewhere is not None:
             self._elsewhere.on_train_begin()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Closes the files."""
         spans.stop(_USER)
         if self._chief:
@@ -144,7 +171,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         """Whether tf_keras calls the two methods that follow."""
         return True
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Starts the measurement of a step."""
         if self._chief:
             super().on_train_batch_begin(batch, logs)
@@ -153,7 +180,7 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         self._first, self._began = batch, time.time()
         spans.set_in_step(True)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Ends the measurement; the very first step, in which TensorFlow traces, is not measured."""
         spans.set_in_step(False)
         if self._traced:
@@ -164,30 +191,30 @@ class TensorBoard(_TensorBoard):  # type: ignore[misc]  # Keras ships no types
         elif self._elsewhere is not None:
             self._elsewhere.on_train_batch_end(batch)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Discards the times of the previous epoch."""
         self._executions = PythonRing(4, LATEST)
         if self._chief:
             super().on_epoch_begin(epoch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Writes Keras's summaries, and the chief's times if `fit` does not gather those of all ranks."""
         if self._chief:
             super().on_epoch_end(epoch, logs)
             if self.rank_scalars and not self.gathers:
                 self.write_rank_times(epoch, {self._rank: self.rank_times()})
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_begin(logs)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_end(logs)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_batch_begin(batch, logs)

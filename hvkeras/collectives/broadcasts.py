@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -17,13 +17,16 @@ from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job
+from hvkeras.typing import Operation, Tensor, VariableLike, VariableT
+
+ObjectT = TypeVar("ObjectT")
 
 
 @graphs.unconverted
 def broadcast_variables(
-    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
+    variables: Sequence[VariableLike], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
-) -> Any:
+) -> Operation | None:
     """Broadcasts variables from the root to every rank, fused into a few collectives.
 
     Example:
@@ -44,21 +47,24 @@ def broadcast_variables(
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
-    variables = _without_dynamic(variables, root_rank, process_set)
-    targets = [compat.native(variable) for variable in variables]
+    static = _without_dynamic(variables, root_rank, process_set)
+    targets = [compat.native(variable) for variable in static]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
         raise UsageError(explain("broadcast_variables takes variables", "pass model.variables or a list of tf.Variable",
                                  received=wrong[0]))
-    assigned = _broadcast_into(targets, variables, root_rank, ranks)
-    return None if tf.executing_eagerly() else tf.group(*assigned)
+    assigned = _broadcast_into(targets, static, root_rank, ranks)
+    if tf.executing_eagerly():
+        return None
+    operation: Operation = tf.group(*assigned)
+    return operation
 
 
 @graphs.unconverted
 def broadcast_(
-    variables: Sequence[Any], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+    variables: Sequence[VariableT], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[VariableT] | list[Tensor]:
     """Broadcasts variables from the root to every rank, and returns them.
 
     Example:
@@ -85,7 +91,7 @@ def broadcast_(
 
 
 @graphs.unconverted
-def broadcast_global_variables(root_rank: int) -> Any:
+def broadcast_global_variables(root_rank: int) -> Operation:
     """Broadcasts the global variables of a TensorFlow 1 graph from the root to every rank.
 
     Example:
@@ -106,7 +112,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly():
         raise UsageError(explain("Global variables are those of a TensorFlow 1 graph; eager mode has none",
                                  "hvd.broadcast_variables(model.variables, root_rank)", root_rank=root_rank))
-    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+    return cast(Operation, broadcast_variables(tf.compat.v1.global_variables(), root_rank))
 
 
 def _without_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
@@ -155,9 +161,10 @@ def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
 
 @graphs.unconverted
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's
-    process_set: ProcessSet = global_process_set,
-) -> Any:
+    obj: ObjectT | None = None, root_rank: int = 0,
+    session: object = None,  # noqa: ARG001 - Horovod's parameter
+    name: str | None = None, process_set: ProcessSet = global_process_set,
+) -> ObjectT:
     """Broadcasts a Python object from the root to every rank.
 
     Objects are pickled, and are sent only between the ranks of the job.
@@ -181,7 +188,7 @@ def broadcast_object(
     """
     ranks = members(process_set, "broadcast_object")
     require_root(root_rank, ranks)
-    return _eagerly(lambda: _broadcast_object(obj, root_rank, ranks, name or "object"))
+    return cast(ObjectT, _eagerly(lambda: _broadcast_object(obj, root_rank, ranks, name or "object")))
 
 
 def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: str) -> Any:
@@ -195,8 +202,8 @@ def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: st
 
 
 def broadcast_object_fn(
-    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Callable[[Any], Any]:
+    root_rank: int = 0, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[ObjectT | None], ObjectT]:
     """Returns a function that broadcasts a Python object from the root to every rank.
 
     Example:
@@ -217,9 +224,9 @@ def broadcast_object_fn(
 
 @graphs.unconverted
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
+    obj: ObjectT, session: object = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[ObjectT]:
     """Gathers a Python object from each rank on every rank.
 
     Objects are pickled, and are sent only between the ranks of the job.

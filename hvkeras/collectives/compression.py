@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from hvkeras.autograph import exclude_from_autograph
+from hvkeras.typing import Tensor
 
 
 class Compressor:
@@ -19,7 +20,7 @@ class Compressor:
     """
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         """Compresses a tensor.
 
         Args:
@@ -31,7 +32,7 @@ class Compressor:
         raise NotImplementedError
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         """Undoes `compress`.
 
         Args:
@@ -48,12 +49,12 @@ class NoneCompressor(Compressor):
     """Leaves tensors as they are."""
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         """Returns the tensor itself."""
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004 - there is nothing to undo
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 - there is nothing to undo
         """Returns the tensor itself."""
         return tensor
 
@@ -64,16 +65,17 @@ class _CastCompressor(Compressor):
     dtype: ClassVar[Any]
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
         """Casts a wider floating-point tensor to `dtype`."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size:
             return tf.cast(tensor, cls.dtype), tensor.dtype
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         """Casts back to the dtype that the tensor had before `compress`."""
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+        original: Tensor = tensor if ctx is None else tf.cast(tensor, ctx)
+        return original
 
 
 class FP16Compressor(_CastCompressor):

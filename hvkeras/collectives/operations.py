@@ -20,7 +20,12 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
 from hvkeras.plans.plan import Plan
 
-Average, Sum, Adasum, Min, Max, Product = range(6)
+Average: int = 0
+Sum: int = 1
+Adasum: int = 2
+Min: int = 3
+Max: int = 4
+Product: int = 5
 
 NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCTIONS = {Average: Reduction.SUM, Sum: Reduction.SUM, Min: Reduction.MIN, Max: Reduction.MAX,

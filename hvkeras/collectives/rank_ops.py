@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,10 +10,11 @@ import tensorflow as tf
 from hvkeras.compat import graphs
 from hvkeras.job import queries
 from hvkeras.job.process_sets import process_set_of
+from hvkeras.typing import Tensor
 
 
 @graphs.unconverted
-def rank_op(name: str | None = None) -> Any:
+def rank_op(name: str | None = None) -> Tensor:
     """Returns the rank of this process as a tensor.
 
     A graph that contains this operation returns the correct rank in any job in which it runs. In contrast,
@@ -36,7 +36,7 @@ def rank_op(name: str | None = None) -> Any:
 
 
 @graphs.unconverted
-def local_rank_op(name: str | None = None) -> Any:
+def local_rank_op(name: str | None = None) -> Tensor:
     """Returns the local rank of this process on its host as a tensor; see `rank_op`.
 
     Example:
@@ -55,7 +55,7 @@ def local_rank_op(name: str | None = None) -> Any:
 
 
 @graphs.unconverted
-def local_size_op(name: str | None = None) -> Any:
+def local_size_op(name: str | None = None) -> Tensor:
     """Returns the number of processes on this host as a tensor; see `rank_op`.
 
     Example:
@@ -74,7 +74,7 @@ def local_size_op(name: str | None = None) -> Any:
 
 
 @graphs.unconverted
-def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     """Returns the number of processes in a process set as a tensor; see `rank_op`.
 
     Example:
@@ -95,7 +95,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 
 @graphs.unconverted
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     """Returns whether this process is in a process set as a tensor; see `rank_op`.
 
     Example:
@@ -115,9 +115,10 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     return _when_run(lambda: int(process_set_of(process_set_id).included()), name)
 
 
-def _when_run(ask: Callable[[], int], name: str | None) -> Any:
+def _when_run(ask: Callable[[], int], name: str | None) -> Tensor:
     if tf.executing_eagerly() or graphs.compiled_by_xla():  # XLA cannot call Python, so the value is a constant
-        return tf.constant(ask(), tf.int32, name=name)
-    number = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
+        constant: Tensor = tf.constant(ask(), tf.int32, name=name)
+        return constant
+    number: Tensor = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
     number.set_shape([])
     return number

@@ -30,15 +30,16 @@ from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job
+from hvkeras.typing import CompressorLike, Operation, Tensor, TensorLike
 
 
 @graphs.unconverted
 def allreduce(
-    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+    tensor: TensorLike, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
-) -> Any:
+) -> Tensor:
     """Reduces a tensor elementwise over all ranks; every rank gets the result.
 
     Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
@@ -83,13 +84,12 @@ def allreduce(
 
 @graphs.unconverted
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+    tensors: Sequence[TensorLike], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     name: str | None = None,
-) -> list[Any]:
+) -> list[Tensor]:
     """Reduces several tensors over all ranks in as few collectives as possible, one for each dtype.
 
     Example:
@@ -120,7 +120,7 @@ def grouped_allreduce(
     if not tensors:
         raise UsageError(explain("A group must contain at least one tensor", tensors=tensors))
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
-    results = list(tensors)
+    results: list[Any] = list(tensors)
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
         with on_device(device_dense):
@@ -136,9 +136,9 @@ def grouped_allreduce(
 
 @graphs.unconverted
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
+    tensor: TensorLike, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """Concatenates the ranks' tensors along the first dimension, in rank order.
 
     The gradient is this rank's part of the summed gradients (HVKERAS_GRADIENTS=horovod: of the averaged gradients).
@@ -164,15 +164,16 @@ def allgather(
     value = tf.convert_to_tensor(tensor)
     value = tf.reshape(value, [1]) if value.shape.rank == 0 else value
 
-    return gathered(value, ranks, name)
+    result: Tensor = gathered(value, ranks, name)
+    return result
 
 
 @graphs.unconverted
 def grouped_allgather(
-    tensors: Sequence[Any], name: str | None = None,
+    tensors: Sequence[TensorLike], name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[Tensor]:
     """Concatenates the ranks' tensors for each of several tensors, along the first dimension and in rank order.
 
     Example:
@@ -197,10 +198,10 @@ def grouped_allgather(
 
 @graphs.unconverted
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None,
+    tensor: TensorLike, root_rank: int, name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """Broadcasts a tensor from the root to every rank.
 
     The gradient on the root is the sum of all ranks' gradients (HVKERAS_GRADIENTS=horovod: their average). It is zero
@@ -236,11 +237,12 @@ def broadcast(
 
         return broadcast_raw([value], root_rank, ranks, name)[0], gradient
 
-    return send(tf.convert_to_tensor(tensor))
+    sent: Tensor = send(tf.convert_to_tensor(tensor))
+    return sent
 
 
 @graphs.unconverted
-def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Operation | None:
     """Waits until every rank has reached the barrier.
 
     Example:
@@ -258,7 +260,10 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         ArgumentError: This rank is not in `process_set`.
     """
     done = allreduce_raw([tf.zeros([1])], Reduction.SUM, members(process_set, "barrier"), name, "barrier")
-    return None if tf.executing_eagerly() else tf.group(*done)
+    if tf.executing_eagerly():
+        return None
+    operation: Operation = tf.group(*done)
+    return operation
 
 
 def _chosen(average: bool | None, op: int | None) -> int:
@@ -271,7 +276,7 @@ def _chosen(average: bool | None, op: int | None) -> int:
 
 
 def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,
-                   operation: str) -> list[Any]:
+                   operation: str) -> list[Tensor]:
     ranks = members(process_set, operation)
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if any(value.dtype == tf.bool for value in values):
@@ -290,8 +295,9 @@ def _allreduce_booleans(values: Sequence[Any], scaled: Scaling, name: str | None
     return [tf.cast(result, value.dtype) for result, value in zip(results, values, strict=True)]
 
 
-def _allreduce_slices(slices: Any, scaled: Scaling, name: str | None, process_set: ProcessSet) -> Any:
+def _allreduce_slices(slices: Any, scaled: Scaling, name: str | None, process_set: ProcessSet) -> Tensor:
     if scaled.op not in (Average, Sum):
         raise UnsupportedError(explain("tf.IndexedSlices can only be summed or averaged", "tf.convert_to_tensor them",
                                        op=NAMES[scaled.op]))
-    return combined_slices(slices, scaled, members(process_set, "allreduce"), name)
+    slices_of_all: Tensor = combined_slices(slices, scaled, members(process_set, "allreduce"), name)
+    return slices_of_all

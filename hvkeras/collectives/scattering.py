@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import tensorflow as tf
 
@@ -26,14 +26,25 @@ from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.typing import CompressorLike, Tensor, TensorLike
 
 
+@overload
+def alltoall(
+    tensor: TensorLike, splits: None = None, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor: ...
+@overload
+def alltoall(
+    tensor: TensorLike, splits: TensorLike, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Tensor, Tensor]: ...
 @graphs.unconverted
 def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None,
+    tensor: TensorLike, splits: TensorLike | None = None, name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Sends different rows to each rank, and returns the rows that the ranks sent to this rank.
 
     The gradient sends the gradients of the rows back.
@@ -72,11 +83,11 @@ def alltoall(
 
 @graphs.unconverted
 def reducescatter(
-    tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
+    tensor: TensorLike, device_dense: str = "", compression: CompressorLike = Compression.none, op: int = Average,
     name: str | None = None, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:
+) -> Tensor:
     """Reduces a tensor elementwise over all ranks, and gives each rank its part of the rows.
 
     If the rows cannot be split evenly, the first ranks get one more row. The gradient gathers the gradients of the
@@ -128,14 +139,16 @@ def reducescatter(
         return scaled.received(part, sent, len(ranks)), gradient
 
     with on_device(device_dense):
-        return scatter(value)
+        part: Tensor = scatter(value)
+        return part
 
 
 @graphs.unconverted
 def grouped_reducescatter(
-    tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none, op: int = Average,
-    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[Any]:
+    tensors: Sequence[TensorLike], device_dense: str = "", compression: CompressorLike = Compression.none,
+    op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
     """Reduces and scatters several tensors.
 
     Example:
@@ -161,7 +174,7 @@ def grouped_reducescatter(
                           postscale_factor) for tensor in tensors]
 
 
-def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Any, Any]:
+def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Tensor, Tensor]:
     """Exchanges rows, and returns them with the number from each rank. The gradient is itself differentiable."""
 
     @graphs.custom_gradient

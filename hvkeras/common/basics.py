@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvkeras.collectives.operations import Adasum, Average, Max, Min, Product, Sum
+from hvkeras.collectives import operations
 from hvkeras.job import queries
 from hvkeras.job.process_sets import add_process_set, process_set_of, registered_process_sets, remove_process_set
 from hvkeras.job.state import is_initialized
@@ -27,7 +27,12 @@ class HorovodBasics:
         *args: Accepted for compatibility with Horovod.
     """
 
-    Average, Sum, Adasum, Min, Max, Product = Average, Sum, Adasum, Min, Max, Product
+    Average: int = operations.Average
+    Sum: int = operations.Sum
+    Adasum: int = operations.Adasum
+    Min: int = operations.Min
+    Max: int = operations.Max
+    Product: int = operations.Product
     init = staticmethod(init)
     shutdown = staticmethod(shutdown)
     is_initialized = staticmethod(is_initialized)

@@ -27,9 +27,9 @@ class KerasData:
         self._strategy: Any = getattr(iterator, "_distribute_strategy", None)
         self._is_distributed = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
         whole = self._whole()
-        self.batches = _batches(adapter.num_batches, whole)
+        self.batches: int | None = _batches(adapter.num_batches, whole)
         self.element_spec = whole.element_spec
-        self.last_rows = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
+        self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
         """Replaces the data.
@@ -73,8 +73,9 @@ class TfKerasData:
         adapter = handler._adapter
         self.steps: int | None = handler._steps_per_epoch
         self.element_spec = handler._dataset.element_spec
-        self.batches = _batches(adapter.get_size(), handler._dataset if adapter.get_size() is None else None)
-        self.last_rows = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
+        size = adapter.get_size()
+        self.batches: int | None = _batches(size, handler._dataset if size is None else None)
+        self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
         """Replaces the data; as in `KerasData`."""

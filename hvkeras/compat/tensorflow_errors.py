@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hvkeras.errors import HvkerasError, UsageError
+
+if TYPE_CHECKING:
+
+    class _FailedPreconditionError(Exception):
+        """What type checkers see of TensorFlow's class, like the next one."""
+
+        message: str
+
+    class _InvalidArgumentError(Exception):
+        message: str
+else:
+    _FailedPreconditionError = tf.errors.FailedPreconditionError
+    _InvalidArgumentError = tf.errors.InvalidArgumentError
 
 
 class _InWords:
@@ -21,7 +34,7 @@ class _InWords:
         return type(self), (self.message,)
 
 
-class MismatchError(_InWords, tf.errors.FailedPreconditionError, HvkerasError):  # type: ignore[misc]  # it has no types
+class MismatchError(_InWords, _FailedPreconditionError, HvkerasError):
     """Ranks call collectives that differ in shape, type, operation, root or name; raised on each of these ranks.
 
     The job continues if all ranks catch the exception. It is also TensorFlow's `FailedPreconditionError`, which Horovod
@@ -32,7 +45,7 @@ class MismatchError(_InWords, tf.errors.FailedPreconditionError, HvkerasError): 
     """
 
 
-class DuplicateNameError(_InWords, tf.errors.InvalidArgumentError, HvkerasError):  # type: ignore[misc]  # as above
+class DuplicateNameError(_InWords, _InvalidArgumentError, HvkerasError):
     """Two threads call the same collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
 
     Args:
@@ -40,7 +53,7 @@ class DuplicateNameError(_InWords, tf.errors.InvalidArgumentError, HvkerasError)
     """
 
 
-class ArgumentError(_InWords, tf.errors.InvalidArgumentError, UsageError):  # type: ignore[misc]  # as above
+class ArgumentError(_InWords, _InvalidArgumentError, UsageError):
     """A collective does not support these arguments; also TensorFlow's `InvalidArgumentError`, as in Horovod.
 
     Args:

@@ -55,8 +55,8 @@ class ControlClient(Exchange):
     ) -> None:
         self.entries: EntryCounts | None = None
         self.watch: Watch | None = None  # see `watch_progress`
-        self.clock = Clock(host_identity())
-        self.detached = False  # the server has shut down in good order, together with its rank
+        self.clock: Clock = Clock(host_identity())
+        self.detached: bool = False  # the server has shut down in good order, together with its rank
         self.server_is_rank = True  # False under `hvkeras run`, where the launcher runs the server
         self.server_host = ""
         self._starter: int | None = None

@@ -33,7 +33,7 @@ class Watch:
         self._outside = False  # its last progress was in a custom loop
         self._settling = False  # it has just left a Keras loop whose last collectives may be reported later
         self._report: dict[str, Any] | None = None
-        self.is_reported = False
+        self.is_reported: bool = False
         self.on_move: Callable[[float], None] | None = None
 
     def check(self, now: float, entered: bool, entries: EntryCounts | None) -> dict[str, Any] | None:

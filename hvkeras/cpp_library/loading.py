@@ -56,11 +56,11 @@ class Library:
         import tensorflow as tf
 
         # The operations use TensorFlow's C API, whose symbols are looked up among the global symbols of the process.
-        self.folder = Path(tf.sysconfig.get_lib())
+        self.folder: Path = Path(tf.sysconfig.get_lib())
         try:
             ctypes.CDLL(str(self.folder / "libtensorflow_framework.so.2"), mode=ctypes.RTLD_GLOBAL)
             self.operations: Any = tf.load_op_library(str(PATH))
-            self.functions = ctypes.CDLL(str(PATH))
+            self.functions: ctypes.CDLL = ctypes.CDLL(str(PATH))
         except (OSError, tf.errors.OpError) as error:
             raise MachineError(explain("The native engine's library must load", INSTALL, path=str(PATH),
                                        tensorflow=tf.__version__, error=str(error))) from error

@@ -35,7 +35,7 @@ class CallServer:
 
     def __init__(self, host: str) -> None:
         self._server = socket.create_server((address_towards(host), 0))
-        self.address = "{}:{}".format(*self._server.getsockname()[:2])
+        self.address: str = "{}:{}".format(*self._server.getsockname()[:2])
         self.clocks: dict[str, float] = {}  # seconds by which each host is ahead
         threading.Thread(target=self._serve, name="hvkeras-doctor", daemon=True).start()
 

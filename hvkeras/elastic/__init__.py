@@ -6,7 +6,7 @@ A state holds what training resumes with; `run` gives every rank the state of th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvkeras.requirements import require_tensorflow
 
@@ -22,9 +22,13 @@ __all__ = ["CommitStateCallback", "HorovodInternalError", "HostsUpdatedInterrupt
            "run_fn"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from hvkeras.elastic import callbacks  # noqa: PLC0415 - they belong to one Keras, loaded on their first use
+if TYPE_CHECKING:
+    from hvkeras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+else:
 
-        return getattr(callbacks, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            from hvkeras.elastic import callbacks  # noqa: PLC0415 - they belong to one Keras, loaded on their first use
+
+            return getattr(callbacks, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

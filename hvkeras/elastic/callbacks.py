@@ -5,15 +5,19 @@ They derive from the callbacks of the Keras that is behind `tf.keras` when they 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvkeras import compat
 from hvkeras.elastic.state import State
+from hvkeras.typing import Logs, ModelLike
 
-_Callback: Any = compat.default_keras().callbacks.Callback
+if TYPE_CHECKING:
+    from hvkeras.typing import Callback as _Callback
+else:
+    _Callback = compat.default_keras().callbacks.Callback
 
 
-class CommitStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+class CommitStateCallback(_Callback):
     """Commits a state every few batches, and at the end of each epoch.
 
     Put it after the callbacks that update the state. A commit copies the whole model. To resume from a commit in the
@@ -30,21 +34,22 @@ class CommitStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no ty
 
     def __init__(self, state: State, batches_per_commit: int | None = 1) -> None:
         super().__init__()
-        self.state, self.batches_per_commit = state, batches_per_commit
+        self.state: State = state
+        self.batches_per_commit: int | None = batches_per_commit
         self._batches = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Resets the count of batches."""
         self._batches = 0
 
-    def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Commits the state every `batches_per_commit` batches."""
         self._batches += 1
         last = batch + 1 == _steps(self)  # on_epoch_end commits, after updates at the epoch's end
         if self.batches_per_commit and self._batches % self.batches_per_commit == 0 and not last:
             self.commit()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Commits the state at the end of an epoch."""
         self.commit()
 
@@ -53,7 +58,7 @@ class CommitStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no ty
         self.state.commit()
 
 
-class UpdateBatchStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+class UpdateBatchStateCallback(_Callback):
     """Keeps `state.batch` at the number of trained batches of the epoch (0 between epochs), where `fit` resumes.
 
     If `state.batch` is not 0 when `fit` begins, the first epoch skips that many batches: those that were trained before
@@ -67,41 +72,41 @@ class UpdateBatchStateCallback(_Callback):  # type: ignore[misc]  # Keras ships 
         state: A state with an attribute `batch`.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__()
-        self.state = state
+        self.state: Any = state
         self._begun = self._before = 0
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: ModelLike) -> None:
         """Stores the model, and installs the hooks for skipping batches before training begins."""
         super().set_model(model)
         compat.hook_skipping()
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Reads the position from the state."""
         self._before = int(self.state.batch)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Makes the first epoch resume at the position of the state."""
         done, self._before = self._before, 0
         if done:
             compat.at_next_pass(lambda _: compat.Done(0, done, _nothing, _nothing))
 
-    def on_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the batch number; the number that Keras passes at a batch's end differs between versions."""
         self._begun = batch
 
-    def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Stores the number of trained batches in the state."""
         done, steps = self._begun + compat.steps_per_execution(self.model), _steps(self)
         self.state.batch = done if steps is None else min(done, steps)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Resets `state.batch` to 0."""
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(_Callback):  # type: ignore[misc]  # Keras ships no types
+class UpdateEpochStateCallback(_Callback):
     """Keeps `state.epoch` at the number of epochs trained over all calls of `fit`.
 
     Example:
@@ -111,21 +116,21 @@ class UpdateEpochStateCallback(_Callback):  # type: ignore[misc]  # Keras ships 
         state: A state with an attribute `epoch`.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__()
-        self.state = state
+        self.state: Any = state
         self._before = self._first = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records how many epochs were trained before."""
         self._before, self._first = self.state.epoch, -1
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the first epoch number of `fit`, which is its `initial_epoch`."""
         if self._first < 0:
             self._first = epoch
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Stores the number of trained epochs in the state."""
         self.state.epoch = self._before + epoch - self._first + 1
 

@@ -8,7 +8,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.elastic.state import State
@@ -18,10 +18,12 @@ from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.state import Job, current_job
 from hvkeras.startup import init, shutdown
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _numbers = itertools.count()  # indices of the calls, the same in every process that runs the script
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Function) -> Function:
     """Decorates a training function, whose first parameter is a state, so that it resumes from the last commit.
 
     Before each call, every rank gets rank 0's state, which is that of the last commit. When a rank is lost, all
@@ -54,7 +56,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return run_fn(func, _reinitialize)
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
+def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
     """Decorates a training function as `run` does, with a custom function that rebuilds the job.
 
     Args:
@@ -93,7 +95,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                 shared = interrupt.skip_sync
             reset()
             state.on_reset()
-    return run_with_state
+    return cast(Function, run_with_state)
 
 
 def _begin(state: State) -> tuple[CommitFile | None, bool]:

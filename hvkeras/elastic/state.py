@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.errors import UsageError, explain
@@ -96,7 +96,7 @@ class State:
     def reset(self) -> None:
         """Adapts the state to a rebuilt job; does nothing by default."""
 
-    def saved(self) -> Any:
+    def saved(self) -> object:
         """Returns what was saved last, to be written to a file: anything that can be pickled."""
         return None
 
@@ -144,6 +144,11 @@ class ObjectState(State):
         self.__dict__.update(kwargs)
         ObjectState.save(self)
 
+    if TYPE_CHECKING:  # the attributes given by name
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     def save(self) -> None:
         """Copies the attributes."""
         self._saved_state = {name: _copied(name, getattr(self, name)) for name in self._names}
@@ -158,7 +163,7 @@ class ObjectState(State):
             self._saved_state = self._bcast_object(self._saved_state)
             ObjectState.restore(self)
 
-    def saved(self) -> Any:
+    def saved(self) -> object:
         """Returns the attributes that were saved last."""
         return self._saved_state
 

@@ -13,6 +13,7 @@ from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.queries import rank
 from hvkeras.training.learned_state import broadcast_learned
+from hvkeras.typing import ModelLike, OptimizerLike, VariableLike
 
 
 class TensorFlowState(ObjectState):
@@ -30,7 +31,7 @@ class TensorFlowState(ObjectState):
         UsageError: There are no variables, or an attribute cannot be copied.
     """
 
-    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+    def __init__(self, variables: Sequence[VariableLike] | None = None, session: Any = None, **kwargs: Any) -> None:
         self._variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self._session = session
         self._from_root: Any = None
@@ -72,7 +73,7 @@ class TensorFlowState(ObjectState):
         self._save_values()
         super().sync()
 
-    def saved(self) -> Any:
+    def saved(self) -> tuple[object, ...]:
         """Returns the values and attributes that were saved last."""
         return self._values, super().saved()
 
@@ -116,7 +117,8 @@ class TensorFlowKerasState(TensorFlowState):
         UsageError: The model has no weights yet, or an attribute cannot be copied.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None,  # noqa: ARG002 - Horovod's parameter
+    def __init__(self, model: ModelLike, optimizer: OptimizerLike | None = None,
+                 backend: object = None,  # noqa: ARG002 - Horovod's parameter
                  **kwargs: Any) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -148,7 +150,7 @@ class TensorFlowKerasState(TensorFlowState):
         broadcast_learned(self.model, 0)
         super().sync()
 
-    def saved(self) -> Any:
+    def saved(self) -> tuple[object, ...]:
         """Returns the values, attributes and learned state of layers that were saved last."""
         return *super().saved(), self._learned
 
@@ -183,5 +185,5 @@ class KerasState(TensorFlowKerasState):
         **kwargs: As for `TensorFlowKerasState`.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def __init__(self, model: ModelLike, optimizer: OptimizerLike | None = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)

@@ -19,15 +19,17 @@ from hvkeras.gradients.exchange import Exchange, checked_groups
 from hvkeras.gradients.reduced_ahead import ReducedAhead
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
+from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
-    op: int = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+    optimizer: OptimizerT, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False, num_groups: int = 0,
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> OptimizerT:
     """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
 
     The function changes the class of the given optimizer in place, so that it keeps its state, and returns it. The
@@ -83,7 +85,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
         device_dense, device_sparse,
     )
-    return distribute(optimizer, exchange, backward_passes_per_step, average_aggregated_gradients)
+    distributed: OptimizerT = distribute(optimizer, exchange, backward_passes_per_step, average_aggregated_gradients)
+    return distributed
 
 
 class Distributed:
@@ -93,7 +96,7 @@ class Distributed:
     _hvkeras_passes: ClassVar[tuple[int, bool]]
     _hvkeras_plain: ClassVar[type]
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: VariableLike) -> None:
         """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
 
         Args:
@@ -101,7 +104,7 @@ class Distributed:
         """
         self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
 
-    def keep_local(self, layers: Sequence[Any]) -> None:
+    def keep_local(self, layers: Sequence[LayerLike]) -> None:
         """Keeps the gradients of layers on this rank; the layers need not be built yet.
 
         Args:

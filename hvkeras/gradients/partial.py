@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average
 from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.optimizer import DistributedOptimizer
+from hvkeras.gradients.optimizer import Distributed, DistributedOptimizer
 from hvkeras.gradients.tape import DistributedGradientTape
 from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, OptimizerT, VariableLike
+from hvkeras.typing import DistributedGradientTape as Tape
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
-    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
-    op: int = Average, groups: Any = None, process_set: ProcessSet = global_process_set, local_layers: Any = None,
-    scale_local_gradients: bool = True,
-) -> Any:
+    optimizer: OptimizerT, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: int = Average,
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
+    local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
+) -> OptimizerT:
     """Makes an optimizer reduce its gradients over all ranks, except those of local layers.
 
     Example:
@@ -51,16 +54,17 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
         optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
         sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op, groups=groups,
         process_set=process_set, scale_local_gradients=scale_local_gradients)
-    distributed.keep_local(layers)
+    cast(Distributed, distributed).keep_local(layers)
     return distributed
 
 
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's public name
-    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
-    sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
-    groups: Any = None, process_set: ProcessSet = global_process_set, local_layers: Any = None,
-    scale_local_gradients: bool = True,
-) -> Any:
+    gradtape: GradientTapeLike, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, sparse_as_dense: bool = False, op: int = Average,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
+    local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
+) -> Tape:
     """Makes a gradient tape reduce its gradients over all ranks, except those of local layers.
 
     Example:

@@ -12,9 +12,10 @@ from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.buckets import reduce_gradients
 from hvkeras.gradients.exchange import Exchange
 from hvkeras.job.state import current_job
+from hvkeras.typing import Operation, OptimizerT, VariableLike
 
 
-def distribute_of_tensorflow_1(optimizer: Any, exchange: Exchange, passes: int = 1) -> Any:
+def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: Exchange, passes: int = 1) -> OptimizerT:
     """Makes a `tf.compat.v1.train.Optimizer` reduce the gradients that it computes.
 
     Args:
@@ -56,7 +57,7 @@ class _Distributed:
         plain.__dict__ = self.__dict__
         return plain
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: VariableLike) -> None:
         """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
 
         Args:
@@ -81,7 +82,10 @@ class _Distributed:
         return list(zip(reduced, variables, strict=True))
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
+_SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
+
+
+class BroadcastGlobalVariablesHook(_SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
     """Broadcasts the global variables from the root to every rank when a TensorFlow 1 session begins.
 
     Example:
@@ -98,7 +102,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         super().__init__()
         self._root_rank, self._device = root_rank, device
         self._graph: Any = None
-        self._broadcast: Any = None
+        self._broadcast: Operation | None = None
 
     def begin(self) -> None:
         """Adds the broadcasts to the graph, once per graph."""

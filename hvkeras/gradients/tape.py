@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -17,6 +17,8 @@ from hvkeras.gradients.buckets import reduce_gradients
 from hvkeras.gradients.exchange import Exchange, checked_groups
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job
+from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, VariableLike
+from hvkeras.typing import DistributedGradientTape as Tape
 
 
 class _DistributedTape:
@@ -39,7 +41,7 @@ class _DistributedTape:
             raise AttributeError(name)
         return getattr(self._tape, name)
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: VariableLike) -> None:
         """Keeps the gradient of a variable on this rank.
 
         Args:
@@ -47,7 +49,7 @@ class _DistributedTape:
         """
         self._local.add(_key(source))
 
-    def keep_local(self, layers: Sequence[Any]) -> None:
+    def keep_local(self, layers: Sequence[LayerLike]) -> None:
         """Keeps the gradients of layers on this rank; the layers need not be built yet.
 
         Args:
@@ -106,10 +108,12 @@ def _key(source: Any) -> Any:
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's public name
-    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
+    gradtape: GradientTapeLike, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none,
     sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
-    groups: Any = None, process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
-) -> Any:
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Tape:
     """Makes a gradient tape reduce its gradients over all ranks.
 
     Example:
@@ -150,4 +154,4 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
         "the tape", op, compression, sparse_as_dense, gradient_predivide_factor, checked_groups(num_groups, groups),
         process_set, scale_local_gradients, device_dense, device_sparse,
     )
-    return _DistributedTape(gradtape, exchange)
+    return cast(Tape, _DistributedTape(gradtape, exchange))

@@ -16,7 +16,7 @@ class Joining:
     """This rank's weight in the next step: 1 for a batch of its own, 0 if it only participates for the other ranks."""
 
     def __init__(self) -> None:
-        self.active = False
+        self.active: bool = False
         self._weight: Any = None
 
     def start(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hvkeras.requirements import require_tensorflow
 
 require_tensorflow()
@@ -48,6 +46,7 @@ from hvkeras.tensorflow.keras import (
     stop_timeline,
     sycl_built,
 )
+from hvkeras.typing import ArrayOrTensor, CompressorLike, TensorLike
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
@@ -60,9 +59,9 @@ __all__ = [
 
 
 def allreduce(
-    value: Any, name: str | None = None, average: bool = True, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
-) -> Any:
+    value: TensorLike, name: str | None = None, average: bool = True, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: int | None = None, compression: CompressorLike = Compression.none,
+) -> ArrayOrTensor:
     """Reduces a value over all ranks, as `hvkeras.allreduce` does.
 
     Example:

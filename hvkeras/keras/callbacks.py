@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 from hvkeras import callbacks
 from hvkeras.callbacks import (
@@ -11,6 +11,7 @@ from hvkeras.callbacks import (
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
+from hvkeras.typing import PathLike
 
 __all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
            "LearningRateWarmupCallback", "MetricAverageCallback"]
@@ -36,7 +37,7 @@ class BestModelCheckpoint(callbacks.BestModelCheckpoint):
     """
 
     def __init__(
-        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch",
-        filepath: Any = None, save_weights_only: bool = False,
+        self, monitor: str = "val_loss", verbose: int = 0, mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: int | Literal["epoch"] = "epoch", filepath: PathLike | None = None, save_weights_only: bool = False,
     ) -> None:
         super().__init__(monitor, verbose, save_weights_only, mode, save_freq, filepath)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
@@ -36,19 +36,21 @@ sys.path[:1] = [entry for entry in {path!r} if entry not in sys.path]
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 ERASE = CLEAR.decode()
+ResultT = TypeVar("ResultT")
 LAST_LINES = 30  # lines of the ranks' standard error that the exception repeats
 
 
 def run(
-    func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
+    func: Callable[..., ResultT], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
     min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
-    reset_limit: int | None = None, cooldown_range: Any = None, hosts: str | None = None, hostfile: str | None = None,
-    host_discovery_script: str | None = None, start_timeout: float | None = None, ssh_port: int | None = None,
-    ssh_identity_file: str | None = None, disable_cache: bool | None = None, output_filename: str | None = None,
-    verbose: Any = None, use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
-    network_interface: str | None = None, network_interfaces: Any = None, executable: str | None = None,
-    np: int | None = None, min_np: int | None = None, max_np: int | None = None,
-) -> list[Any]:
+    reset_limit: int | None = None, cooldown_range: tuple[int, int] | None = None, hosts: str | None = None,
+    hostfile: str | None = None, host_discovery_script: str | None = None, start_timeout: float | None = None,
+    ssh_port: int | None = None, ssh_identity_file: str | None = None, disable_cache: bool | None = None,
+    output_filename: str | None = None, verbose: int | None = None, use_gloo: bool | None = None,
+    use_mpi: bool | None = None, mpi_args: str | None = None, network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None, executable: str | None = None, np: int | None = None,
+    min_np: int | None = None, max_np: int | None = None,
+) -> list[ResultT]:
     """Runs a function on several processes, and returns the result from each.
 
     `hvkeras run` starts the processes, and shows their output line by line. The function, its arguments and its results

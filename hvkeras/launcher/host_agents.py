@@ -87,7 +87,7 @@ class HostAgent:
     def __init__(self, host: HostRanks, ssh: Ssh, on_event: Callable[[HostAgent, Event], None],
                  patience: float) -> None:
         self.host = host
-        self.host_name = host.name
+        self.host_name: str = host.name
         self.pids: dict[int, int] = {}
         self._ssh = ssh
         self._on_event = on_event

@@ -65,7 +65,7 @@ class Launcher:
         self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
         self._lost_output = ""
-        self.exit_report = ""
+        self.exit_report: str = ""
 
     async def run(self) -> int:
         """Runs the job to its end.

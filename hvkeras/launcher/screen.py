@@ -19,7 +19,7 @@ class Screen:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False, force_jupyter=False)
+        self.console: Console = console or Console(stderr=True, highlight=False, force_jupyter=False)
         self._status: Status | None = None
 
     def update(self, title: str, detail: str) -> None:

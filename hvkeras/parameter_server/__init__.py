@@ -7,7 +7,6 @@ script, which calls `train`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import quiet_engines
@@ -15,16 +14,18 @@ from hvkeras.job.state import is_initialized
 from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.server import serve
 from hvkeras.settings import Settings
+from hvkeras.typing import CallbackLike, DatasetLike, History, InputContext, ModelLike, PathLike
 
 __all__ = ["train"]
 
 
 def train(
-    build_model: Callable[[], Any], dataset_fn: Callable[[Any], Any], *, epochs: int = 1,
-    steps_per_epoch: int | None = None, initial_epoch: int = 0, verbose: Any = "auto", callbacks: Sequence[Any] = (),
-    validation_data: Callable[[Any], Any] | None = None, validation_freq: int = 1, checkpoint_dir: Any = None,
-    checkpoints_to_keep: int = 3, log_dir: Any = None,
-) -> Any:
+    build_model: Callable[[], ModelLike], dataset_fn: Callable[[InputContext], DatasetLike], *, epochs: int = 1,
+    steps_per_epoch: int | None = None, initial_epoch: int = 0, verbose: int | str = "auto",
+    callbacks: Sequence[CallbackLike] = (), validation_data: Callable[[InputContext], DatasetLike] | None = None,
+    validation_freq: int = 1, checkpoint_dir: PathLike | None = None, checkpoints_to_keep: int = 3,
+    log_dir: PathLike | None = None,
+) -> History:
     """Trains a compiled Keras 3 model asynchronously on a cluster's workers, with its variables on parameter servers.
 
     Every task calls this function with the same arguments, and acts according to its role in TF_CONFIG. The chief
@@ -97,4 +98,5 @@ def train(
 
         evaluate_checkpoints(launch, settings, plan, log_dir)
     with running_chief(launch, settings) as chief:
-        return fit(chief, plan)
+        history: History = fit(chief, plan)
+        return history

@@ -67,12 +67,13 @@ class Recorder:
         self._training_began = self._last_loss = 0.0
         self._depth = threading.local()
         self._eager_models: set[int] = set()
-        self.first_rows = counts(spans.collectives())  # of this job, where an earlier one of this process wrote before
+        # Of this job, where an earlier one of this process wrote before.
+        self.first_rows: dict[str, int] = counts(spans.collectives())
         self._wrote = 0.0  # seconds of CPU time that the thread has used
         self._over = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
-        self.input_waits = InputWaits()
+        self.input_waits: InputWaits = InputWaits()
         self.report: Path | None = None  # folder for the report on the whole job, if this rank writes it at the end
 
     def begin(self) -> None:

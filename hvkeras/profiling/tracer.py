@@ -46,7 +46,7 @@ class Tracer:
     """
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
-        self.path = Path(job.settings.trace_file).absolute()
+        self.path: Path = Path(job.settings.trace_file).absolute()
         self._first, self._after = job.settings.trace_steps
         self._job, self._recorder = job, recorder
         self._reader = Reader(recorder.tracks, recorder.first_rows)

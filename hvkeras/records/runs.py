@@ -59,7 +59,7 @@ class Cover:
             starts = np.concatenate([[True], rows[1:, 0] > reached[:-1]])
             rows = np.column_stack([rows[starts, 0], reached[np.concatenate([starts[1:], [True]])]])
         self.spans = rows
-        self.length = float((rows @ (-1.0, 1.0)).sum())
+        self.length: float = float((rows @ (-1.0, 1.0)).sum())
 
     def mean(self, begins: Array, ends: Array) -> float:
         """The mean time covered, in seconds, of the intervals from `begins` to `ends`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,11 +18,13 @@ from hvkeras.sharding.datasets import shard_dataset
 from hvkeras.sharding.partition import Coverage, Partition
 from hvkeras.sharding.sequences import shard_sequence
 
+DataT = TypeVar("DataT")
+
 
 def shard(
-    data: Any, training: bool = True, *, shuffle: bool | int = False, seed: int = 0, batched: bool | None = None,
+    data: DataT, training: bool = True, *, shuffle: bool | int = False, seed: int = 0, batched: bool | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> DataT:
     """Returns this rank's share of the data; every rank passes the same, complete data.
 
     The ranks first verify that their data are the same: they compare the amount of data and some of the contents. Each
@@ -74,6 +76,7 @@ def shard(
         raise UsageError(explain("training must be True or False", "pass arrays that belong together as one tuple:"
                                  " x, y = hvd.shard((x, y))", training=type(training).__name__))
     partition = Partition(ranks.index(rank), len(ranks), bool(training))
+    share: DataT
     share, coverage = _shard(data, partition, shuffle, seed, batched, process_set)
     if partition.size > 1 and prints_at(current_job().settings, "WARNING"):
         say(coverage.line(rank))

@@ -124,7 +124,9 @@ class Share:
         endless: bool = False, end: EpochEnd | None = None, order: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(**compat.loading_options(data))
-        self.data, self.whole_batches, self.pieces = data, whole_batches, pieces
+        self.data: Any = data
+        self.whole_batches: range = whole_batches
+        self.pieces: Sequence[tuple[int, int, int]] = pieces
         self._rows, self._endless, self._end, self._order_seed = rows, endless, end, order
         self._order: Any = None
         self._epoch = 0
@@ -197,7 +199,9 @@ class EpochEnd:
     """Calls the data's own `on_epoch_end`, and checks that all ranks have the same order afterwards."""
 
     def __init__(self, data: Any, seed: int, process_set: ProcessSet) -> None:
-        self.data, self.seed, self.process_set = data, seed, process_set
+        self.data: Any = data
+        self.seed: int = seed
+        self.process_set: ProcessSet = process_set
 
     def __call__(self, epoch: int) -> None:
         """Ends an epoch; the number of the first epoch is 1."""

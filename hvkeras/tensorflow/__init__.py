@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hvkeras.requirements import require_tensorflow
 
@@ -67,6 +68,10 @@ from hvkeras.tensorflow.mpi_ops import _grouped_reducescatter as _grouped_reduce
 from hvkeras.tensorflow.mpi_ops import _reducescatter as _reducescatter
 from hvkeras.tensorflow.util import _executing_eagerly as _executing_eagerly
 from hvkeras.training.sync_batch_norm import sync_batch_normalization
+from hvkeras.typing import CompressorLike, OptimizerT, VariableLike
+
+if TYPE_CHECKING:
+    from hvkeras.training.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
@@ -84,20 +89,23 @@ __all__ = [
 _LegacyOptimizer = tf.compat.v1.train.Optimizer  # as in Horovod; scripts import it from here
 
 
-def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # the class depends on the Keras version, which is chosen on first use
-        return sync_batch_normalization()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "SyncBatchNormalization":  # the class depends on the Keras version, which is chosen on first use
+            return sync_batch_normalization()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
-    optimizer: Any, name: str | None = None,
+    optimizer: OptimizerT, name: str | None = None,
     use_locking: bool = False,  # noqa: ARG001 - Horovod's parameter
-    device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none, sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
-    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
-    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
-) -> Any:
+    device_dense: str = "", device_sparse: str = "", compression: CompressorLike = Compression.none,
+    sparse_as_dense: bool = False, backward_passes_per_step: int = 1, op: int = Average,
+    gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False, num_groups: int = 0,
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> OptimizerT:
     """Calls `hvkeras.DistributedOptimizer`, with the parameter order of `horovod.tensorflow`.
 
     Example:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hvkeras.collectives.broadcasts import broadcast_
 from hvkeras.collectives.join import join
@@ -45,6 +44,7 @@ from hvkeras.job.state import is_initialized
 from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow import util
+from hvkeras.typing import Tensor, TensorLike
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "ProcessSet", "Product", "Sum", "allgather", "alltoall", "barrier", "broadcast",
@@ -60,33 +60,33 @@ __all__ = [
 _basics, _executing_eagerly = HorovodBasics(__file__), util._executing_eagerly
 
 
-def _allreduce(tensor: Any, name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
+def _allreduce(tensor: TensorLike, name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
                postscale_factor: float = 1.0, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
-               process_set: ProcessSet = global_process_set) -> Any:
+               process_set: ProcessSet = global_process_set) -> Tensor:
     return allreduce(tensor, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, name=name,
                      process_set=process_set)
 
 
-def _grouped_allreduce(tensors: Sequence[Any], name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
-                       postscale_factor: float = 1.0,
+def _grouped_allreduce(tensors: Sequence[TensorLike], name: str | None = None, op: int = Sum,
+                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                        ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
-                       process_set: ProcessSet = global_process_set) -> list[Any]:
+                       process_set: ProcessSet = global_process_set) -> list[Tensor]:
     return grouped_allreduce(tensors, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
                              process_set=process_set, name=name)
 
 
-def _reducescatter(tensor: Any, name: str | None = None, op: int = Sum,
+def _reducescatter(tensor: TensorLike, name: str | None = None, op: int = Sum,
                    ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
                    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
-                   postscale_factor: float = 1.0) -> Any:
+                   postscale_factor: float = 1.0) -> Tensor:
     return reducescatter(tensor, op=op, name=name, process_set=process_set, prescale_factor=prescale_factor,
                          postscale_factor=postscale_factor)
 
 
-def _grouped_reducescatter(tensors: Sequence[Any],
+def _grouped_reducescatter(tensors: Sequence[TensorLike],
                            name: str | None = None,  # noqa: ARG001 - Horovod's parameter
                            op: int = Sum, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
                            process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
-                           postscale_factor: float = 1.0) -> list[Any]:
+                           postscale_factor: float = 1.0) -> list[Tensor]:
     return grouped_reducescatter(tensors, op=op, process_set=process_set, prescale_factor=prescale_factor,
                                  postscale_factor=postscale_factor)

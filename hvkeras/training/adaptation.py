@@ -13,13 +13,14 @@ from hvkeras.collectives.operations import members
 from hvkeras.compat import graphs, learned, learning
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.typing import AdaptableLike, Data
 
 _FINER = 100  # resolution of the summary that a rank sends, relative to the layer's error (`epsilon`)
 _EXACT = 2**20  # values that a rank keeps without summarizing them
 
 
 @graphs.unconverted
-def adapt(layer: Any, data: Any, batch_size: int | None = None, steps: int | None = None,
+def adapt(layer: AdaptableLike, data: Data, batch_size: int | None = None, steps: int | None = None,
           process_set: ProcessSet = global_process_set) -> None:
     """Adapts a layer to the data of all ranks, as `layer.adapt` does to the data of one process.
 

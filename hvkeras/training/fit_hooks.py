@@ -190,7 +190,7 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
     mine = bool(logs)  # else this rank had no data
     own = (frozen or metrics.own_states(model)) if mine else None
     has_state = metrics.merge(model, process_set, what, own)
-    result = make() if mine else None
+    result: Any = make() if mine else None
     from_step = mine and result is logs  # not from metrics
     if all(has_state):
         return metrics.average_logs(result, process_set, what) if from_step else result

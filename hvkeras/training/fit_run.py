@@ -36,8 +36,9 @@ class FitRun:
 
     def __init__(self, model: Any, process_set: ProcessSet, arguments: dict[str, Any]) -> None:
         FitRun._count += 1
-        self.model, self.process_set = model, process_set
-        self.stops = False  # as agreed by all ranks
+        self.model: Any = model
+        self.process_set: ProcessSet = process_set
+        self.stops: bool = False  # as agreed by all ranks
         self.exact: set[str] = set()  # names of logs that cover the data of all ranks
         model.__dict__["stop_training"] = False
         self.frozen: Any = None  # metric states before the steps with zero weight

@@ -8,13 +8,14 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
 from hvkeras.gradients.optimizer import DistributedOptimizer, distributed_part
+from hvkeras.typing import CompressorLike, Model, PathLike
 
 
 def load_model(
-    filepath: Any, custom_optimizers: Sequence[type] | None = None, custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = Compression.none,
+    filepath: PathLike, custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None, compression: CompressorLike = Compression.none,
     legacy_opts: bool = False,  # noqa: ARG001 - Horovod's parameter
-) -> Any:
+) -> Model:
     """Loads a saved model and distributes its optimizer, keeping the saved optimizer state.
 
     The file always holds the plain Keras optimizer, so any saved model with an optimizer works.
@@ -38,9 +39,9 @@ def load_model(
         OSError: The file does not exist.
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
-    model = compat.default_keras().models.load_model(filepath, custom_objects=known)
+    model: Model = compat.default_keras().models.load_model(filepath, custom_objects=known)
     compat.repair_optimizer(model, filepath)
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     # A custom object may have distributed it already.
     if compat.family_of(optimizer) is not None and distributed_part(optimizer) is None:
         DistributedOptimizer(optimizer, compression=compression)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
@@ -21,6 +22,7 @@ from hvkeras.sharding.datasets import leading_rows, require_same_dataset
 from hvkeras.sharding.proof import Facts, Hints, exchange, require_same_data
 from hvkeras.sharding.sequences import share_like
 from hvkeras.sharding.structure import count_rows, map_leaves, require_arrays, take_slice
+from hvkeras.typing import CallbackLike, Data, ModelLike
 
 KERAS_BATCH_SIZE = 32
 WHOLE = "pass the whole data to hvd.predict on every rank, in the same order, and do not shard them before"
@@ -28,9 +30,9 @@ HINTS = Hints("call hvd.predict with the same arguments on every rank", WHOLE, "
 
 
 def predict(
-    model: Any, data: Any, batch_size: int | None = None, verbose: Any = 0, callbacks: Any = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
+    model: ModelLike, data: Data, batch_size: int | None = None, verbose: int | str = 0,
+    callbacks: Sequence[CallbackLike] | None = None, process_set: ProcessSet = global_process_set,
+) -> NDArray[Any]:
     """Predicts on all ranks together: each rank predicts a part of the data, and all get all predictions in order.
 
     Every rank passes the whole data. The ranks partition it by whole batches, so that each batch is predicted as
@@ -58,17 +60,19 @@ def predict(
     """
     ranks = members(process_set, "predict")
     options = {"verbose": verbose, "callbacks": callbacks}
+    predictions: NDArray[Any]
     if isinstance(data, tf.data.Dataset):
-        if len(ranks) == 1:
-            return model.predict(data, **options)
-        return _predict_dataset(model, data, options, process_set)
+        predictions = (model.predict(data, **options) if len(ranks) == 1
+                       else _predict_dataset(model, data, options, process_set))
+        return predictions
     sequence = compat.batches_base(data) is not None
     options |= {} if sequence else {"batch_size": batch_size}
     if len(ranks) == 1:
-        return model.predict(data, **options)
+        predictions = model.predict(data, **options)
+        return predictions
     part = _part_of_sequence(data, process_set) if sequence else _part_of_arrays(data, batch_size, process_set)
-    outputs, _ = _gathered(lambda: None if part is None else model.predict(part, **options), process_set)
-    return outputs
+    predictions, _ = _gathered(lambda: None if part is None else model.predict(part, **options), process_set)
+    return predictions
 
 
 def _place(process_set: ProcessSet) -> tuple[int, int]:

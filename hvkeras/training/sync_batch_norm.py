@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
@@ -13,6 +14,19 @@ from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import global_process_set
 from hvkeras.job.queries import rank
+from hvkeras.typing import Tensor, TensorLike
+
+if TYPE_CHECKING:
+
+    class SyncBatchNormalization(Any):  # type: ignore[misc]  # Keras ships no types
+        """What type checkers see of the class that `sync_batch_normalization` makes."""
+
+        def __init__(
+            self, fused: Literal[False] = False, *, axis: int | Sequence[int] = -1, momentum: float = 0.99,
+            epsilon: float = 0.001, center: bool = True, scale: bool = True, **kwargs: Any,
+        ) -> None: ...
+
+        def __call__(self, inputs: TensorLike, *args: Any, **kwargs: Any) -> Tensor: ...  # noqa: D102 - Keras's
 
 
 def sync_batch_normalization() -> Any:

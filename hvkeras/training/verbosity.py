@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hvkeras.job.state import current_job
+from hvkeras.typing import CallbackT
 
 
 def verbose() -> int:
@@ -23,7 +23,7 @@ def verbose() -> int:
     return 1 if sys.stdout.isatty() else 2
 
 
-def rank0_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+def rank0_callbacks(callbacks: Sequence[CallbackT]) -> list[CallbackT]:
     """Keeps callbacks that write files or draw to rank 0, so that no two ranks write the same file.
 
     The callbacks must not communicate, since the other ranks do not run them.

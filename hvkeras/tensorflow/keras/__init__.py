@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hvkeras.collectives import reductions, scattering
 from hvkeras.collectives.broadcasts import broadcast_global_variables
 from hvkeras.collectives.compression import Compression
@@ -33,6 +31,7 @@ from hvkeras.job.state import is_initialized
 from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.training.model_loading import load_model
+from hvkeras.typing import ArrayOrTensor, CompressorLike, Tensor, TensorLike
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "ProcessSet", "Sum", "add_process_set", "allgather",
@@ -45,9 +44,9 @@ __all__ = [
 
 
 def allreduce(
-    value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0, op: int | None = None, compression: Any = Compression.none,
-) -> Any:
+    value: TensorLike, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: int | None = None, compression: CompressorLike = Compression.none,
+) -> ArrayOrTensor:
     """Reduces a value over all ranks, as `hvkeras.allreduce` does.
 
     Example:
@@ -73,7 +72,7 @@ def allreduce(
                                         postscale_factor=postscale_factor, compression=compression, name=name))
 
 
-def allgather(value: Any, name: str | None = None) -> Any:
+def allgather(value: TensorLike, name: str | None = None) -> ArrayOrTensor:
     """Concatenates the ranks' values, as `hvkeras.allgather` does.
 
     Example:
@@ -92,7 +91,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     return _value(reductions.allgather(value, name=name))
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(value: TensorLike, root_rank: int, name: str | None = None) -> ArrayOrTensor:
     """Broadcasts a value from the root to every rank, as `hvkeras.broadcast` does.
 
     Example:
@@ -113,7 +112,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     return _value(reductions.broadcast(value, root_rank, name=name))
 
 
-def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+def reducescatter(value: TensorLike, name: str | None = None, op: int = Average) -> ArrayOrTensor:
     """Reduces a value over all ranks and gives each rank its part of the rows, as `hvkeras.reducescatter` does.
 
     Example:
@@ -134,7 +133,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     return _value(scattering.reducescatter(value, op=op, name=name))
 
 
-def _value(tensor: Any) -> Any:
+def _value(tensor: Tensor) -> ArrayOrTensor:
     return tensor.numpy() if hasattr(tensor, "numpy") else tensor
 
 
