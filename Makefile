@@ -3,14 +3,15 @@
 # make check   the quick part of it, for daily work: make lint, the unit tests, and one job on each engine
 # make lint    ruff, mypy, pyright, import-linter and clang-format
 # make docs    the documentation as a site, in build/docs
-# make picture the report that the README shows
+# make chart   the chart that the README shows
+# make picture the report that docs/compare.md shows
 # make wheel   the wheel, in dist/
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
 
-.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times check lint docs picture \
+.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times check lint docs chart picture \
   wheel native sanitize clean
 .DELETE_ON_ERROR:
 SHELL := bash
@@ -100,11 +101,17 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
 
-docs: $(VENV)/.has-docs-tools
+docs: $(VENV)/.has-docs-tools hvkeras/backends
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	@echo build/docs/index.html
 
-# The picture in the README, of a comparison on this machine.
+# The chart in the README, of the engines and their peers on this machine; build/speed.json has all times.
+CHART_TIME := 25
+chart: $(VENV)/.has-test-tools $(VENV)/.has-horovod
+	@mkdir -p build
+	$(VENV)/bin/hvkeras bench step -np 2 --peers --time $(CHART_TIME) --json build/speed.json --plot docs/speed.png
+
+# The picture in docs/compare.md, of a comparison on this machine.
 picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 	PATH="$(abspath $(VENV))/bin:$$PATH" hvkeras compare -np 1,2 --repeat 3 --out build/report python examples/train.py \
 	  --epochs 3

@@ -124,7 +124,7 @@ class Setting:
         name: The name without the prefix, in lower case; also the attribute of `Settings`.
         parse: Converts the text to a value; raises ValueError if it cannot.
         default: The value if neither variable is set.
-        help: One sentence for `--help` and the README.
+        help: One sentence for docs/settings.md.
         horovod: Horovod's variable for the same setting, or "".
         internal: Whether launchers set it, so that users need not know it.
     """

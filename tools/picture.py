@@ -1,4 +1,4 @@
-"""picture.py PAGE.html PICTURE.png: a picture of the beginning of a page, for the README; needs chromium and Pillow."""
+"""picture.py PAGE.html PICTURE.png: a picture of the top of a page, for docs/compare.md; needs chromium and Pillow."""
 
 from __future__ import annotations
 

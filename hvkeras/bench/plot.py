@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras.bench.figures import bus_bandwidth, efficiency, quartiles
-from hvkeras.bench.row import ONE_PROCESS, Row
+from hvkeras.bench.row import APART, ONE_PROCESS, PEER, Row, title_of
 from hvkeras.errors import MachineError, explain
 
 
@@ -42,7 +42,7 @@ def draw(kind: str, rows: Sequence[Row], ranks: int, title: str, path: Path) -> 
     else:
         _step(figure.subplots(), known, ranks)
     figure.suptitle(textwrap.fill(title, 110 if kind == "allreduce" else 80), fontsize="small")
-    figure.savefig(path, format="png", dpi=150)
+    figure.savefig(path, format="png", dpi=120)
 
 
 def _allreduce(figure: Any, rows: Sequence[Row], ranks: int) -> None:
@@ -68,18 +68,32 @@ def _allreduce(figure: Any, rows: Sequence[Row], ranks: int) -> None:
 
 def _step(axes: Any, rows: Sequence[Row], ranks: int) -> None:
     models = list(dict.fromkeys(row.work for row in rows))
-    names = list(dict.fromkeys(row.name for row in rows if row.name != ONE_PROCESS))
-    width = 0.8 / max(1, len(names))
-    for place, name in enumerate(names):
-        for row in rows:
-            share = efficiency(row, rows) if row.name == name else None
-            if share is None:
-                continue
-            where = models.index(row.work) + (place - (len(names) - 1) / 2) * width
-            first = next(each for each in rows if each.name == name) is row
-            bars = axes.bar(where, 100 * share, width, color=f"C{place}", label=name if first else None)
-            axes.bar_label(bars, fmt="%.0f", fontsize="small")
+    names = _in_families([row for row in rows if row.name != ONE_PROCESS])
+    colours = {name: "0.75" if name.startswith(APART) else f"C{place}"
+               for place, name in enumerate(name for name in names if name not in map(title_of, names))}
+    width = 0.84 / max(1, len(names))
+    for place, (name, kind) in enumerate(names.items()):
+        own = [(row.work, share) for row in rows if row.name == name and (share := efficiency(row, rows)) is not None]
+        if not own:
+            continue
+        where = [models.index(work) + (place - (len(names) - 1) / 2) * width for work, _ in own]
+        family = next((each for each in names if title_of(each) == name), name)
+        bars = axes.bar(where, [100 * share for _, share in own], width, label=name, edgecolor="black", linewidth=0.5,
+                        color=colours.get(family, "C9"), hatch="///" if kind == PEER else None,
+                        alpha=0.6 if kind == PEER else None)
+        axes.bar_label(bars, fmt="%.0f", fontsize="small")
     axes.axhline(100, color="black", linewidth=0.8, label=ONE_PROCESS)
     axes.set_xticks(range(len(models)), models)
-    axes.set(xlabel="model", ylabel=f"share of {ranks} x one process, %")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes.set(ylabel=f"speed, % of {ranks} x one process")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, fontsize="small", frameon=False)
+
+
+def _in_families(rows: Sequence[Row]) -> dict[str, str]:
+    """The kinds of the rows by name, with a library's own row next to that of the backend that uses the library."""
+    kinds = {row.name: row.kind for row in rows}
+    names: dict[str, str] = {}
+    for name, kind in kinds.items():
+        if name not in map(title_of, kinds):
+            peer = title_of(name)
+            names |= {name: kind} | ({peer: kinds[peer]} if peer in kinds else {})
+    return names

@@ -111,7 +111,7 @@ def bench(arguments: Sequence[str]) -> int:
     if flags.json:
         _write_json(flags, rows, arguments, facts, reason)
     if flags.plot:
-        draw(flags.kind, rows, flags.np, f"{PROG} {shlex.join(arguments)}, on {facts['cpu']}", Path(flags.plot))
+        draw(flags.kind, rows, flags.np, _plot_title(flags, arguments, facts), Path(flags.plot))
     if reason:
         raise MachineError(f"{reason}; output of all ranks: {folder}")
     if not any(str(folder) in row.reason for row in rows):
@@ -257,6 +257,14 @@ def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[s
     for row in rows:
         if row.wrong:
             errors.print(f"{PROG}: {row.name} is wrong: {row.reason}", markup=False)
+
+
+def _plot_title(flags: argparse.Namespace, arguments: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """Says what was measured, by which command, and on which machine."""
+    files = {"--json", "--plot", flags.json, flags.plot}
+    shown = shlex.join(argument for argument in arguments if argument not in files)
+    return (f"{PROG} {shown}: {flags.np} processes on {len(facts['cores'])} cores ({facts['cpu']}), load"
+            f" {facts['load_before'][0]:.1f} before and {os.getloadavg()[0]:.1f} after")
 
 
 def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str],

@@ -127,9 +127,15 @@ def bottleneck(comparison: Comparison) -> str:
         return "What limits the job is not known, as no step was timed."
     fastest = timed[0]
     share = comparison.share(fastest)
-    kept = "" if share is None else (f"With {fastest.name}, {comparison.processes} processes do {share:.0%} of "
-                                     f"{comparison.processes} times what {ONE_PROCESS} does. ")
+    size = comparison.processes
+    kept = "" if share is None else (f"With {fastest.name}, {size} processes do {share:.0%} of {size} times what"
+                                     f" {ONE_PROCESS} does{_slower(share * size)}. ")
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # pauses lie between the steps
     text = limit(first.splits, limits).replace(COMPARE, "")
     return (kept + text).strip() or "What limits the job is not known, as the time of its steps could not be split."
+
+
+def _slower(speed: float) -> str:
+    """Says that several processes are slower than one if their speed, relative to one, is below 1; "" otherwise."""
+    return f": they are slower than one, with {speed:.2g} times its samples per second" if speed < 0.995 else ""

@@ -155,6 +155,9 @@ def explanations(comparison: Comparison) -> list[str]:
     if any(row.difference is not None for row in shown):
         first = "'s first run" if comparison.repeat > 1 else "'s"
         lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
+    if "load_before" in comparison.machine:
+        lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"
+                     f" first run: {comparison.machine['load_before'][0]:.1f}")
     if comparison.projected is not None:
         lines += filter(None, [comparison.projected.explanation, *comparison.projected.reasons])
     return lines

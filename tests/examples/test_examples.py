@@ -14,11 +14,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
 CUSTOM_TRAINING_LOOP = EXAMPLES / "custom_training_loop.py"
 SHORT = ("--epochs", "1")
-# Every engine with both scripts: tests/launch/test_init.py has all pairs, and test_readme.py the launchers once more.
-# The README's command trains by hvkeras run.
-TRAIN_PAIRS = tuple(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-    ("hvkeras_run", "native"), ("mpirun", "horovod"), ("horovodrun_mpi", "native"), ("horovodrun_gloo", "horovod"),
-    ("tf_config", "tfdist")))
+# Every engine with both scripts: tests/launch/test_init.py has all pairs, test_readme.py the launchers with README's.
+TRAIN_PAIRS = (("hvkeras_run", "native"),
+               *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+                   ("mpirun", "horovod"), ("horovodrun_mpi", "native"), ("horovodrun_gloo", "horovod"),
+                   ("tf_config", "tfdist"))))
 LOOP_PAIRS = (("tf_config", "native"),
               *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
                   ("hvkeras_run", "horovod"), ("horovodrun_gloo", "tfdist"))))

@@ -1,9 +1,15 @@
-"""The commands that the README shows for each launcher work as they stand there."""
+"""The scripts and commands that README and docs/ mark as runnable work as they stand there.
+
+`<!-- file: NAME -->` names the script in the block below it. `<!-- tested -->`, or `<!-- tested: slow -->`, marks
+commands, which run in a folder with the page's scripts, README's and the examples. If a block of text follows them, it
+is their output: each of its lines must occur in theirs, apart from numbers.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +17,67 @@ import pytest
 from harness.launchers import clean_environment, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(r"<!-- tested -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 LAUNCHERS = ("hvkeras run", "horovodrun", "mpirun", "TF_CONFIG")
+FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+TESTED = re.compile(r"<!-- tested(: slow)? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
+# A number with its unit.
+NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?(?:[mu]?s\b)?")
+
+
+def scripts(page: Path) -> dict[str, str]:
+    """The scripts on a page, by name."""
+    return dict(FILE.findall(page.read_text()))
+
+
+def blocks() -> Iterator[object]:
+    """Page, commands and output of each block that is marked."""
+    for page in PAGES:
+        name = page.relative_to(ROOT).with_suffix("").as_posix()
+        for number, (slow, commands, output) in enumerate(TESTED.findall(page.read_text()), 1):
+            yield pytest.param(page, commands, output, id=f"{name}-{number}", marks=pytest.mark.slow if slow else ())
+
+
+def pattern(line: str) -> str:
+    """A pattern for a line of output with any numbers."""
+    parts = [re.escape(part) for part in NUMBER.split(line.rstrip())]
+    return "^" + NUMBER.pattern.join(parts) + r"\s*$"
 
 
 def test_every_launcher_is_shown() -> None:
-    assert [next(name for name in LAUNCHERS if name in block) for block in BLOCKS] == list(LAUNCHERS)
+    shown = "".join(commands for page in PAGES for _, commands, _ in TESTED.findall(page.read_text()))
+    assert [name for name in LAUNCHERS if name not in shown] == []
 
 
-@pytest.mark.parametrize("block", [
-    pytest.param(block, marks=pytest.mark.slow if name != "hvkeras run" else (), id=name)
-    for block, name in zip(BLOCKS, LAUNCHERS, strict=True)])
-def test_commands_work_as_shown(block: str, tmp_path: Path) -> None:
-    commands = block.replace("examples/train.py", "examples/train.py --epochs 1")
-    assert commands != block
-    for shown, free in zip(re.findall(r"localhost:(\d+)", block), free_ports(2), strict=False):
-        commands = commands.replace(shown, str(free))
+def test_what_is_marked_is_found() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert text.count("<!-- tested") == len(TESTED.findall(text))
+    assert text.count("<!-- file:") == len(FILE.findall(text))
+
+
+def test_the_script_of_the_readme_downloads_nothing() -> None:
+    script = scripts(README)["train.py"]
+    assert not re.search(r"https?:|load_data|get_file|keras\.datasets", script)
+
+
+@pytest.mark.parametrize(("page", "commands", "output"), blocks())
+def test_commands_work_as_shown(page: Path, commands: str, output: str, tmp_path: Path) -> None:
+    for name, script in (scripts(README) | scripts(page)).items():
+        (tmp_path / name).write_text(script)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=clean_environment(tmp_path), capture_output=True,
-                          text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"test accuracy: \d\.\d{4}$", done.stdout, re.MULTILINE)) == 1, done.stdout + done.stderr
+    for shown, free in zip(dict.fromkeys(re.findall(r"localhost:(\d+)", commands)), free_ports(2), strict=False):
+        commands = commands.replace(shown, str(free))
+    # What mpirun asks for as root, or with more ranks than cores.
+    mpirun = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+              "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+    done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=clean_environment(tmp_path) | mpirun,
+                          capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = done.stdout + done.stderr
+    for line in filter(None, output.splitlines()):
+        assert re.search(pattern(line), printed, re.MULTILINE), f"not printed: {line}\n{printed}"
+    if "train.py" in commands:
+        accuracies = re.findall(r"test accuracy on 2 processes: (\d\.\d{4})$", done.stdout, re.MULTILINE)
+        assert len(accuracies) == 1, printed
+        assert float(accuracies[0]) > 0.8, printed

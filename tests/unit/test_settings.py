@@ -1,4 +1,4 @@
-"""Settings: one table feeds parsing, errors and the README."""
+"""Settings: one table feeds parsing, errors and docs/settings.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hvkeras.errors import UsageError
 from hvkeras.settings import IGNORED, TABLE, Setting, Settings, ignored_variables
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 PUBLIC = [row for row in TABLE if not row.internal]
 
 
@@ -116,10 +116,18 @@ def test_variables_that_mean_nothing_are_found() -> None:
     assert not IGNORED.keys() & {row.horovod for row in TABLE}
 
 
-def test_the_readme_has_the_table() -> None:
+def _table() -> str:
     lines = ["| variable | default | Horovod's variable | meaning |", "| --- | --- | --- | --- |"]
     for row in PUBLIC:
         alias = f"`{row.horovod}`" if row.horovod else ""
         lines.append(f"| `{row.variable}` | {_shown(row)} | {alias} | {row.help} |")
-    table = "\n".join(lines)
-    assert table in README.read_text(), f"README.md must hold this table of settings:\n{table}"
+    return f"<!-- settings -->\n\n{chr(10).join(lines)}\n\n<!-- end -->"
+
+
+def test_the_page_has_the_table() -> None:
+    assert _table() in PAGE.read_text(), "docs/settings.md is out of date: run python tests/unit/test_settings.py"
+
+
+if __name__ == "__main__":  # writes the table into the page
+    before, _, rest = PAGE.read_text().partition("<!-- settings -->")
+    PAGE.write_text(before + _table() + rest.partition("<!-- end -->")[2])

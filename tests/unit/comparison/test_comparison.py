@@ -253,6 +253,8 @@ def test_the_first_backend_that_ran_is_the_one_to_compare_with() -> None:
 def test_the_lines_under_the_table_say_what_it_shows() -> None:
     lines = explanations(comparison(RESULTS, "on 1 of 2 cores"))
     assert "share: samples per s over 2 times those of one process (on 1 of 2 cores)" in lines
+    known = replace(comparison(RESULTS), machine={"cpu": "a processor", "cores": [0, 1], "load_before": [0.44, 1, 2]})
+    assert "machine: a processor, 2 cores, load before the first run: 0.4" in explanations(known)
     assert "accuracy of horovod and tfdist: from evaluate()" in lines
     assert "accuracy of one process, loss: from fit()" in lines
     assert any("to horovod's" in line for line in lines)
@@ -355,6 +357,10 @@ def test_the_third_sentence_is_about_what_limits() -> None:
     assert sentences(comparison([run]))[2] == words
     kept = "With native, 2 processes do 50% of 2 times what one process does. "
     assert sentences(comparison([run, SINGLE]))[2] == kept + words
+    slower = replace(run, step_times=(0.02,) * 5)
+    slow_words = ": they are slower than one, with 0.5 times its samples per second. "
+    kept = kept.replace("50%", "25%").replace(". ", slow_words)
+    assert sentences(comparison([slower, SINGLE]))[2] == kept + words
     pauses = Finding("pauses", 0.9, "Validation.", "Validate less.")
     assert sentences(comparison([replace(run, limits=[pauses, slow])]))[2] == words
     assert sentences(comparison([replace(run, limits=())]))[2].startswith("Only computing limits training.")

@@ -1,0 +1,145 @@
+"""The API reference of the site: a page for each module that has public names, and an index of all names.
+
+The names are read from the sources, which need not be importable: those of `hvkeras` itself from the table in its
+`__init__`, those of its public modules from their `__all__`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+SECTION = "Reference"  # of the navigation, to which the pages are added
+FOLDER = "reference"
+INTERFACE = "hvkeras.backends.interface"  # what a backend implements
+MODULES = ("hvkeras.callbacks", "hvkeras.elastic", "hvkeras.parameter_server", INTERFACE)
+ALIASES = ("hvkeras.tensorflow", "hvkeras.tensorflow.keras", "hvkeras.keras")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def on_config(config: Any) -> Any:
+    """Adds the pages to the navigation."""
+    section = next(entry[SECTION] for entry in config.nav if SECTION in entry)
+    section.append({"API": [f"{FOLDER}/index.md", *({_short(module): f"{FOLDER}/{module}.md"} for module in _pages())]})
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages."""
+    for module, (names, prefix) in _pages().items():
+        content = _alias_page(module, names) if module in ALIASES else _module_page(module, names, prefix)
+        files.append(File.generated(config, f"{FOLDER}/{module}.md", content=content))
+    files.append(File.generated(config, f"{FOLDER}/index.md", content="\n".join(_index())))
+    return files
+
+
+def _pages() -> dict[str, tuple[Sequence[str], str]]:
+    """The public names of each module that has a page, and how users write them."""
+    pages: dict[str, tuple[Sequence[str], str]] = {
+        module: (names, "hvd") for module, names in _literal("hvkeras", "_HOMES").items()}
+    for module in (*MODULES, *ALIASES):
+        names = _literal(module, "__all__") if module != INTERFACE else [
+            statement.name for statement in _tree(module).body
+            if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_")]
+        pages[module] = (names, "hvd" + module.removeprefix("hvkeras") if module != INTERFACE else module)
+    return pages
+
+
+def _module_page(module: str, names: Sequence[str], prefix: str) -> str:
+    where = "These are names of `hvkeras` itself, which scripts import as `hvd`." if prefix == "hvd" else ""
+    lines = [f"# {module}", _docstring(_tree(module)), where]
+    for name in names:
+        home = _home(module, name)
+        lines.append(f"::: {home}.{name}" if home else f"## {name}\n\n`{prefix}.{name}` is a constant.")
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def _alias_page(module: str, names: Sequence[str]) -> str:
+    own = [name for name in names if _defines(_tree(module), name)]
+    shared = ", ".join(_link(name) for name in names if name not in own)
+    lines = [f"# {module}", _docstring(_tree(module)),
+             f"Names that are those of `hvkeras`: {shared}.", *(f"::: {module}.{name}" for name in own)]
+    return "\n\n".join(lines) + "\n"
+
+
+def _index() -> Iterator[str]:
+    """All names, with the first sentence that the sources say of each."""
+    yield ("# API reference\n\n`import hvkeras as hvd` gives all names that begin with `hvd.`; the modules"
+           " `hvd.callbacks`, `hvd.elastic` and `hvd.parameter_server` load when they are used.\n\n"
+           "| name | what it is |\n| --- | --- |")
+    rows = {}
+    for module, (names, prefix) in _pages().items():
+        for name in names if module not in ALIASES else ():
+            home = _home(module, name)
+            said = _docstring(_definition(_tree(home), name)) if home else ""
+            rows[f"{prefix}.{name}"] = f"| {_link(name, module, prefix)} | {said.splitlines()[0] if said else ''} |"
+    yield from (rows[name] for name in sorted(rows, key=lambda name: (name.count("."), name.lower())))
+    yield ("\nHorovod's import paths have pages as well: "
+           + ", ".join(f"[`{module}`]({module}.md)" for module in ALIASES) + ".")
+
+
+def _link(name: str, module: str = "", prefix: str = "") -> str:
+    """A link to a name, on the page of its module or, without one, of the module where `hvkeras` finds it."""
+    pages = _pages()
+    module = module or next((page for page, (names, _) in pages.items() if name in names and page not in ALIASES), "")
+    if not module:
+        return f"[`{name}`](hvkeras.{name}.md)" if f"hvkeras.{name}" in pages else f"`{name}`"
+    home = _home(module, name)
+    return f"[`{f'{prefix}.' if prefix else ''}{name}`]({module}.md#{f'{home}.{name}' if home else name.lower()})"
+
+
+def _home(module: str, name: str) -> str:
+    """The module that defines a public name of a module; "" if it is a constant."""
+    if _defines(_tree(module), name):
+        return module
+    folder = ROOT / _folder(module)
+    for path in sorted(folder.glob("*.py")):
+        if path.stem != "__init__" and _defines(ast.parse(path.read_text()), name):
+            return f"{module}.{path.stem}"
+    for statement in ast.walk(_tree(module)):  # it is imported from elsewhere
+        if isinstance(statement, ast.ImportFrom) and name in {alias.name for alias in statement.names}:
+            assert statement.module is not None
+            return _home(statement.module, name)
+    return ""
+
+
+def _defines(tree: ast.Module, name: str) -> bool:
+    return _definition(tree, name) is not tree
+
+
+def _definition(tree: ast.Module, name: str) -> ast.AST:
+    """The function or class of a name; the module itself if there is none."""
+    return next((statement for statement in tree.body
+                 if isinstance(statement, _DEFINITIONS) and statement.name == name), tree)
+
+
+def _docstring(node: ast.AST) -> str:
+    assert isinstance(node, (ast.Module, *_DEFINITIONS))
+    return ast.get_docstring(node) or ""
+
+
+def _folder(module: str) -> Path:
+    path = Path(*module.split("."))
+    return Path(*path.parts[1:]) if path.parts[1:2] == ("backends",) else path  # it is beside hvkeras/ in the sources
+
+
+def _tree(module: str) -> ast.Module:
+    path = ROOT / _folder(module)
+    return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+
+
+def _literal(module: str, name: str) -> Any:
+    """The literal that a module assigns to a name."""
+    for statement in _tree(module).body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == name:
+            return ast.literal_eval(statement.value)
+    raise LookupError(f"{module} has no {name}")
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("hvkeras.")
