@@ -61,7 +61,7 @@ def test_the_script_of_the_readme_downloads_nothing() -> None:
     assert not re.search(r"https?:|load_data|get_file|keras\.datasets", script)
 
 
-@pytest.mark.parametrize(("page", "commands", "output"), blocks())
+@pytest.mark.parametrize(("page", "commands", "output"), list(blocks()))
 def test_commands_work_as_shown(page: Path, commands: str, output: str, tmp_path: Path) -> None:
     for name, script in (scripts(README) | scripts(page)).items():
         (tmp_path / name).write_text(script)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras  # noqa: F401 - with TensorFlow it sets variables, which are then no test's
 import pytest
 
 import hvkeras
