@@ -96,7 +96,7 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/python -I tools/first_party_imports.py
 	$(VENV)/bin/mypy -p hvkeras
 	$(VENV)/bin/mypy examples tests/harness tests/conftest.py tests/user_code
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	PYTHONPATH=. $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/python -I tools/type_completeness.py
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
