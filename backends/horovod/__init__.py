@@ -7,7 +7,7 @@ import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
@@ -35,7 +35,7 @@ class HorovodBackend(Backend):
     outlives_errors_in_graphs = True
     objection_to_sessions = ""
     reads_horovods_variables = True
-    scales = frozenset({"float32"})  # Horovod's factors have only float32 precision
+    scales: ClassVar[frozenset[str]] = frozenset({"float32"})  # Horovod's factors have only float32 precision
 
     def __init__(self) -> None:
         self._horovod: Any = None

@@ -6,7 +6,7 @@ import atexit
 import functools
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.backends.interface import Availability, CompiledByXla, RecordsTimes, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
@@ -40,8 +40,9 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     compares_shapes = True
     outlives_errors_in_graphs = True
     objection_to_sessions = ""
-    scales = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
-    rounds_once = frozenset({"float16", "bfloat16"})
+    scales: ClassVar[frozenset[str]] = frozenset({"float16", "bfloat16", "float32", "float64", "complex64",
+                                                  "complex128"})
+    rounds_once: ClassVar[frozenset[str]] = frozenset({"float16", "bfloat16"})
 
     def __init__(self) -> None:
         self._engine: Engine | None = None

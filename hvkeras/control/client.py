@@ -241,7 +241,7 @@ class ControlClient(Exchange):
         with self._changed:
             if self.cause is not None:
                 return
-            self.cause = cause
+            self.cause: Cause | None = cause
             self._changed.notify_all()
         self._on_end(cause)
 
