@@ -10,7 +10,9 @@ import contextlib
 import importlib
 from importlib import metadata
 
-from hvkeras.backends.interface import Backend, HostsStrategies
+from hvkeras.backends.capabilities import HostsStrategies
+from hvkeras.backends.interface import Backend
+
 from hvkeras.errors import MachineError, UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"

@@ -6,13 +6,11 @@ import abc
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from hvkeras.typing import Strategy
 from hvkeras.typing import Tensor as Tensor  # noqa: PLC0414 - backends import all they need from here
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
     from hvkeras.control.client import ControlClient
     from hvkeras.host.topology import Topology
@@ -63,7 +61,7 @@ class Start:
 class Backend(abc.ABC):
     """One collective engine.
 
-    An engine declares what it can do: by the attributes below, and by the further classes of this file that it
+    An engine declares what it can do: by the attributes below, and by the further classes of `capabilities` that it
     inherits (`CompiledByXla`, `RecordsTimes`, `HostsStrategies`). Every method of every class is abstract, and nothing
     outside an engine's folder depends on its name.
 
@@ -283,73 +281,3 @@ class Backend(abc.ABC):
         Returns:
             This rank's rows of the sum.
         """
-
-
-class CompiledByXla(Backend):
-    """An engine whose collectives can be compiled with `jit_compile=True`."""
-
-    @property
-    @abc.abstractmethod
-    def objection_to_xla(self) -> str:
-        """Explains why XLA cannot compile the collectives on this machine; "" if it can. Valid after `start()`."""
-
-    @abc.abstractmethod
-    def enter(self, key: str) -> None:
-        """Makes an XLA graph count at run time that this rank enters a plan before the collectives that follow.
-
-        The engine counts, because XLA publishes updates of variables only after the whole graph has run. Called while
-        XLA compiles.
-
-        Args:
-            key: The key of the plan, see `hvkeras.plans.plan`.
-        """
-
-    @abc.abstractmethod
-    def entered(self, key: str) -> int:
-        """Returns how often graphs compiled by XLA have entered a plan; called from any thread, and must not block."""
-
-
-class RecordsTimes(Backend):
-    """An engine that records when its collectives run; for others, graphs take timestamps around each collective."""
-
-    @abc.abstractmethod
-    def keep_times(self, key: str, capacity: int) -> bool:
-        """Makes the engine record when each run of a collective begins and ends on this rank.
-
-        Args:
-            key: The collective's key.
-            capacity: The number of latest runs to keep.
-
-        Returns:
-            Whether the engine records this collective. If not, the graph takes timestamps.
-        """
-
-    @abc.abstractmethod
-    def times(self, key: str, capacity: int) -> tuple[NDArray[Any], int]:
-        """Returns when the latest runs of a collective began and ended; called from any thread, and must not block.
-
-        Args:
-            key: The collective's key.
-            capacity: The same value as for `keep_times`.
-
-        Returns:
-            A float64 array of shape [runs, 2] in seconds since the epoch, the oldest run first; and the number of the
-            oldest run among all runs since recording began.
-        """
-
-
-class HostsStrategies(Backend):
-    """An engine on whose cluster a strategy of `tf.distribute` can span all ranks."""
-
-    @abc.abstractmethod
-    def strategy(self, **options: Any) -> Strategy:
-        """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
-
-        Args:
-            **options: As for its constructor, except for `cluster_resolver`.
-        """
-
-
-def objection_to_xla(backend: Backend) -> str:
-    """Explains why XLA cannot compile a backend's collectives; "" if it can."""
-    return backend.objection_to_xla if isinstance(backend, CompiledByXla) else "the engine has none for XLA"

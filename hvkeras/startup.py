@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class, backend_for_strategies
-from hvkeras.backends.interface import Backend, HostsStrategies, Start
+from hvkeras.backends.capabilities import HostsStrategies
+from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvkeras.backends.interface import HostsStrategies
+from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvkeras.backends.interface import Availability, CompiledByXla, Reduction, Start, Tensor
+from hvkeras.backends.capabilities import CompiledByXla
+from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 
 if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch

@@ -8,10 +8,12 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hvkeras.backends.interface import Availability, CompiledByXla, RecordsTimes, Reduction, Start, Tensor
+from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes
+from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.network import LOST, Network, built_for, objection_to_hosts
 from hvkeras.backends.native.xla import CompiledOperations
+
 from hvkeras.cpp_library import loading
 from hvkeras.errors import UnsupportedError, explain
 

@@ -8,8 +8,10 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.backends.interface import Availability, HostsStrategies, Reduction, Start, Tensor
+from hvkeras.backends.capabilities import HostsStrategies
+from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.tfdist.cluster import Cluster
+
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.requirements import TENSORFLOW
 

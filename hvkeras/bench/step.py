@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvkeras
 from hvkeras import compat
-from hvkeras.backends.interface import objection_to_xla
+from hvkeras.backends.capabilities import objection_to_xla
 from hvkeras.bench.models import MODELS, Model
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.plan import ONE, Plan, Stage

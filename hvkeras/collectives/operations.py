@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from hvkeras import as_horovod
 from hvkeras.backends import ONE_PROCESS, backend_class, importable_backends
-from hvkeras.backends.interface import Backend, Reduction, objection_to_xla
+from hvkeras.backends.capabilities import objection_to_xla
+from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.collectives.compression import Compression
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError

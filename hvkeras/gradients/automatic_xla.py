@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from hvkeras.backends.interface import objection_to_xla
+from hvkeras.backends.capabilities import objection_to_xla
 from hvkeras.host.console import say
 from hvkeras.job.state import current_job, is_initialized
 

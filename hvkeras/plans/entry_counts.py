@@ -16,7 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.backends.interface import Backend, CompiledByXla
+from hvkeras.backends.capabilities import CompiledByXla
+from hvkeras.backends.interface import Backend
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
 from hvkeras.errors import explain

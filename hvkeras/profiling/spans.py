@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.backends.interface import RecordsTimes
+from hvkeras.backends.capabilities import RecordsTimes
 from hvkeras.compat import graphs
 from hvkeras.profiling.ring_buffer import NativeRing, PythonRing, Ring, Rows, Track, ring
 
