@@ -43,10 +43,7 @@ class Rank:
     """One running rank: its process, which leads its own session, and the read ends of its output streams."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
-        self.number: int = number
-        self.process: subprocess.Popen[bytes] = process
-        self.streams: dict[int, str] = streams
-        self.exited: bool = False
+        self.number, self.process, self.streams, self.exited = number, process, streams, False
 
 
 class Agent:

@@ -15,14 +15,7 @@ from hvkeras.control.relay import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError
 from hvkeras.host.network import LOOPBACK, address_towards, interface_address, split_address
-from hvkeras.launcher.exit_report import (
-    described_end,
-    exit_code,
-    exit_report,
-    shell_code,
-    why_not_started,
-    with_exit_status,
-)
+from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import Event, HostAgent
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.orders import start_order
@@ -89,11 +82,11 @@ class Launcher:
         own_codes = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
         if self._cause is not None:
             tail = self._printer.tail(self._cause.rank) if self._cause.rank is not None else ""
-            self.exit_report = exit_report(self._cause, own_codes, tail)
+            self.exit_report = reports.exit_report(self._cause, own_codes, tail)
         elif self._lost_output:
             self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
-        return 128 + self._interrupted if self._interrupted else exit_code(self._cause, own_codes)
+        return 128 + self._interrupted if self._interrupted else reports.exit_code(self._cause, own_codes)
 
     @property
     def _cause(self) -> Cause | None:
@@ -108,9 +101,9 @@ class Launcher:
     def outcome(self) -> Outcome:
         """How the job ended, for a report on it."""
         hosts = {rank: agent.host_name for agent in self._agents for rank in agent.host.ranks}
-        ended = {str(rank): described_end(code) for rank, code in self._codes.items() if code}
+        ended = {str(rank): reports.described_end(code) for rank, code in self._codes.items() if code}
         return Outcome(self._job.size, [hosts[rank] for rank in sorted(hosts)], ended,
-                       with_exit_status(self._cause, self._codes).sentence() if self._cause is not None else "",
+                       reports.with_exit_status(self._cause, self._codes).sentence() if self._cause is not None else "",
                        self._stalls)
 
     @property
@@ -206,16 +199,16 @@ class Launcher:
         elif event["type"] == "started":
             self._log(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
-            problem = why_not_started(event["error"], event["errno"], event["culprit"])
+            problem = reports.why_not_started(event["error"], event["errno"], event["culprit"])
             self._fail(Cause("setup", rank, agent.host_name, None, f"could not be started: {problem}", "",
                              event["code"]))
             self._record_exit(rank, event["code"])
         elif event["type"] == "exit":
-            self._log(f"rank {rank} {described_end(event['code'])}")
+            self._log(f"rank {rank} {reports.described_end(event['code'])}")
             if event["code"]:
                 kind = "exit" if event["code"] > 0 else "signal"
-                self._fail(Cause(kind, rank, agent.host_name, agent.pids.get(rank), described_end(event["code"]), "",
-                                 shell_code(event["code"])))
+                self._fail(Cause(kind, rank, agent.host_name, agent.pids.get(rank),
+                                 reports.described_end(event["code"]), "", reports.shell_code(event["code"])))
             self._record_exit(rank, event["code"])
 
     def _record_exit(self, rank: int, code: int) -> None:
@@ -317,8 +310,6 @@ class Launcher:
             self._lost_output = str(error)
         except OSError:
             pass  # nobody reads the output
-
-    # Helpers.
 
     def _from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):
