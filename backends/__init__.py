@@ -12,7 +12,6 @@ from importlib import metadata
 
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Backend
-
 from hvkeras.errors import MachineError, UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+import hvkeras as hvd
 from hvkeras.backends.capabilities import CompiledByXla, HostsStrategies, RecordsTimes
 from hvkeras.backends.contract.ranks import NotTried, Ranks, check, tensor, values
 from hvkeras.backends.interface import Reduction
-
-import hvkeras as hvd
 
 
 def _sum(ranks: Ranks, shape: list[int]) -> Any:

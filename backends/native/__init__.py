@@ -13,7 +13,6 @@ from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.network import LOST, Network, built_for, objection_to_hosts
 from hvkeras.backends.native.xla import CompiledOperations
-
 from hvkeras.cpp_library import loading
 from hvkeras.errors import UnsupportedError, explain
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.tfdist.cluster import Cluster
-
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.requirements import TENSORFLOW
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hvkeras.backends.capabilities import RecordsTimes
 
+from hvkeras.backends.capabilities import RecordsTimes
 from hvkeras.plans.plan import Plan
 from hvkeras.profiling import spans
 from hvkeras.profiling.ring_buffer import PythonRing, Reader
