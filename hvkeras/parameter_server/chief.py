@@ -165,9 +165,10 @@ class Chief:
 
     def _lost_task(self, server: Membership, error: BaseException) -> Cause | None:
         """Returns the loss of a task that is the cause of a TensorFlow error, if there is one."""
-        if isinstance(error, (HvkerasError, KeyboardInterrupt)):
+        by_tensorflow = any(isinstance(each, tf.errors.OpError) for each in (error, error.__cause__))
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, HvkerasError) and not by_tensorflow):
             return None
-        deadline = time.monotonic() + (_CAUSE_GRACE if isinstance(error, tf.errors.OpError) else 0.0)
+        deadline = time.monotonic() + (_CAUSE_GRACE if by_tensorflow else 0.0)
         while server.cause is None and time.monotonic() < deadline:
             time.sleep(0.05)
         return server.cause

@@ -188,9 +188,9 @@ class _Loop:
         """
         try:
             return self._fetched(remote)
-        except tf.errors.OutOfRangeError:
+        except tf.errors.OutOfRangeError as error:  # or what a step found that a lost server left without data
             raise UsageError(explain("dataset_fn must give every worker batches", "shard by examples rather than files,"
-                                     " or start fewer workers", workers=self._workers)) from None
+                                     " or start fewer workers", workers=self._workers)) from error
 
     def _fetched(self, remote: Any) -> Any:
         """Fetches a result; if it was lost with its worker, another worker computes it again and replaces it."""

@@ -18,7 +18,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 TIMES = Path(__file__).with_name("times.json")
 _SHORT = 2.0  # seconds below which a group is not worth a line in the file
-_NEED_MORE = ("horovod", "mpirun", "test_harness")  # unit tests that need Horovod or MPI name them
+_NEED_MORE = ("horovod", "mpirun", "test_harness")  # tests that need Horovod or MPI name them
+# Files in tests/parallel whose other tests need neither, as their ranks are started by hvkeras run or TF_CONFIG.
+_EARLY = ("test_adapt", "test_keras_side", "test_mirrored", "test_multi_worker", "test_same_training", "test_sharding",
+          "test_tensorboard", "test_training", "test_training_callbacks", "test_xla")
 # Unit tests that take too long for `make check`, as they start processes or train again and again.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
          "test_optimizer", "test_recorder", "test_tensorboard", "test_callbacks", "test_elastic",
@@ -47,11 +50,12 @@ def arrange(items: list[pytest.Item]) -> None:
     times: dict[str, float] = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     groups = [group_of(item) if isinstance(item, pytest.Function) else item.nodeid for item in items]
     for item in items:
-        if "unit" in Path(item.location[0]).parts:
-            if not any(name in item.nodeid for name in _LONG):
-                item.add_marker("check")
-            if not any(name in item.nodeid for name in _NEED_MORE):
-                item.add_marker("early")
+        file = Path(item.location[0])
+        unit = "unit" in file.parts
+        if unit and not any(name in item.nodeid for name in _LONG):
+            item.add_marker("check")
+        if (unit or file.stem in _EARLY) and not any(name in item.nodeid for name in _NEED_MORE):
+            item.add_marker("early")
     first = {group: place for place, group in reversed(list(enumerate(groups)))}
     order = sorted(range(len(items)), key=lambda place: (-times.get(groups[place], 0.0), first[groups[place]], place))
     items[:] = [items[place] for place in order]

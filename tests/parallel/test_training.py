@@ -34,8 +34,8 @@ FEWEST = {
     "exact_metrics": "test_all_that_keras_reports_is_that_of_one_process",
     "own_metrics": "test_a_metric_says_how_it_is_merged",
     "logs_of_an_own_step": "test_logs_that_are_no_metrics_are_averaged",
-    "stopping": "test_callbacks_decide_alike",
-    "uneven_data": "test_uneven_data_ends_together",
+    "stopping": "test_callbacks_decide_in_the_same_way",
+    "uneven_data": "test_uneven_data_ends_on_all_ranks",
     "hooks_are_undone": "test_hooks_are_reversible",
     "joined": "test_joined_ranks_train_on_all_batches_as_one_process_does",
 }
@@ -43,6 +43,7 @@ FEWEST = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "outcome" in metafunc.fixturenames:
+        assert all(name in globals() for name in FEWEST.values())
         runs = [run for run in RUNS if not run.endswith("fewest") or metafunc.function.__name__ in FEWEST.values()]
         metafunc.parametrize("outcome", [pytest.param(run, marks=MARKS.get(run, ())) for run in runs], indirect=True,
                              scope="function")
