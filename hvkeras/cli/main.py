@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 from hvkeras import __version__
 from hvkeras.cli.errors import guarded
-from hvkeras.cli.link_horovodrun import link
-from hvkeras.cli.run import run
-from hvkeras.cli.trace import trace
 from hvkeras.host.console import open_closed_streams
 
 USAGE = """usage: hvkeras COMMAND ...
@@ -45,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif command in ("-h", "--help"):
         print(USAGE)
     elif command == "run":
+        from hvkeras.cli.run import run  # noqa: PLC0415 - imports psutil
+
         return run(given[1:])
     elif command == "compare":
         from hvkeras.comparison.command import compare  # noqa: PLC0415 - imports NumPy and Rich
@@ -59,12 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return guarded("hvkeras bench", lambda: bench(given[1:]))
     elif command == "trace":
+        from hvkeras.cli.trace import trace  # noqa: PLC0415 - imports psutil
+
         return guarded("hvkeras trace", lambda: trace(given[1:]))
     elif command == "doctor":
         from hvkeras.doctor.command import doctor  # noqa: PLC0415 - imports NumPy and Rich
 
         return guarded("hvkeras doctor", lambda: doctor(given[1:]))
     elif command == "link-horovodrun":
+        from hvkeras.cli.link_horovodrun import link  # noqa: PLC0415 - imports psutil
+
         return guarded("hvkeras link-horovodrun", lambda: link(given[1:]))
     else:
         print(f"{USAGE}\n\nhvkeras: there is no command {command!r}", file=sys.stderr)

@@ -51,12 +51,24 @@ def _link_build_tools(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The wheel, built with no compiler in the PATH."""
+def source_distribution(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution."""
+    out = tmp_path_factory.mktemp("sdist")
+    program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, str(out)], cwd=checkout, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """The wheel, built from the source distribution with no compiler in the PATH."""
     out = tmp_path_factory.mktemp("wheel")
     _link_build_tools(out)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir",
-               str(out), str(checkout)]
+               str(out), str(source_distribution)]
     done = subprocess.run(command, env={"PATH": str(out)}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("*.whl")
@@ -73,7 +85,7 @@ def _metadata(wheel: zipfile.ZipFile) -> Message:
 def test_the_wheel_holds_both_folders_once(wheel: zipfile.ZipFile) -> None:
     sources = {str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("*")
                if path.is_file() and "__pycache__" not in path.parts
-               and path.suffix not in (".cc", ".h", ".so") and path.name != "CMakeLists.txt"}
+               and path.suffix not in (".cc", ".h", ".map", ".so") and path.name != "CMakeLists.txt"}
     sources -= {name for name in sources if name.startswith("hvkeras/backends/")}
     expected = {name.replace("backends/", "hvkeras/backends/", 1) if name.startswith("backends/") else name
                 for name in sources}
@@ -94,13 +106,37 @@ def test_the_wheel_has_the_extras_and_the_version(wheel: zipfile.ZipFile) -> Non
     assert f'__version__ = "{metadata["Version"]}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
 
 
-def test_the_source_distribution_leaves_the_link_and_the_rest_out(checkout: Path, tmp_path: Path) -> None:
-    program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+def test_the_wheel_names_where_the_project_is(wheel: zipfile.ZipFile) -> None:
+    metadata = _metadata(wheel)
+    assert metadata["Author"] == "hvkeras contributors"
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
+
+
+def test_dependency_groups_are_the_extras_of_their_names() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    assert set(groups) == {"test", "lint", "docs"}
+    assert groups == {name: project["project"]["optional-dependencies"][name] for name in groups}
+
+
+def test_the_citation_names_the_version() -> None:
+    [version] = re.findall(r"(?m)^version: (.+)$", (ROOT / "CITATION.cff").read_text())
+    assert f'__version__ = "{version}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
+
+
+def test_a_wheel_that_must_have_the_library_is_not_built_without_it(checkout: Path, tmp_path: Path) -> None:
+    _link_build_tools(tmp_path)
+    program = "import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=checkout, capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
+                          timeout=120, env={"PATH": str(tmp_path), "NATIVE_ENGINE_REQUIRED": "1"})
+    assert done.returncode == 1 and "CMAKE_CXX_COMPILER" in done.stdout + done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_the_source_distribution_leaves_the_link_and_the_rest_out(source_distribution: Path) -> None:
+    with tarfile.open(source_distribution) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     assert {"backends/interface.py", "hvkeras/settings.py", "pyproject.toml", "LICENSE"} <= names
     assert {name.split("/")[0] for name in names} == {*FILES, *FOLDERS, "tests", "PKG-INFO"}

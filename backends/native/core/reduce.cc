@@ -3,6 +3,10 @@
 #include <atomic>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace hvkeras {
 
 namespace plain {
@@ -17,6 +21,31 @@ Reducer reducer_of(Type type, Reduction reduction);
 
 namespace {
 
+#if defined(__x86_64__)
+// Asked of the processor itself: __builtin_cpu_supports says no to everything where compiler-rt is linked into a shared
+// library (seen with Zig 0.16).
+struct Processor {
+  unsigned extensions = 0;  // of leaf 7, in ebx
+  unsigned saved = 0;       // the registers that the operating system saves for each thread
+
+  Processor() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0) return;
+    constexpr unsigned kHasXgetbv = 1u << 27;
+    if ((c & kHasXgetbv) == 0) return;
+    asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) extensions = b;
+  }
+  bool has(unsigned wanted, unsigned registers) const {
+    return (extensions & wanted) == wanted && (saved & registers) == registers;
+  }
+};
+
+constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // in `saved`
+constexpr unsigned kAvx2 = 1u << 5;
+constexpr unsigned kAvx512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
+#endif
+
 struct Instructions {
   const char* name;
   bool (*supported)();
@@ -26,13 +55,8 @@ struct Instructions {
 // The best first. NEON is part of every 64-bit ARM, so `plain` uses it there.
 const Instructions kChoices[] = {
 #if defined(__x86_64__)
-    {"avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-     },
-     avx512::reducer_of},
-    {"avx2", [] { return __builtin_cpu_supports("avx2") != 0; }, avx2::reducer_of},
+    {"avx512", [] { return Processor().has(kAvx512, kZmm); }, avx512::reducer_of},
+    {"avx2", [] { return Processor().has(kAvx2, kYmm); }, avx2::reducer_of},
 #endif
     {"plain", [] { return true; }, plain::reducer_of},
 };

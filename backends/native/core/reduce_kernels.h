@@ -132,7 +132,11 @@ void reduce(void* out, const void* const* in, int ranks, size_t count, double be
   if (ranks == 2) {  // the most frequent case, without a detour
     const T* const one = static_cast<const T*>(in[0]);
     const T* const other = static_cast<const T*>(in[1]);
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
     for (size_t i = 0; i < count; ++i) {
       result[i] = Wide<T>::store(times(
           combine<reduction>(times(Wide<T>::load(one[i]), before), times(Wide<T>::load(other[i]), before)), after));
@@ -152,10 +156,17 @@ void reduce(void* out, const void* const* in, int ranks, size_t count, double be
   }
 }
 
+// Sums of complex numbers and their products with real ones are those of their parts, which all compilers vectorise.
+template <typename T>
+void sum_of_parts(void* out, const void* const* in, int ranks, size_t count, double before, double after) {
+  reduce<typename T::value_type, Reduction::kSum>(out, in, ranks, 2 * count, before, after);
+}
+
 template <typename T>
 Reducer of_reduction(Reduction reduction) {
   switch (reduction) {
     case Reduction::kSum:
+      if constexpr (IsComplex<T>::value) return sum_of_parts<T>;
       return reduce<T, Reduction::kSum>;
     case Reduction::kProduct:
       return reduce<T, Reduction::kProduct>;

@@ -7,6 +7,7 @@
 
 #include "../core/engine.h"
 #include "../registry.h"
+#include "libstdcxx.h"
 #include "notes.h"
 #include "wrapped.h"
 
@@ -61,10 +62,10 @@ struct Kernel {
 class Call {
  public:
   // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though
-  // the function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function of libstdc++, with which
-  // all of TensorFlow's builds for Linux are made, so a copy of it does what the original would.
+  // the function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function, of which a copy does what
+  // the original would.
   Call(const std::string& key, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
-      : key_(key), context_(context), done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
+      : key_(key), context_(context), done_(done) {}
 
   const std::string& key() const { return key_; }
   Tensor input(int index) const { return input_of(context_, index); }
@@ -103,7 +104,7 @@ class Call {
   const std::string key_;
   const double began_ = notes::now();
   TF_OpKernelContext* context_;
-  std::function<void()> done_;
+  const libstdcxx::Function done_;
 };
 
 // The type of a tensor, if the core knows it.

@@ -10,19 +10,19 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "../core/engine.h"
 #include "../registry.h"
+#include "libstdcxx.h"
 
 namespace hvkeras {
 namespace {
 
 // XlaCustomCallStatus_, in TensorFlow 2.16 to 2.21. The function that sets it is not exported, the reading one is.
-using Status = std::optional<std::string>;
+using Status = libstdcxx::OptionalString;
 
 // What the reading one returns: an optional view of the text, pointer and length in the order of TensorFlow's choice.
 struct Message {
@@ -190,7 +190,7 @@ void host_function(void* out, const void** in, const char* text, size_t length, 
     *reinterpret_cast<int32_t*>(outs[results - 1]) = 0;
     call(outs, in, description);
   } catch (const std::exception& error) {
-    *status = error.what();
+    status->set(error.what());
   }
 }
 
@@ -207,18 +207,22 @@ class Xla {
   void require_known_status() const {
     const auto read =
         function<Message (*)(const Status*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
-    const Status success, failure = "a text that is too long to be kept in the string itself";
+    const Status success;
+    Status failure;
+    failure.set("what went wrong");
     const Message none = read(&success), text = read(&failure);
-    const uintptr_t start = reinterpret_cast<uintptr_t>(failure->data()), length = failure->size();
+    const uintptr_t start = reinterpret_cast<uintptr_t>(failure.value().text), length = failure.value().length;
+    failure.reset();
     const bool whole =
         (text.words[0] == start && text.words[1] == length) || (text.words[0] == length && text.words[1] == start);
     if (none.there || !text.there || !whole) throw Failure("TensorFlow takes an XLA call's error in a form of its own");
   }
-  void add(const std::string& name, void* host_function) const {
+  void add(const char* name, void* host_function) const {
+    using libstdcxx::String;
     void* const registry = function<void* (*)()>("_ZN3xla24CustomCallTargetRegistry6GlobalEv")();
-    function<void (*)(void*, const std::string&, void*, const std::string&)>(
+    function<void (*)(void*, const String&, void*, const String&)>(
         "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_")(
-        registry, name, host_function, "Host");
+        registry, String(name), host_function, String("Host"));
   }
 
  private:

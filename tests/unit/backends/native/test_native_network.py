@@ -46,12 +46,13 @@ def test_the_mpi_of_the_build_must_be_the_one_that_runs(
     with pytest.raises(MachineError, match="must run on the MPI that it was built for") as raised:
         network.require_built_for(running)
     assert f"built_for='{built}', running='Open MPI 4.1.8'" in str(raised.value)
-    assert "HINT: install hvkeras again where the mpicc of Open MPI is the first" in str(raised.value)
+    assert "HINT: install hvkeras from its sources" in str(raised.value)
+    assert "where the mpicc of Open MPI is the first in the PATH" in str(raised.value)
 
 
 def test_what_is_missing_between_hosts_is_said_in_words(library: Path) -> None:
     by_mpirun, by_hand = Launch("mpirun (Open MPI)", mpi=True), Launch("TF_CONFIG")
-    assert "since no MPI was found when hvkeras was installed" in network.objection_to_hosts(by_mpirun)
+    assert "since no MPI was found when its library was built" in network.objection_to_hosts(by_mpirun)
     library.touch()
     assert network.objection_to_hosts(by_mpirun) == ""
     assert "must be launched by mpirun" in network.objection_to_hosts(by_hand)

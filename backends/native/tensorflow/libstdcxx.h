@@ -1,0 +1,81 @@
+// Three classes of libstdc++, with which all of TensorFlow's builds for Linux are made, as they lie in memory.
+//
+// TensorFlow hands them over, or takes them, and this library may be compiled with another standard library: the wheels
+// are, with libc++. So they are described here instead of named, for every compiler alike. Their layout is part of
+// libstdc++'s ABI, which has kept it since GCC 5.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <new>
+
+namespace hvkeras::libstdcxx {
+
+// A std::function<void()>, of which this makes copies.
+class Function {
+ public:
+  explicit Function(const void* original) {
+    const Function& other = *static_cast<const Function*>(original);
+    if (other.manager_ == nullptr) return;
+    other.manager_(data_, other.data_, kCopy);
+    manager_ = other.manager_;
+    invoker_ = other.invoker_;
+  }
+  ~Function() {
+    if (manager_ != nullptr) manager_(data_, data_, kDestroy);
+  }
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
+  void operator()() const { invoker_(data_); }
+
+ private:
+  struct Data {
+    alignas(void*) char bytes[16];
+  };
+  enum Operation { kCopy = 2, kDestroy = 3 };
+
+  Data data_{};
+  bool (*manager_)(Data& out, const Data& in, Operation) = nullptr;
+  void (*invoker_)(const Data&) = nullptr;
+};
+static_assert(sizeof(Function) == 32);
+
+// A std::string. One made here is only for reading: its text lies elsewhere, and must outlive it.
+struct String {
+  explicit String(const char* to_read) : text(to_read), length(std::strlen(to_read)), capacity(length) {}
+
+  const char* text;
+  size_t length;
+  size_t capacity;  // from here on the text itself in TensorFlow's strings of up to 15 characters
+  size_t rest = 0;
+};
+static_assert(sizeof(String) == 32);
+
+// A std::optional<std::string>.
+class OptionalString {
+ public:
+  // Sets an empty one to a text of its own, which TensorFlow deletes; one that TensorFlow does not know is to be reset.
+  void set(const char* text) {
+    const size_t length = std::strlen(text);
+    const size_t capacity = std::max<size_t>(length, 31);  // more than fits into the string itself
+    char* const copy = static_cast<char*>(::operator new(capacity + 1));
+    std::memcpy(copy, text, length + 1);
+    string_.text = copy;
+    string_.length = length;
+    string_.capacity = capacity;
+    there_ = true;
+  }
+  void reset() {
+    if (there_) ::operator delete(const_cast<char*>(string_.text));
+    there_ = false;
+  }
+  const String& value() const { return string_; }
+
+ private:
+  String string_{""};
+  bool there_ = false;
+};
+static_assert(sizeof(OptionalString) == 40);
+
+}  // namespace hvkeras::libstdcxx

@@ -1,0 +1,121 @@
+"""What can be seen on a machine with one or two GPUs (`make test-gpu`); each part says in a line why it was not run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Outcome
+from hvkeras.backends.horovod import installed
+
+pytestmark = pytest.mark.slow  # not part of `make test`
+
+WORKER = Path(__file__).parent / "workers" / "on_gpus.py"
+CASES = ("sgd_momentum", "adam")
+TOLERANCE = 1e-3  # relative to the largest weight: a GPU sums in another order for each size of a batch
+ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true",  # ranks may share a GPU
+               "NVIDIA_TF32_OVERRIDE": "0"}  # else products have 10 bits
+BUILD = "python -m hvkeras.build_horovod --with-mpi --cuda"
+
+
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    """How many GPUs TensorFlow sees; asked in a process of its own, as a GPU is taken by whoever looks at it."""
+    program = "import tensorflow as tf; print('GPUs:', len(tf.config.list_physical_devices('GPU')))"
+    done = subprocess.run([sys.executable, "-Ic", program], capture_output=True, text=True, timeout=300)
+    found = re.search(r"GPUs: (\d+)", done.stdout)
+    assert found, done.stderr
+    return int(found[1])
+
+
+def require(what: str, gpus: int, least: int, horovod: bool = False, nccl: bool = False) -> None:
+    """Skips a test that needs more than is here, with a line that says what was not run."""
+    if gpus < least:
+        pytest.skip(f"not run: {what}, which needs {least} GPU{'s' * (least > 1)}; TensorFlow sees {gpus}")
+    if horovod and not installed.availability().ok:
+        pytest.skip(f"not run: {what}, which needs Horovod. HINT: {BUILD.removesuffix(' --cuda')}")
+    if nccl and not installed.has_nccl():
+        pytest.skip(f"not run: {what}, which needs Horovod with NCCL. HINT: {BUILD}")
+
+
+# What runs on how many GPUs, and by which transport tensors go. Two ranks share a GPU where there is only one.
+RUNS = {
+    "native, two ranks on one GPU": ("native", 1, "shared memory"),
+    "native, two ranks on two GPUs": ("native", 2, "shared memory"),
+    "horovod through host memory, two ranks on one GPU": ("horovod", 1, "MPI or Gloo"),
+    "horovod through host memory, two ranks on two GPUs": ("horovod", 2, "MPI or Gloo"),
+    "horovod over NCCL, two ranks on two GPUs": ("horovod", 2, "NCCL"),
+    "tfdist over NCCL, two ranks on two GPUs": ("tfdist", 2, "NCCL"),
+}
+
+
+def outcome_of(run: str, gpus: int, launch_once: Callable[..., Outcome], part: str = "") -> Outcome:
+    """Launches a run, or skips the test."""
+    backend, least, transport = RUNS[run]
+    what = f"{part} by {run}" if part else run
+    require(what, gpus, least, backend == "horovod", backend == "horovod" and transport == "NCCL")
+    if backend == "horovod" and transport != "NCCL" and installed.has_nccl():
+        pytest.skip(f"not run: {what}, which needs Horovod without NCCL. HINT: {BUILD.removesuffix(' --cuda')} --force")
+    hidden = {"CUDA_VISIBLE_DEVICES": "0"} if least == 1 else {}
+    return launch_once("hvkeras_run", WORKER, CASES, np=2, backend=backend, env=ENVIRONMENT | hidden, cold=True)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_each_rank_has_the_gpu_of_its_local_rank(run: str, gpus: int, launch_once: Callable[..., Outcome]) -> None:
+    backend, least, transport = RUNS[run]
+    found = outcome_of(run, gpus, launch_once, "ranks placed by their local rank").results("place")
+    for each in found:
+        assert each["backend"] == backend
+        assert each["transport"] in transport or (backend == "tfdist" and transport in each["engine"])
+        assert "GPU" in each["device"]
+        number = each["local_rank"] if least == 2 else 0
+        assert each["visible"] == [f"/physical_device:GPU:{number}"]
+    assert [each["local_rank"] for each in found] == [0, 1]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_collectives_of_gpu_tensors_are_right(run: str, gpus: int, launch_once: Callable[..., Outcome]) -> None:
+    assert outcome_of(run, gpus, launch_once, "collectives").results("collectives") == [[], []]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_fit_gives_the_weights_of_one_process(run: str, gpus: int, launch_once: Callable[..., Outcome]) -> None:
+    found = outcome_of(run, gpus, launch_once, "fit beside one process").results("differences")
+    for case in CASES:
+        for results in found:
+            difference, moved, _ = results[case]
+            assert moved > 10 * TOLERANCE and difference < TOLERANCE
+        assert len({results[case][2] for results in found}) == 1, "the ranks' weights differ"
+
+
+def test_tfdist_leaves_a_gpu_alone_that_is_not_enough_for_all_ranks(
+    gpus: int, launch_once: Callable[..., Outcome]
+) -> None:
+    require("tfdist with two ranks and one GPU, on the CPUs", gpus, 1)
+    outcome = launch_once("hvkeras_run", WORKER, CASES, np=2, backend="tfdist", cold=True,
+                          env=ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "0"})
+    for each in outcome.results("place"):
+        assert each["visible"] == [] and "ring" in each["engine"]
+    assert outcome.results("collectives") == [[], []]
+
+
+@pytest.mark.parametrize("backend", ["native", "tfdist"])
+def test_the_report_divides_the_time_of_steps(backend: str, gpus: int, launch: Callable[..., Outcome]) -> None:
+    least = 2 if backend == "tfdist" else 1
+    require(f"the times in the report of {backend}", gpus, least)
+    reported = Path(__file__).parents[1] / "launch" / "workers" / "reported.py"
+    outcome = launch("hvkeras_run", reported, ("1",), np=2, backend=backend, cold=True,
+                     env=ENVIRONMENT | {"HVKERAS_REPORT": "report"})
+    found: dict[str, Any] = json.loads((outcome.cwd / "report" / "report.json").read_text())
+    for each in found["ranks"]:
+        split = each["split"]
+        parts = [split[name] for name in ("input", "compute", "wait", "communication")]
+        assert split["step"] == pytest.approx(sum(parts)) and min(parts) >= 0 and split["steps"] > 0
+    print(json.dumps([each["split"] for each in found["ranks"]]))

@@ -1,0 +1,80 @@
+"""Collectives and training of ranks that each have one GPU, chosen by the local rank; returns what the tests compare.
+
+Arguments: cases of `same_training.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+from harness.checks import check, run_checks
+from hvkeras.job.state import current_job
+from parallel.workers import same_training
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+assert same_training.differences  # `fit` beside one process: a check that importing it has registered
+
+
+def start() -> None:
+    """Joins the job, and chooses a GPU as migrated scripts do; ranks beyond the number of GPUs share them."""
+    hvd.init()
+    gpus = tf.config.list_physical_devices("GPU")
+    try:
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)] if gpus else [], "GPU")
+    except RuntimeError:  # the engine has chosen, and TensorFlow has started
+        assert current_job().backend.name == "tfdist"
+
+
+@check
+def place() -> dict[str, Any]:
+    """Which GPU this rank has, and where TensorFlow puts a tensor."""
+    visible = [device.name for device in tf.config.get_visible_devices("GPU")]
+    return {"local_rank": hvd.local_rank(), "visible": visible, "device": (tf.random.normal([4]) * 2).device,
+            "backend": current_job().backend.name, "engine": current_job().backend.engine,
+            "transport": current_job().backend.transport}
+
+
+def _on_gpu(rank: int, dtype: str) -> Any:
+    """A rank's tensor, in numbers that every dtype holds exactly."""
+    visible = tf.config.get_visible_devices("GPU")
+    with tf.device("/GPU:0" if visible else "/CPU:0"):
+        return tf.cast(tf.reshape(tf.range(12.0) + 10.0 * rank, [6, 2]), dtype)
+
+
+def _collectives(dtype: str) -> dict[str, Any]:
+    mine = _on_gpu(hvd.rank(), dtype)
+    return {"sum": hvd.allreduce(mine, op=hvd.Sum), "max": hvd.allreduce(mine, op=hvd.Max),
+            "gathered": hvd.allgather(mine), "sent": hvd.broadcast(mine, 1),
+            "exchanged": hvd.alltoall(mine, splits=[6 // hvd.size()] * hvd.size()),
+            "scattered": hvd.reducescatter(mine, op=hvd.Sum)}
+
+
+def _expected(dtype: str) -> dict[str, Any]:
+    everything = [np.asarray(tf.cast(_on_gpu(rank, dtype), tf.float64)) for rank in range(hvd.size())]
+    rows = 6 // hvd.size()
+    mine = slice(hvd.rank() * rows, (hvd.rank() + 1) * rows)
+    return {"sum": sum(everything), "max": np.max(everything, axis=0), "gathered": np.concatenate(everything),
+            "sent": everything[1], "exchanged": np.concatenate([each[mine] for each in everything]),
+            "scattered": sum(everything)[mine]}
+
+
+@check
+def collectives() -> list[str]:
+    """Every collective on tensors in the GPU's memory, eagerly and in a graph; returns what differs from NumPy."""
+    wrong = []
+    for dtype in DTYPES:
+        expected = _expected(dtype)
+        for way, run in (("eagerly", _collectives), ("in a graph", tf.function(_collectives))):
+            for name, found in run(dtype).items():
+                values = found[0] if isinstance(found, (list, tuple)) else found
+                if not np.array_equal(np.asarray(tf.cast(values, tf.float64)), expected[name]):
+                    wrong.append(f"{name} of {dtype} {way}")
+    return wrong
+
+
+if __name__ == "__main__":
+    run_checks(before=start, after=hvd.shutdown)

@@ -1,0 +1,27 @@
+# Compiles for every Linux with glibc 2.28 or later, by the Zig of the wheel `ziglang`, for this machine or another one:
+#   cmake -DCMAKE_TOOLCHAIN_FILE=tools/manylinux.cmake -DMACHINE=aarch64 ...
+# The first Python in the PATH must have that wheel. docs/decisions/packaging.md says why.
+set(MACHINE "${CMAKE_HOST_SYSTEM_PROCESSOR}" CACHE STRING "what is compiled for: x86_64 or aarch64")
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES MACHINE ZIG)
+if(NOT ZIG)
+  execute_process(
+    COMMAND python -c "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name('zig'))"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "The first python in the PATH must have the wheel ziglang. HINT: pip install ziglang.")
+  endif()
+  set(ZIG "${found}" CACHE FILEPATH "the compiler")
+endif()
+# Nothing is linked to find out what is here: for a first program of a kind, Zig compiles all of C++'s own library.
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+set(CMAKE_C_ARCHIVE_CREATE "${ZIG} ar qc <TARGET> <OBJECTS>")
+set(CMAKE_CXX_ARCHIVE_CREATE "${CMAKE_C_ARCHIVE_CREATE}")
+set(CMAKE_C_ARCHIVE_FINISH "")
+set(CMAKE_CXX_ARCHIVE_FINISH "")
+set(CMAKE_C_COMPILER "${ZIG};cc;-target;${MACHINE}-linux-gnu.2.28")
+set(CMAKE_CXX_COMPILER "${ZIG};c++;-target;${MACHINE}-linux-gnu.2.28")
+if(NOT MACHINE STREQUAL CMAKE_HOST_SYSTEM_PROCESSOR)
+  set(CMAKE_SYSTEM_NAME Linux)
+  set(CMAKE_SYSTEM_PROCESSOR "${MACHINE}")
+  set(CMAKE_DISABLE_FIND_PACKAGE_MPI ON)  # what is found here is this machine's
+endif()
