@@ -12,6 +12,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
+# The overview's navigation would hold that page alone; wide tables take the place of the table of contents.
+_HIDDEN = {"index.md": ["navigation"], "settings.md": ["toc"], "reference/index.md": ["toc"]}
 # What comes between the brackets and the anchor of a link within the repository.
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
@@ -33,8 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Rewrites links between files of the repository into links between pages of the site."""
     uri = page.file.src_uri
-    if uri == "index.md":
-        page.meta["hide"] = ["navigation"]  # which would hold this page alone
+    page.meta["hide"] = _HIDDEN.get(uri, [])
     source = SOURCES.get(uri, f"docs/{uri}")
     if not (ROOT / source).exists():
         return markdown  # a page that is generated for the site, whose links are right

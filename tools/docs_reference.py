@@ -47,7 +47,7 @@ def _pages() -> dict[str, tuple[Sequence[str], str]]:
             statement.name for statement in _tree(module).body
             if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_")]
         pages[module] = (names, "hvd" + module.removeprefix("hvkeras") if module != INTERFACE else module)
-    return pages
+    return dict(sorted(pages.items()))
 
 
 def _module_page(module: str, names: Sequence[str], prefix: str) -> str:
@@ -77,7 +77,8 @@ def _index() -> Iterator[str]:
         for name in names if module not in ALIASES else ():
             home = _home(module, name)
             said = _docstring(_definition(_tree(home), name)) if home else ""
-            rows[f"{prefix}.{name}"] = f"| {_link(name, module, prefix)} | {said.splitlines()[0] if said else ''} |"
+            what = said.splitlines()[0] if said else "A constant."
+            rows[f"{prefix}.{name}"] = f"| {_link(name, module, prefix)} | {what} |"
     yield from (rows[name] for name in sorted(rows, key=lambda name: (name.count("."), name.lower())))
     yield ("\nHorovod's import paths have pages as well: "
            + ", ".join(f"[`{module}`]({module}.md)" for module in ALIASES) + ".")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,15 @@ def scripts(page: Path) -> dict[str, str]:
     return dict(FILE.findall(page.read_text()))
 
 
-def blocks() -> Iterator[object]:
+def blocks() -> list[object]:
     """Page, commands and output of each block that is marked."""
+    made = []
     for page in PAGES:
         name = page.relative_to(ROOT).with_suffix("").as_posix()
         for number, (slow, commands, output) in enumerate(TESTED.findall(page.read_text()), 1):
-            yield pytest.param(page, commands, output, id=f"{name}-{number}", marks=pytest.mark.slow if slow else ())
+            made.append(pytest.param(page, commands, output, id=f"{name}-{number}",
+                                     marks=pytest.mark.slow if slow else ()))
+    return made
 
 
 def pattern(line: str) -> str:

@@ -117,10 +117,10 @@ def test_variables_that_mean_nothing_are_found() -> None:
 
 
 def _table() -> str:
-    lines = ["| variable | default | Horovod's variable | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| variable | meaning | default | Horovod's variable |", "| --- | --- | --- | --- |"]
     for row in PUBLIC:
         alias = f"`{row.horovod}`" if row.horovod else ""
-        lines.append(f"| `{row.variable}` | {_shown(row)} | {alias} | {row.help} |")
+        lines.append(f"| `{row.variable}` | {row.help} | {_shown(row)} | {alias} |")
     return f"<!-- settings -->\n\n{chr(10).join(lines)}\n\n<!-- end -->"
 
 
