@@ -196,7 +196,7 @@ $(VENV)/.has-open-mpi: $(VENV)/.has-python
 	@touch $@
 
 $(VENV)/.has-build-tools: $(VENV)/.has-python
-	@$(call pip,$(VENV)) "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
+	@$(call pip,$(VENV)) "hatch-fancy-pypi-readme>=24" "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
 	@touch $@
 
 # A compiler for every Linux, of 80 MB.
