@@ -18,6 +18,8 @@
   test-arm test-gpu check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
+# Else each process of the tests would compile all of them again.
+unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 VENV := .venv
