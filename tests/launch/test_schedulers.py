@@ -1,0 +1,105 @@
+"""What schedulers set in the environment, with real ranks: torchrun's variables, a Slurm step, a Kubernetes Indexed Job.
+
+The schedulers themselves are in tests/clusters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import hosts as machines
+from harness import start_job, warm
+from harness.launchers import clean_environment
+
+WORKER = Path(__file__).parent / "workers" / "meet.py"
+JOB, SERVICE = "train", "workers"
+SECRET = {"HVKERAS_SECRET": "not a secret outside of this test"}
+
+
+def facts(text):
+    return json.loads(re.findall(r"FACTS (\{.*?\})", text)[0])
+
+
+@pytest.mark.parametrize(("scheduler", "backend", "launcher"), [
+    ("torchrun_variables", "native", "torchrun or the like"), ("slurm_step", "tfdist", "srun (Slurm)")])
+def test_ranks_of_one_host_meet(launch, scheduler, backend, launcher):
+    outcome = launch(scheduler, WORKER, ("again",), np=2, backend=backend)
+    for rank in (0, 1):
+        found = facts(outcome.stdout(rank))
+        assert (found["rank"], found["local"], found["sum"]) == (rank, [rank, 2], 3.0)
+        assert (found["backend"], found["launcher"]) == (backend, launcher)
+    assert f"2 ranks on 1 host, launched by {launcher}" in outcome.stderr(0)
+
+
+def test_where_the_local_size_is_not_said_a_secret_lets_ranks_meet_at_the_port(launch):
+    without = {"LOCAL_WORLD_SIZE": "", "LOCAL_RANK": "", **SECRET}
+    outcome = launch("torchrun_variables", WORKER, np=2, backend="native", env=without)
+    assert [facts(outcome.stdout(rank))["sum"] for rank in (0, 1)] == [3.0, 3.0]
+
+
+def test_a_rank_that_is_missing_is_named(tmp_path):
+    with start_job("torchrun_variables", WORKER, np=2, folder=tmp_path, backend="native", start_order=(1,),
+                   env={"HVKERAS_START_TIMEOUT": "4"}, expect_failure=True) as job:
+        outcome = job.wait()
+    assert "no answer from rank 0 (it has not announced itself)" in outcome.stderr(1).splitlines()[-1]
+
+
+@pytest.fixture
+def pods():
+    """The processes of an Indexed Job's pods: `pods(index, ...)` starts one, and all end with the test."""
+    if reason := machines.missing():
+        pytest.skip(reason)
+    started = []
+    with machines.network(2, [f"{JOB}-0", f"{JOB}-1"]) as made:
+
+        def start(index, folder, *arguments, **extra):
+            environment = clean_environment(folder) | {
+                "HOSTNAME": made.hosts[index].name, "JOB_COMPLETION_INDEX": str(index), "HVKERAS_BACKEND": "tfdist",
+                "HVKERAS_KUBERNETES_SIZE": "2", "HVKERAS_KUBERNETES_SERVICE": SERVICE, **SECRET, **extra}
+            command = made.hosts[index].command(*warm.python(environment), *arguments)
+            started.append(subprocess.Popen(command, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE,
+                                            stderr=subprocess.STDOUT, start_new_session=True))
+            return started[-1]
+
+        def resolve():
+            """Lets the names of the pods resolve, as the cluster does some time after it has started them."""
+            names = "".join(f"{host.address} {host.name}.{SERVICE}\n" for host in made.hosts)
+            for host in made.hosts:
+                with host.names_file.open("a") as file:
+                    file.write(names)
+
+        start.resolve = resolve
+        try:
+            yield start
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+def test_pods_of_an_indexed_job_meet_once_the_name_of_the_first_resolves(pods, tmp_path):
+    late = pods(1, tmp_path, str(WORKER))
+    time.sleep(3.5)  # until it has said whom it waits for
+    first = pods(0, tmp_path, str(WORKER))
+    pods.resolve()
+    outputs = [pod.communicate(timeout=90)[0] for pod in (first, late)]
+    for rank, output in enumerate(outputs):
+        found = facts(output)
+        assert (found["rank"], found["local"], found["cross"], found["sum"]) == (rank, [0, 1], [rank, 2], 3.0)
+    assert "2 ranks on 2 hosts, launched by a Kubernetes Indexed Job" in outputs[0]
+    assert re.search(rf"waiting for pod {JOB}-0 \(rank 0\), which serves the control channel at {JOB}-0\.{SERVICE}:29400:"
+                     r" its name does not resolve yet", outputs[1])
+
+
+def test_pods_without_a_secret_are_told_what_to_set(pods, tmp_path):
+    output = pods(1, tmp_path, str(WORKER), HVKERAS_SECRET="").communicate(timeout=60)[0]
+    assert "launched by a Kubernetes Indexed Job, must share a secret" in output.splitlines()[-1]
