@@ -1,8 +1,8 @@
 """Train on the nodes of a Ray cluster: the driver starts the ranks, and gets what each returns.
 
-    pip install 'hvkeras[cpu,ray]'
-    python examples/ray_train.py --workers 2                                  # a cluster of this machine alone
-    ray job submit --working-dir examples -- python ray_train.py --workers 8  # on a cluster that runs
+pip install 'hvkeras[cpu,ray]'
+python examples/ray_train.py --workers 2                                  # a cluster of this machine alone
+ray job submit --working-dir examples -- python ray_train.py --workers 8  # on a cluster that runs
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+import hvkeras as hvd
 from hvkeras.ray import RayExecutor, ray_logger
 
 
@@ -20,7 +21,6 @@ def train(epochs: int, batch_size: int) -> dict[str, Any]:
     import keras
 
     import data
-    import hvkeras as hvd
     from network import convolutional_network
 
     hvd.init()

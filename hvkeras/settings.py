@@ -172,8 +172,8 @@ TABLE: tuple[Setting, ...] = (
             " commas."),
     Setting("secret", str, "", "The job's secret, the same on every rank; needed on several hosts by jobs of TF_CONFIG,"
             " torchrun and Kubernetes."),
-    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where jobs of TF_CONFIG, torchrun and Slurm"
-            " leave the job's secret."),
+    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where jobs of TF_CONFIG, torchrun and"
+            " Slurm leave the job's secret."),
     Setting("kubernetes_size", int, None, "Number of pods of a Kubernetes Indexed Job that train together."),
     Setting("kubernetes_service", str, "", "Headless service of these pods, with :port to meet at another one than"
             " 29400."),

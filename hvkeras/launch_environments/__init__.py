@@ -3,9 +3,9 @@
 The order is a contract: our own launcher, then launchers that start processes, then TF_CONFIG
 (which may be left over in a shell), then torchrun's variables (which some clusters set beside
 TF_CONFIG, for other frameworks), then a Kubernetes Indexed Job (in whose pods any of these may start
-ranks), then Slurm (whose variables are also set in batch scripts that start nothing). The first launcher whose variables are complete wins. An incomplete set of variables is an
-error, unless a launcher further down announces several ranks: then the variables are left over, or a script
-has set them for itself.
+ranks), then Slurm (whose variables are also set in batch scripts that start nothing). The first launcher
+whose variables are complete wins. An incomplete set of variables is an error, unless a launcher further
+down announces several ranks: then the variables are left over, or a script has set them for itself.
 """
 
 from __future__ import annotations

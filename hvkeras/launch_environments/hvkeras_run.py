@@ -19,7 +19,7 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, CONTRO
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `hvkeras run`, or of another process that serves the control channel, such as Ray's driver."""
+    """Recognises a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
     launcher = environ.get(STARTED_BY) or LAUNCHER
     if not is_launched_by(launcher, environ, _ALL, _ALL):
         return None

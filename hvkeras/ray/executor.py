@@ -64,7 +64,7 @@ class RayExecutor:
         num_workers_per_host: int = 1, cpus_per_worker: int = 1, use_gpu: bool = False,
         gpus_per_worker: int | None = None, use_current_placement_group: bool = True, min_workers: int | None = None,
         max_workers: int | None = None, reset_limit: int | None = None,
-        cooldown_range: tuple[int, int] | None = None, elastic_timeout: int = 600, override_discovery: bool = True,
+        cooldown_range: tuple[int, int] | None = None, elastic_timeout: float = 600, override_discovery: bool = True,
     ) -> None:
         del cooldown_range, override_discovery
         self._settings = settings or RaySettings()

@@ -17,7 +17,8 @@ def require_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise NotInstalledError(explain("Ray must be installed for hvkeras.ray", "pip install 'hvkeras[ray]'")) from None
+        raise NotInstalledError(explain("Ray must be installed for hvkeras.ray",
+                                        "pip install 'hvkeras[ray]'")) from None
     if ray.util.client.ray.is_connected():
         raise UnsupportedError(explain("An executor must run on a node of the Ray cluster, whose workers connect to it",
                                        "call it inside a function with @ray.remote, or submit the script by ray job"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -30,7 +30,7 @@ class RaySettings:
     elastic_timeout: float = 600
 
 
-def interfaces(nics: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def interfaces(nics: str | Iterable[str] | None) -> tuple[str, ...] | None:
     """Reads Horovod's parameter for network interfaces: a list, a set, or names separated by commas."""
     if nics is None:
         return None

@@ -65,7 +65,7 @@ class Restarts:
             RankError: It failed more often than the limit allows.
             MachineError: There were no places in time.
         """
-        # Commits lie on the host of rank 0, which therefore goes back to it, unless the user has chosen a shared folder.
+        # Commits lie on the host of rank 0, which therefore goes back to it, unless a shared folder was chosen.
         chosen = Settings().elastic_dir
         folder = chosen or str(Path(tempfile.gettempdir()) / f"hvkeras-ray-{secrets.token_hex(8)}")
         first, resets, last_error = "", 0, ""

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: its controller and two nodes, each in a network namespace with a host name of its own."""
+"""A real Slurm on this machine: its controller and two nodes, in network namespaces with host names of their own."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Cluster:
         """Returns a command line that runs on a node; unlike `Host.command`, it sees the cgroups, as slurmd must."""
         host = self.hosts[place]
         script = f'hostname {host.name}; mount --bind {host.names_file} /etc/hosts; exec "$@"'
-        return ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "sh", "-c", script, "sh",
-                *command]
+        return ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "sh", "-c", script,
+                "sh", *command]
 
     def start(self) -> None:
         """Starts all daemons, and waits until both nodes are idle."""
@@ -125,8 +125,8 @@ class Cluster:
 
     def run(self, *command: str, deadline: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs a command on the first node, to its end."""
-        return subprocess.run(self.on_host(0, *command), env=self.environment | environment, text=True, timeout=deadline,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self.folder / "jobs")
+        return subprocess.run(self.on_host(0, *command), env=self.environment | environment, cwd=self.folder / "jobs",
+                              text=True, timeout=deadline, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def submit(self, script: str, *options: str, **environment: str) -> str:
         """Submits a batch script; returns the job's number. Its output goes to `output(number)`."""

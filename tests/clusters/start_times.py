@@ -18,9 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `harness`, as pytest does
 
-import slurm_cluster  # noqa: E402
-
-from harness.launchers import BIN, clean_environment  # noqa: E402
+from clusters import slurm_cluster
+from harness.launchers import BIN, clean_environment
 
 FIRST_STEP = """
 import keras

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-import slurm_cluster
 
+from clusters import slurm_cluster
 from harness.launchers import BIN
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())

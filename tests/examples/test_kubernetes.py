@@ -136,12 +136,13 @@ def test_hvkeras_reads_the_train_job_as_it_is_meant():
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     (template,) = pod_templates(runtime)
     (container,) = template["spec"]["containers"]
-    shell = container["command"][:2] + [re.sub(r"exec .*", "exec env", container["command"][2])]
+    shell = [*container["command"][:2], re.sub(r"exec .*", "exec env", container["command"][2])]
     pet = {"PET_NNODES": str(job["spec"]["trainer"]["numNodes"]), "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1",
            "PET_MASTER_ADDR": "train-node-0-0.train", "PET_MASTER_PORT": "29500"}
     done = subprocess.run(shell, env={"PATH": os.environ["PATH"], **pet}, capture_output=True, text=True, timeout=10,
                           check=True)
-    launch = detect_launch(dict(line.split("=", 1) for line in done.stdout.splitlines()) | {"JOB_COMPLETION_INDEX": "1"})
+    environ = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    launch = detect_launch(environ | {"JOB_COMPLETION_INDEX": "1"})
     assert (launch.rank, launch.size, launch.rendezvous.address) == (1, 2, "train-node-0-0.train:29500")
 
 
@@ -161,7 +162,8 @@ def test_the_mpi_jobs_command_fills_its_slots():
     (job,) = documents("mpijob.yaml")
     spec = job["spec"]
     command = pod_templates(spec["mpiReplicaSpecs"]["Launcher"])[0]["spec"]["containers"][0]["command"]
-    assert int(command[command.index("-np") + 1]) == spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+    ranks = int(command[command.index("-np") + 1])
+    assert ranks == spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
     port = re.search(r"^Port (\d+)$", (FOLDER / "sshd_config").read_text(), re.MULTILINE)
     (worker,) = pod_templates(spec["mpiReplicaSpecs"]["Worker"])
     (container,) = worker["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""What schedulers set in the environment, with real ranks: torchrun's variables, a Slurm step, a Kubernetes Indexed Job.
+"""What schedulers set in the environment, with real ranks: torchrun's variables, a Slurm step, an Indexed Job.
 
 The schedulers themselves are in tests/clusters.
 """
@@ -6,10 +6,7 @@ The schedulers themselves are in tests/clusters.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -18,9 +15,9 @@ import pytest
 from harness import hosts as machines
 from harness import start_job, warm
 from harness.launchers import clean_environment
+from harness.pods import JOB, SERVICE, pods
 
 WORKER = Path(__file__).parent / "workers" / "meet.py"
-JOB, SERVICE = "train", "workers"
 SECRET = {"HVKERAS_SECRET": "not a secret outside of this test"}
 
 
@@ -53,53 +50,32 @@ def test_a_rank_that_is_missing_is_named(tmp_path):
 
 
 @pytest.fixture
-def pods():
-    """The processes of an Indexed Job's pods: `pods(index, ...)` starts one, and all end with the test."""
+def job():
+    """The pods of an Indexed Job."""
     if reason := machines.missing():
         pytest.skip(reason)
-    started = []
-    with machines.network(2, [f"{JOB}-0", f"{JOB}-1"]) as made:
-
-        def start(index, folder, *arguments, **extra):
-            environment = clean_environment(folder) | {
-                "HOSTNAME": made.hosts[index].name, "JOB_COMPLETION_INDEX": str(index), "HVKERAS_BACKEND": "tfdist",
-                "HVKERAS_KUBERNETES_SIZE": "2", "HVKERAS_KUBERNETES_SERVICE": SERVICE, **SECRET, **extra}
-            command = made.hosts[index].command(*warm.python(environment), *arguments)
-            started.append(subprocess.Popen(command, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE,
-                                            stderr=subprocess.STDOUT, start_new_session=True))
-            return started[-1]
-
-        def resolve():
-            """Lets the names of the pods resolve, as the cluster does some time after it has started them."""
-            names = "".join(f"{host.address} {host.name}.{SERVICE}\n" for host in made.hosts)
-            for host in made.hosts:
-                with host.names_file.open("a") as file:
-                    file.write(names)
-
-        start.resolve = resolve
-        try:
-            yield start
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+    with pods() as made:
+        yield made
 
 
-def test_pods_of_an_indexed_job_meet_once_the_name_of_the_first_resolves(pods, tmp_path):
-    late = pods(1, tmp_path, str(WORKER))
+def start(job, index, folder, **extra):
+    return job.start(index, [*warm.python(clean_environment(folder)), str(WORKER)], folder, **extra)
+
+
+def test_pods_of_an_indexed_job_meet_once_the_name_of_the_first_resolves(job, tmp_path):
+    late = start(job, 1, tmp_path)
     time.sleep(3.5)  # until it has said whom it waits for
-    first = pods(0, tmp_path, str(WORKER))
-    pods.resolve()
+    first = start(job, 0, tmp_path)
+    job.resolve()
     outputs = [pod.communicate(timeout=90)[0] for pod in (first, late)]
     for rank, output in enumerate(outputs):
         found = facts(output)
         assert (found["rank"], found["local"], found["cross"], found["sum"]) == (rank, [0, 1], [rank, 2], 3.0)
     assert "2 ranks on 2 hosts, launched by a Kubernetes Indexed Job" in outputs[0]
-    assert re.search(rf"waiting for pod {JOB}-0 \(rank 0\), which serves the control channel at {JOB}-0\.{SERVICE}:29400:"
-                     r" its name does not resolve yet", outputs[1])
+    assert re.search(rf"waiting for pod {JOB}-0 \(rank 0\), which serves the control channel at {JOB}-0\.{SERVICE}"
+                     r":29400: its name does not resolve yet", outputs[1])
 
 
-def test_pods_without_a_secret_are_told_what_to_set(pods, tmp_path):
-    output = pods(1, tmp_path, str(WORKER), HVKERAS_SECRET="").communicate(timeout=60)[0]
+def test_pods_without_a_secret_are_told_what_to_set(job, tmp_path):
+    output = start(job, 1, tmp_path, HVKERAS_SECRET="").communicate(timeout=60)[0]
     assert "launched by a Kubernetes Indexed Job, must share a secret" in output.splitlines()[-1]

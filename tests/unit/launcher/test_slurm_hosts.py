@@ -17,7 +17,8 @@ EXPANDED = {"n[1-3]": "n1\\nn2\\nn3\\n", "n7": "n7\\n"}
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's own expansion, for machines without Slurm."""
     cases = "".join(f"'{nodes}') printf '{names}' ;;\n" for nodes, names in EXPANDED.items())
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\ncase "$3" in\n{cases}*) echo Invalid hostlist >&2; exit 1 ;;\nesac\n')
+    refusal = "*) echo Invalid hostlist >&2; exit 1 ;;\n"
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\ncase "$3" in\n{cases}{refusal}esac\n')
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
