@@ -27,6 +27,7 @@ import numpy as np
 import hvkeras as hvd
 
 hvd.init("tfdist")
+keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
 model.fit(np.ones((4, 8)), np.ones((4, 1)), batch_size=4, epochs=1, verbose=0)

@@ -92,7 +92,7 @@ def test_training_goes_on_after_a_rank_was_killed(start, tmp_path):
     assert process.returncode == 0, output
     assert re.search(r"because rank \d on \S+ \(pid \d+\) ended unexpectedly", output)
     assert re.search(r"training resumes with epoch \d+.*, from the backup of 2 workers", output)
-    assert re.search(r"test accuracy: 0\.9", output)
+    assert re.search(r"test accuracy: (0\.9|1\.0)", output)
 
 
 def test_ranks_end_when_torchrun_is_killed(start, tmp_path):
