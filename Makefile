@@ -15,7 +15,7 @@
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
 .PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times test-wheels \
-  test-arm test-gpu check lint docs chart picture wheel wheels native sanitize import-cost clean
+  test-arm test-gpu test-clusters check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
 # Else each process of the tests would compile all of them again.
@@ -24,6 +24,7 @@ comma := ,
 
 VENV := .venv
 OLDEST := .venv-oldest
+CLUSTERS := .venv-clusters
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE tools/build_wheel.py \
 	tools/manylinux.cmake $(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
 TESTED_TENSORFLOW := 2.21
@@ -82,6 +83,10 @@ test-oldest: $(OLDEST)/.has-hvkeras
 # A sample of the tests on warm ranks, each rank a Python of its own: forking must make no difference.
 test-cold: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m sample --cold
+
+# Real schedulers: Ray, Slurm and torchrun, in an environment of their own.
+test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-torch
+	$(CLUSTERS)/bin/pytest tests/clusters
 
 # What takes minutes: marked `slow`, and left out of all others.
 test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
@@ -180,17 +185,17 @@ sanitize: $(VENV)/.has-build-tools
 	  build/$$sanitizer/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
-	rm -rf build dist $(VENV) $(OLDEST)
+	rm -rf build dist $(VENV) $(OLDEST) $(CLUSTERS)
 
-$(VENV)/.has-python $(OLDEST)/.has-python: %/.has-python: | tools/make_venv.sh
+$(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python: %/.has-python: | tools/make_venv.sh
 	@tools/make_venv.sh $*
 	@touch $@
 
 # tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
-$(VENV)/.has-tensorflow: $(VENV)/.has-python
+$(VENV)/.has-tensorflow $(CLUSTERS)/.has-tensorflow: %/.has-tensorflow: %/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
-	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*"
-	@$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
+	@$(call pip,$*) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*"
+	@$(call pip,$*) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
 	@touch $@
 
 $(VENV)/.has-open-mpi: $(VENV)/.has-python
@@ -253,6 +258,27 @@ $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
 
 $(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(OLDEST),[test])
+	@touch $@
+
+$(CLUSTERS)/.has-hvkeras: $(CLUSTERS)/.has-tensorflow $(VENV)/.has-wheel
+	@$(call install_hvkeras,$(CLUSTERS),[test])
+	@touch $@
+
+$(CLUSTERS)/.has-ray: $(CLUSTERS)/.has-hvkeras
+	@echo "Installing Ray"
+	@$(call pip,$(CLUSTERS)) "ray[tune]$$(sed -n 's/^ray = .*"ray\([^"]*\)".*/\1/p' pyproject.toml)"
+	@touch $@
+
+# For torchrun alone. From PyPI, torch is the one for CUDA; a local wheel for CPUs is taken before it.
+$(CLUSTERS)/.has-torch: | $(CLUSTERS)/.has-hvkeras
+	@echo "Installing torch"
+	@$(call pip,$(CLUSTERS)) "torch==2.13.*"
+	@touch $@
+
+# Slurm's daemons are started by the tests, and by nothing else.
+$(CLUSTERS)/.has-slurm: | $(CLUSTERS)/.has-python
+	@command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null || \
+	  tools/system_packages.sh slurm-wlm munge
 	@touch $@
 
 # With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the
