@@ -640,6 +640,6 @@ def xla() -> str:
 
 
 if __name__ == "__main__":
-    of_gradients = {"gradients", "gradients_of_types", "second_gradients", "gradients_of_reduced_gradients", "converted"}
-    without = of_gradients if "few" in sys.argv else set()
+    slow = {"gradients", "gradients_of_types", "second_gradients", "gradients_of_reduced_gradients", "converted"}
+    without = slow if "few" in sys.argv else set()
     run_checks(before=hvd.init, after=hvd.shutdown, chosen=set(names_of_checks(Path(__file__))) - without)
