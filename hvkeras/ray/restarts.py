@@ -103,14 +103,16 @@ class Restarts:
         ray = require_ray()
         needs = {name: amount for name, amount in (("CPU", self._worker.cpus), ("GPU", self._worker.gpus)) if amount}
         began = reported = time.monotonic()
+        before = -1
         while True:
             alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             slots = sum(int(min(node.get(name, 0) // amount for name, amount in needs.items())) for node in alive)
             free = ray.available_resources()
             slots = min(slots, *(int(free.get(name, 0) // amount) for name, amount in needs.items()))
             now = time.monotonic()
-            if slots >= self._fewest:
+            if slots >= self._fewest and slots == before:  # places of workers that have just ended come back by and by
                 return slots if self._most is None else min(slots, self._most)
+            before = slots
             if now - began >= self._timeout:
                 raise MachineError(explain(
                     f"The Ray cluster must have places for {self._fewest} workers within {self._timeout:g} s",

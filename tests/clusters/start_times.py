@@ -94,7 +94,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {times} times each\n\n| scheduler | its minimum | to the first step |\n"
           "| --- | --- | --- |")
     for title, (least, whole) in rows.items():
-        print(f"| {title} | {statistics.median(least):.1f} | {statistics.median(whole):.1f} |")
+        print(f"| {title} | {statistics.median(least):.2f} | {statistics.median(whole):.1f} |")
 
 
 if __name__ == "__main__":
