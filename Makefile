@@ -9,13 +9,14 @@
 #              distribution; make test-wheels: builds and checks them
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 # make test-arm   the C++ core for 64-bit ARM, under qemu; make test-gpu: what needs a GPU, and says so where there is none
+# make test-trackers   MLflow, Weights & Biases, TensorBoard, Keras Tuner and Optuna, in an environment of their own
 # make import-cost   how long `import hvkeras` and `hvkeras --help` take
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
 .PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times test-wheels \
-  test-arm test-gpu test-clusters check lint docs chart picture wheel wheels native sanitize import-cost clean
+  test-arm test-gpu test-clusters test-trackers check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
 # Else each process of the tests would compile all of them again.
@@ -25,6 +26,7 @@ comma := ,
 VENV := .venv
 OLDEST := .venv-oldest
 CLUSTERS := .venv-clusters
+TRACKERS := .venv-trackers
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE tools/build_wheel.py \
 	tools/manylinux.cmake $(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
 TESTED_TENSORFLOW := 2.21
@@ -168,6 +170,10 @@ test-arm: $(VENV)/.has-zig
 test-gpu: $(VENV)/.has-open-mpi $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-horovod)
 	$(VENV)/bin/pytest -q -rsp tests/gpu
 
+# The pages on trackers and tuners, with the newest releases of these; all offline.
+test-trackers: $(TRACKERS)/.has-hvkeras
+	$(TRACKERS)/bin/pytest -q -k trackers tests/trackers tests/examples
+
 import-cost: $(VENV)/.has-hvkeras
 	@$(call python,$(VENV)) tools/import_cost.py
 
@@ -185,9 +191,9 @@ sanitize: $(VENV)/.has-build-tools
 	  build/$$sanitizer/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
-	rm -rf build dist $(VENV) $(OLDEST) $(CLUSTERS)
+	rm -rf build dist $(VENV) $(OLDEST) $(CLUSTERS) $(TRACKERS)
 
-$(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python: %/.has-python: | tools/make_venv.sh
+$(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python $(TRACKERS)/.has-python: %/.has-python: | tools/make_venv.sh
 	@tools/make_venv.sh $*
 	@touch $@
 
@@ -279,6 +285,15 @@ $(CLUSTERS)/.has-torch: | $(CLUSTERS)/.has-hvkeras
 $(CLUSTERS)/.has-slurm: | $(CLUSTERS)/.has-python
 	@command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null || \
 	  tools/system_packages.sh slurm-wlm munge
+	@touch $@
+
+$(TRACKERS)/.has-trackers: $(TRACKERS)/.has-python
+	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW), trackers and tuners"
+	@$(call pip,$(TRACKERS)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" keras-tuner mlflow optuna tensorboard wandb
+	@touch $@
+
+$(TRACKERS)/.has-hvkeras: $(TRACKERS)/.has-trackers $(VENV)/.has-wheel
+	@$(call install_hvkeras,$(TRACKERS),[test])
 	@touch $@
 
 # With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the
