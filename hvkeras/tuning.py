@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, TypeVar
 
@@ -50,10 +51,12 @@ def DistributedTuner(tuner: TunerT) -> TunerT:  # noqa: N802 - named like Distri
 
 
 def _share(tuner: Any, oracle: Any, chooses: bool) -> None:
-    trials, state = broadcast_object((oracle.trials, oracle.get_state()), name="the state of the tuner")
+    # As Keras Tuner saves both: as JSON. Neither can be pickled.
+    packed = [_packed(trial) for trial in oracle.trials.values()], json.dumps(oracle.get_state())
+    trials, state = broadcast_object(packed, name="the state of the tuner")
     if not chooses:
-        oracle.trials = trials
-        oracle.set_state(state)
+        oracle.trials = {trial.trial_id: trial for trial in map(_unpacked, trials)}
+        oracle.set_state(json.loads(state))
         tuner.directory = os.path.join(tuner.directory, tuner.project_name)
         tuner.project_name = f"rank_{current_job().topology.rank}"
         oracle._set_project_dir(tuner.directory, tuner.project_name)
@@ -63,8 +66,11 @@ def _share(tuner: Any, oracle: Any, chooses: bool) -> None:
 
     def create_trial(tuner_id: str) -> Any:
         mine = create(tuner_id) if chooses else None
-        trial = broadcast_object(mine, name="the next trial of the tuner")
-        if not chooses and trial.status == _RUNNING:
+        packed = broadcast_object(_packed(mine) if chooses else None, name="the next trial of the tuner")
+        if mine is not None:
+            return mine
+        trial = _unpacked(packed)
+        if trial.status == _RUNNING:
             oracle.trials[trial.trial_id] = oracle.ongoing_trials[tuner_id] = trial
         return trial
 
@@ -76,3 +82,12 @@ def _share(tuner: Any, oracle: Any, chooses: bool) -> None:
 
     create_trial._hvkeras_shared = True  # type: ignore[attr-defined]
     oracle.create_trial, oracle.end_trial = create_trial, end_trial
+
+
+def _packed(trial: Any) -> tuple[type, str]:
+    return type(trial), json.dumps(trial.get_state())
+
+
+def _unpacked(packed: tuple[type, str]) -> Any:
+    cls: Any = packed[0]
+    return cls.from_state(json.loads(packed[1]))

@@ -19,7 +19,7 @@ from hvkeras import compat
 from hvkeras.errors import DivergenceError, explain
 
 # Arguments of layers that may differ between ranks; initial weights are broadcast, and have their own check.
-_FREE = {"name", "dtype", "seed", "batch_size", "batch_shape"}
+_FREE = {"name", "dtype", "seed"}
 _BY_PARTS = {"Regularizer", "Constraint"}  # Keras base classes whose instances are described by their attributes
 
 
@@ -57,7 +57,8 @@ def layers_of(model: Any, local: Collection[Any], local_layers: Sequence[Any] = 
     apart = {id(layer) for layer in compat.learned_layers(model)}
     apart |= {id(inner) for layer in local_layers for inner in layer._flatten_layers()}
     found = {id(layer): layer for layer in model._flatten_layers(include_self=False)}
-    return [_described(layer) for key, layer in found.items() if key not in apart and not _is_local(layer, local)]
+    return [_described(layer) for key, layer in found.items()
+            if key not in apart and not _is_input(layer) and not _is_local(layer, local)]
 
 
 def digest_of(layers: Sequence[Layer]) -> str:
@@ -83,7 +84,8 @@ def require_same_model(ranks: Sequence[int], everyone: Sequence[Sequence[Layer]]
                 f"All ranks must train the same model, but the models themselves differ in {what}",
                 "build the model alike on every rank; a tuner must give all ranks the same trial (Keras Tuner:"
                 " hvd.DistributedTuner(tuner), or the same seed= and a directory of its own on every rank); register"
-                " layers that are meant to differ with optimizer.register_local_var(variable)", **{f"rank_{ranks[0]}": first, f"rank_{rank}": other}))
+                " layers that are meant to differ with optimizer.register_local_var(variable)",
+                **{f"rank_{ranks[0]}": first, f"rank_{rank}": other}))
 
 
 def _difference(first: Sequence[Layer], other: Sequence[Layer]) -> tuple[str, str, str] | None:
@@ -97,6 +99,11 @@ def _difference(first: Sequence[Layer], other: Sequence[Layer]) -> tuple[str, st
                 where = f"{what} of the layer {one.name} ({one.kind})"
                 return where, mine.get(what, "nothing"), theirs.get(what, "nothing")
     return None if len(first) == len(other) else ("the number of layers", str(len(first)), str(len(other)))
+
+
+def _is_input(layer: Any) -> bool:
+    """Whether Keras itself may have made the layer, when it built a model."""
+    return compat.is_of_keras(type(layer)) and type(layer).__name__ == "InputLayer"
 
 
 def _is_local(layer: Any, local: Collection[Any]) -> bool:

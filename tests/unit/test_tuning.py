@@ -17,5 +17,5 @@ def job() -> Iterator[None]:
 
 
 def test_what_is_no_tuner_is_refused() -> None:
-    with pytest.raises(hvd.UsageError, match="DistributedTuner takes a tuner of Keras Tuner. Received: tuner='object'"):
+    with pytest.raises(hvd.UsageError, match=r"takes a tuner of Keras Tuner\. Received: tuner='object'"):
         hvd.DistributedTuner(object())
