@@ -30,6 +30,11 @@ class Host:
     address: str
     namespace: str
 
+    @property
+    def names_file(self) -> Path:
+        """The /etc/hosts of this host, which may be appended to while processes run there."""
+        return _ETC / self.namespace / "hosts"
+
     def command(self, *arguments: str) -> list[str]:
         """Returns a command line that runs on this host."""
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c",
@@ -75,11 +80,16 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(count: int) -> Iterator[Network]:
-    """Makes hosts that reach each other and nothing else; they are gone afterwards."""
+def network(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
+    """Makes hosts that reach each other and nothing else; they are gone afterwards.
+
+    Args:
+        count: How many.
+        names: Their names, which need not differ from those of hosts elsewhere; made up by default.
+    """
     mark = uuid.uuid4().hex[:6]
-    hosts = tuple(Host(f"host{place}-{mark}", f"{NETWORK}.{place + 1}", f"hvk-{mark}-{place}")
-                  for place in range(count))
+    hosts = tuple(Host(names[place] if names else f"host{place}-{mark}", f"{NETWORK}.{place + 1}",
+                       f"hvk-{mark}-{place}") for place in range(count))
     made = Network(hosts, f"hvk-{mark}-switch")
     try:
         _ip("netns", "add", made.switch)
