@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -50,7 +50,7 @@ class CompiledUpdate:
     def __init__(self, wanted: bool | str) -> None:
         self._wanted = wanted
         self._functions: list[CompiledFunction] = []
-        self._settled = ""  # why the update is not compiled, as found out by tracing it
+        self._settled: dict[Hashable, str] = {}  # by gradients: why it is not compiled, as found out by tracing it
         self._told: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledUpdate:
@@ -81,9 +81,10 @@ class CompiledUpdate:
         specs = part._hvkeras_exchange.specs_of_results(gradients, variables)
         dense = {place: spec for place, spec in enumerate(specs) if isinstance(spec, tf.TensorSpec)}
         is_whole = len(dense) == sum(spec is not None for spec in specs)
+        known = tuple(dense.items())  # not more: a rank that joins the job later must decide alike
         update_dense = None if is_whole else part._hvkeras_dense_update()
         if reason := (_objection_to_gradients(wanted, dense, [compat.native(one) for one in variables])
-                      or ("" if is_whole or update_dense else _SPARSE) or self._settled):
+                      or ("" if is_whole or update_dense else _SPARSE) or self._settled.get(known, "")):
             return self._plain(part, reason, "WARNING" if wanted is True else "DEBUG")
         compat.build_optimizer(optimizer, variables)
 
@@ -98,12 +99,12 @@ class CompiledUpdate:
         try:
             function = CompiledFunction(update, list(dense.values()))
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything, then in the plain update, too
-            return self._settle(part, _first_line(error), "WARNING")
+            return self._settle(part, known, _first_line(error), "WARNING")
         if wanted == "auto" and function.traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * len(dense)):
-            return self._settle(part, f"its operations move only {function.traffic / 1024**2:.3g} MiB for {len(dense)}"
-                                " gradients", "DEBUG")
+            return self._settle(part, known, f"its operations move only {function.traffic / 1024**2:.3g} MiB for"
+                                f" {len(dense)} gradients", "DEBUG")
         if failure := self._compile(part, function):
-            return self._settle(part, failure, "WARNING")
+            return self._settle(part, known, failure, "WARNING")
         compiled = next(one for one in self._functions if one.equals(function))
         self._tell(part, "DEBUG", f"the update of {_name(part)} is compiled: {len(dense)} gradients,"
                    f" {compiled.size:,} operations{'' if is_whole else '; that of sparse gradients is not'}")
@@ -147,8 +148,8 @@ class CompiledUpdate:
     def _plain(self, part: Distributed, reason: str, level: str) -> None:
         self._tell(part, level, f"the update of {_name(part)} is not compiled: {reason}")
 
-    def _settle(self, part: Distributed, reason: str, level: str) -> None:
-        self._settled = reason
+    def _settle(self, part: Distributed, known: Hashable, reason: str, level: str) -> None:
+        self._settled[known] = reason
         self._plain(part, reason, level)
 
     def _tell(self, part: Distributed, level: str, text: str) -> None:

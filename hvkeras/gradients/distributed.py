@@ -61,12 +61,7 @@ class Distributed:
             return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
 
         def update(local_gradients: Sequence[Any]) -> Any:
-            if within is None:
-                return self._hvkeras_reduce_and_apply(apply, optimizer, local_gradients, variables)
-            replicas.require_servable(within, self, self._hvkeras_passes[0])
-            reduced = replicas.reduce_over_both(local_gradients, self._hvkeras_over_ranks(optimizer, variables))
-            with compat.summed(self):
-                return apply(reduced)
+            return self._hvkeras_reduce_and_apply(apply, optimizer, local_gradients, variables, within)
 
         if self._hvkeras_passes[0] == 1:
             return update(gradients)
@@ -75,10 +70,18 @@ class Distributed:
         return optimizer.iterations
 
     def _hvkeras_reduce_and_apply(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
-                                  variables: Sequence[Any]) -> Any:
-        """Reduces gradients and applies them, by a compiled update where that pays."""
+                                  variables: Sequence[Any], within: Any) -> Any:
+        """Reduces gradients, also over the replicas of a strategy within this rank, and applies them.
+
+        The update is compiled where that pays.
+        """
         compiled = self._hvkeras_compiled_update().prepare(self, optimizer, apply, gradients, variables)
-        reduced = self._hvkeras_over_ranks(optimizer, variables, compiled is not None)(gradients)
+        over_ranks = self._hvkeras_over_ranks(optimizer, variables, compiled is not None)
+        if within is None:
+            reduced = over_ranks(gradients)
+        else:
+            replicas.require_servable(within, self, self._hvkeras_passes[0])
+            reduced = replicas.reduce_over_both(gradients, over_ranks)
         with compat.summed(self):
             if compiled is None:
                 return apply(reduced)

@@ -90,7 +90,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         device_dense, device_sparse,
     )
     passes = (backward_passes_per_step, average_aggregated_gradients)
-    distributed: OptimizerT = distribute(optimizer, exchange, passes, compile_update)
+    distributed: OptimizerT = distribute(optimizer, exchange, passes,
+                                         "auto" if compile_update == "auto" else bool(compile_update))
     return distributed
 
 

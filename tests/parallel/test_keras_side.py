@@ -75,7 +75,7 @@ def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("way", ["policy before wrapping", "policy after wrapping", "explicit loss scale",
-                                 "local variables"])
+                                 "local variables", "compiled"])
 def test_all_ranks_skip_the_step_in_which_one_overflows(way: str, outcome: Outcome) -> None:
     first, second = (found[way] for found in outcome.results("overflow_on_one_rank"))
     assert [scale for scale, _ in first] == [32768.0, 16384.0, 16384.0, 16384.0]

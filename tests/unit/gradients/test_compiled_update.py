@@ -15,6 +15,7 @@ import tf_keras
 
 import hvkeras as hvd
 from hvkeras.compat import compiling
+from hvkeras.gradients import compiled_update
 
 TOLERANCE = 1e-6  # of the largest weight
 STEPS, BATCH = 40, 4
@@ -169,6 +170,40 @@ def test_an_optimizer_that_fails_while_it_is_traced_runs_as_usual(capsys: pytest
     assert said(capsys) == ["the update of Refusing is not compiled: RuntimeError: not today"]
 
 
+def test_whatever_xla_refuses_runs_as_usual(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Any) -> None:
+        raise tf.errors.UnimplementedError(None, None, "no such thing\nmore")
+
+    monkeypatch.setattr(compiling.CompiledFunction, "compile", refuse)
+    assert_close(trained(compiled(keras.optimizers.SGD(0.01))), trained(keras.optimizers.SGD(0.01)))
+    assert said(capsys) == ["the update of SGD is not compiled: UnimplementedError: no such thing"]
+
+
+def test_long_compiling_is_shown_and_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted: list[float] = []
+    monkeypatch.setattr(compiled_update, "SLOW", 0.0)
+    monkeypatch.setattr(compiled_update.recorder, "note_compilation", noted.append)
+    trained(compiled(keras.optimizers.SGD(0.01)))
+    printed = capsys.readouterr().err
+    assert len(noted) == 1 and noted[0] > 0
+    assert printed.count(" operations) before the first step (HVKERAS_COMPILE_UPDATE=off prevents that)") == 1
+    assert "hvkeras: XLA compiles the update of SGD (" in printed
+
+
+def test_where_memory_is_short_the_first_step_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = count_compilations(monkeypatch)
+    monkeypatch.setattr(compiled_update, "available", lambda: 1)
+    assert_close(trained(compiled(keras.optimizers.Adam(0.01))), trained(keras.optimizers.Adam(0.01)))
+    assert " is compiled: " in said(capsys)[0]
+    assert count == [0]
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras reads the rate in a way that NumPy 2 deprecates
 def test_the_learning_rate_changes_without_another_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     count = count_compilations(monkeypatch)
@@ -277,6 +312,46 @@ def test_auto_compiles_what_is_large_enough_and_takes_several_passes(capsys: pyt
     assert ["have only" in line for line in lines_of(keras.optimizers.Adam(1e-4), 8)] == [True]
     assert [" is compiled: " in line for line in lines_of(keras.optimizers.Adam(1e-4), 100_000)] == [True]
     assert ["its operations move only" in line for line in lines_of(keras.optimizers.SGD(1e-6), 50_000)] == [True]
+
+
+def test_layers_that_thaw_are_looked_at_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that joins the job by then would not know what was decided before."""
+    for name, least in (("LEAST_BYTES", 0), ("LEAST_TRAFFIC_EACH", 0), ("LEAST_TRAFFIC", 2500)):
+        monkeypatch.setattr(compiled_update, name, least)
+
+    def train(wrap: Any) -> Any:
+        model, optimizer = dense(), wrap(keras.optimizers.Adam(0.01))
+        optimizer.build(model.trainable_variables)
+        for is_frozen in (True, False):
+            model.layers[0].trainable = not is_frozen
+            model.compile(optimizer, "mse")
+            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    assert_close(train(hvd.DistributedOptimizer), train(lambda plain: plain))
+    assert ["its operations move only" in line for line in said(capsys)] == [True, False]
+
+
+def test_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
+    def train(wrap: Any, dtype: str) -> Any:
+        variable, optimizer = keras.Variable([1.0, 2.0, 4.0], dtype=dtype), wrap(keras.optimizers.Adam(0.1))
+        optimizer.build([variable])
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def step() -> None:
+            optimizer.apply([tf.cast(variable.value, dtype) / 3], [variable])
+
+        for _ in range(5):
+            step()
+        return tf.cast(variable.value, "float64").numpy()
+
+    for dtype, tolerance in (("float64", 1e-14), ("bfloat16", 0.0)):
+        assert_close([train(compiled, dtype)], [train(lambda plain: plain, dtype)], tolerance)
+    first, second = said(capsys)
+    assert " is compiled: " in first
+    assert second == "the update of Adam is not compiled: a gradient or its variable is of bfloat16"
 
 
 def test_a_setting_serves_scripts_that_say_nothing(
