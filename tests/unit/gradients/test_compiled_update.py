@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,12 +77,12 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 CASES: dict[str, Make] = {
     "Adam": lambda: keras.optimizers.Adam(0.01),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02),
     "global clip, EMA, accumulation": lambda: keras.optimizers.Adam(
         0.01, global_clipnorm=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3,
         gradient_accumulation_steps=2),
 }
 MORE: dict[str, Make] = {
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02),
     **{name: lambda name=name: getattr(keras.optimizers, name)(0.01) for name in (
         "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion", "Lamb", "Muon",
         "ScheduleFreeAdamW") if hasattr(keras.optimizers, name)},
@@ -97,15 +98,27 @@ MORE: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)])
+# ScheduleFreeAdamW keeps sums of all steps, in which the last bits add up.
+TOLERANCES = {"ScheduleFreeAdamW": 3e-6}
+
+
+@functools.cache
+def plain(case: str, epochs: int = 1) -> Any:
+    """The weights after training with plain Keras."""
+    return trained({**CASES, **MORE}[case](), epochs=epochs)
+
+
+@pytest.mark.parametrize("case", [*(pytest.param(case, marks=pytest.mark.oldest) for case in CASES),
+                                  *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)])
 def test_weights_are_those_of_plain_keras(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    make = {**CASES, **MORE}[case]
     epochs = 5 if case in ("Adam", *MORE) else 1  # 200 steps
-    assert_close(trained(compiled(make()), epochs=epochs), trained(make(), epochs=epochs))
+    made = compiled({**CASES, **MORE}[case]())
+    assert_close(trained(made, epochs=epochs), plain(case, epochs), TOLERANCES.get(case, TOLERANCE))
     assert [" is compiled: " in line for line in said(capsys)] == [True]
 
 
-@pytest.mark.parametrize("clip", [{"global_clipnorm": 0.1}, pytest.param({}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("clip", [pytest.param({"global_clipnorm": 0.1}, marks=pytest.mark.oldest),
+                                  pytest.param({}, marks=pytest.mark.slow)])
 def test_sparse_gradients_are_applied_as_keras_does(clip: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def make() -> Any:
         return keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=4, **clip)
@@ -135,10 +148,10 @@ def test_a_users_optimizer_is_compiled_unless_gradients_are_sparse(capsys: pytes
 
 @pytest.mark.parametrize(("operation", "effect"), [
     ("StringFormat", lambda gradient: tf.print("a gradient", output_stream="file:///dev/null")),
-    ("EagerPyFunc", lambda gradient: tf.py_function(lambda: None, [], [])),
+    pytest.param("EagerPyFunc", lambda gradient: tf.py_function(lambda: None, [], []), marks=pytest.mark.slow),
     ("CheckNumerics", lambda gradient: tf.debugging.check_numerics(gradient, "not finite")),
-    ("RandomStandardNormal", lambda gradient: tf.random.normal(gradient.shape)),
-    ("Where", lambda gradient: tf.boolean_mask(gradient, gradient > 0)),
+    pytest.param("RandomStandardNormal", lambda gradient: tf.random.normal(gradient.shape), marks=pytest.mark.slow),
+    pytest.param("Where", lambda gradient: tf.boolean_mask(gradient, gradient > 0), marks=pytest.mark.slow),
 ])
 def test_what_xla_cannot_compile_runs_as_usual(operation: str, effect: Any, capsys: pytest.CaptureFixture[str]) -> None:
     class Noisy(keras.optimizers.SGD):  # type: ignore[misc]
@@ -148,7 +161,7 @@ def test_what_xla_cannot_compile_runs_as_usual(operation: str, effect: Any, caps
 
     optimizer = compiled(Noisy(0.01))
     model = dense()
-    assert_close(trained(optimizer, model), trained(keras.optimizers.SGD(0.01)))
+    assert_close(trained(optimizer, model), plain("SGD"))
     model.compile(optimizer, "mse")  # which traces it once more
     model.fit(X, Y, batch_size=BATCH, verbose=0)
     lines = said(capsys)
@@ -166,7 +179,7 @@ def test_an_optimizer_that_fails_while_it_is_traced_runs_as_usual(capsys: pytest
                 raise RuntimeError("not today")
             super().update_step(gradient, variable, learning_rate)
 
-    assert_close(trained(compiled(Refusing(0.01))), trained(keras.optimizers.SGD(0.01)))
+    assert_close(trained(compiled(Refusing(0.01))), plain("SGD"))
     assert said(capsys) == ["the update of Refusing is not compiled: RuntimeError: not today"]
 
 
@@ -177,7 +190,7 @@ def test_whatever_xla_refuses_runs_as_usual(
         raise tf.errors.UnimplementedError(None, None, "no such thing\nmore")
 
     monkeypatch.setattr(compiling.CompiledFunction, "compile", refuse)
-    assert_close(trained(compiled(keras.optimizers.SGD(0.01))), trained(keras.optimizers.SGD(0.01)))
+    assert_close(trained(compiled(keras.optimizers.SGD(0.01))), plain("SGD"))
     assert said(capsys) == ["the update of SGD is not compiled: UnimplementedError: no such thing"]
 
 
@@ -194,12 +207,13 @@ def test_long_compiling_is_shown_and_recorded(
     assert "hvkeras: XLA compiles the update of SGD (" in printed
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_the_first_step_compiles(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = count_compilations(monkeypatch)
     monkeypatch.setattr(compiled_update, "available", lambda: 1)
-    assert_close(trained(compiled(keras.optimizers.Adam(0.01))), trained(keras.optimizers.Adam(0.01)))
+    assert_close(trained(compiled(keras.optimizers.Adam(0.01))), plain("Adam"))
     assert " is compiled: " in said(capsys)[0]
     assert count == [0]
 
@@ -229,6 +243,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
+@pytest.mark.slow
 def test_traces_share_a_compilation_until_the_optimizer_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     count = count_compilations(monkeypatch)
     optimizer = compiled(keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3))
@@ -243,6 +258,7 @@ def test_traces_share_a_compilation_until_the_optimizer_changes(monkeypatch: pyt
     assert count == [2]
 
 
+@pytest.mark.slow
 def test_layers_frozen_between_fits_and_gradients_that_are_none() -> None:
     def train(wrap: Any) -> Any:
         model, optimizer = dense(), wrap(keras.optimizers.AdamW(0.01))
@@ -263,15 +279,16 @@ def test_layers_frozen_between_fits_and_gradients_that_are_none() -> None:
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"steps_per_execution": 5}, ""), ({"run_eagerly": True}, "the step is not a function"),
+    ({"steps_per_execution": 5}, ""),
+    pytest.param({"run_eagerly": True}, "the step is not a function", marks=pytest.mark.slow),
     ({"jit_compile": True}, "XLA compiles the whole step"),
 ])
 def test_ways_to_run_a_step(options: Any, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_close(trained(compiled(keras.optimizers.Adam(0.01)), **options), trained(keras.optimizers.Adam(0.01)), 1e-5)
+    assert_close(trained(compiled(keras.optimizers.Adam(0.01)), **options), plain("Adam"), 1e-5)
     assert [reason in line if reason else " is compiled: " in line for line in said(capsys)] == [True]
 
 
-@pytest.mark.parametrize("accumulating", [False, True])
+@pytest.mark.parametrize("accumulating", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_loop_of_ones_own(accumulating: bool) -> None:
     def train(wrap: Any) -> Any:
         model, optimizer = dense(), wrap(keras.optimizers.Adam(0.01))
@@ -334,6 +351,7 @@ def test_layers_that_thaw_are_looked_at_anew(
     assert ["its operations move only" in line for line in said(capsys)] == [True, False]
 
 
+@pytest.mark.slow
 def test_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
     def train(wrap: Any, dtype: str) -> Any:
         variable, optimizer = keras.Variable([1.0, 2.0, 4.0], dtype=dtype), wrap(keras.optimizers.Adam(0.1))
@@ -361,7 +379,7 @@ def test_a_setting_serves_scripts_that_say_nothing(
     for value, line in (("on", " is compiled: "), ("off", "compile_update is off")):
         monkeypatch.setenv("HVKERAS_COMPILE_UPDATE", value)
         hvd.init("local")
-        trained(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+        trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), x=X[:BATCH])
         assert line in said(capsys)[0]
         hvd.shutdown()
     hvd.init("local")
@@ -372,6 +390,7 @@ def test_wrong_values_are_errors() -> None:
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compile_update="always")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_copies_compile_their_own_updates() -> None:
     optimizer = compiled(keras.optimizers.Adam(0.01))
