@@ -161,11 +161,10 @@ class Training(Participant):
 
     def run_part(self, part: str, calls: int) -> None:
         """Runs a part of a step `calls` times; updates change the state of the optimizer, but no weights."""
-        rate = compat.learning_rate(self._optimizer)
         compat.set_learning_rate(self._optimizer, 0.0)
         for _ in range(calls):
             float(self._parts[part]())
-        compat.set_learning_rate(self._optimizer, rate)
+        compat.set_learning_rate(self._optimizer, self._task.optimizer.rate)
 
     def check(self) -> None:
         """Verifies that the loss is finite.

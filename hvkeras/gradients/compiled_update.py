@@ -77,7 +77,8 @@ class CompiledUpdate:
         """
         wanted = current_job().settings.compile_update if self._wanted == "auto" else self._wanted
         if reason := _objection_to_place(wanted, part):
-            return self._plain(part, reason, "DEBUG")
+            self._plain(part, reason, "DEBUG")
+            return None
         specs = part._hvkeras_exchange.specs_of_results(gradients, variables)
         dense = {place: spec for place, spec in enumerate(specs) if isinstance(spec, tf.TensorSpec)}
         is_whole = len(dense) == sum(spec is not None for spec in specs)
@@ -85,7 +86,8 @@ class CompiledUpdate:
         update_dense = None if is_whole else part._hvkeras_dense_update()
         if reason := (_objection_to_gradients(wanted, dense, [compat.native(one) for one in variables])
                       or ("" if is_whole or update_dense else _SPARSE) or self._settled.get(known, "")):
-            return self._plain(part, reason, "WARNING" if wanted is True else "DEBUG")
+            self._plain(part, reason, "WARNING" if wanted is True else "DEBUG")
+            return None
         compat.build_optimizer(optimizer, variables)
 
         def update(*tensors: Any) -> None:
@@ -96,16 +98,11 @@ class CompiledUpdate:
                 else:
                     update_dense([(tensor, compat.native(variables[place])) for place, tensor in by_place.items()])
 
-        try:
-            function = CompiledFunction(update, list(dense.values()))
-        except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything, then in the plain update, too
-            return self._settle(part, known, _first_line(error), "WARNING")
-        if wanted == "auto" and function.traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * len(dense)):
-            return self._settle(part, known, f"its operations move only {function.traffic / 1024**2:.3g} MiB for"
-                                f" {len(dense)} gradients", "DEBUG")
-        if failure := self._compile(part, function):
-            return self._settle(part, known, failure, "WARNING")
-        compiled = next(one for one in self._functions if one.equals(function))
+        compiled, reason, level = self._compiled(part, update, list(dense.values()), wanted)
+        if compiled is None:
+            self._settled[known] = reason
+            self._plain(part, reason, level)
+            return None
         self._tell(part, "DEBUG", f"the update of {_name(part)} is compiled: {len(dense)} gradients,"
                    f" {compiled.size:,} operations{'' if is_whole else '; that of sparse gradients is not'}")
         if is_whole:
@@ -117,6 +114,20 @@ class CompiledUpdate:
                 return apply(reduced)
 
         return graphs.unconverted(apply_in_parts)
+
+    def _compiled(self, part: Distributed, update: Callable[..., Any], specs: Sequence[Any],
+                  wanted: bool | str) -> tuple[CompiledFunction | None, str, str]:
+        """Returns the compiled function; or None, why there is none, and the level at which that is said."""
+        try:
+            function = CompiledFunction(update, specs)
+        except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything, then in the plain update, too
+            return None, _first_line(error), "WARNING"
+        if wanted == "auto" and function.traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * len(specs)):
+            return None, (f"its operations move only {function.traffic / 1024**2:.3g} MiB for {len(specs)}"
+                          " gradients"), "DEBUG"
+        if failure := self._compile(part, function):
+            return None, failure, "WARNING"
+        return next(one for one in self._functions if one.equals(function)), "", ""
 
     def _compile(self, part: Distributed, function: CompiledFunction) -> str:
         """Compiles a function unless an equal one is compiled already; returns why that failed, or ""."""
@@ -147,10 +158,6 @@ class CompiledUpdate:
 
     def _plain(self, part: Distributed, reason: str, level: str) -> None:
         self._tell(part, level, f"the update of {_name(part)} is not compiled: {reason}")
-
-    def _settle(self, part: Distributed, known: Hashable, reason: str, level: str) -> None:
-        self._settled[known] = reason
-        self._plain(part, reason, level)
 
     def _tell(self, part: Distributed, level: str, text: str) -> None:
         """Prints a line once, on the first of the ranks that share the optimizer."""
