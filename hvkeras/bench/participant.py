@@ -53,18 +53,29 @@ def prepare(one: Participant, ranks: Ranks) -> None:
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
 
-def timed(one: Participant, calls: int, ranks: Ranks) -> float:
-    """Runs a block on all ranks, verifies its result, and returns the mean seconds per call."""
-    def block() -> float:
-        one.run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
-        begun = time.perf_counter()
-        one.run(calls)
-        seconds = (time.perf_counter() - begun) / calls
-        one.check()
-        return seconds
+def timed(one: Participant, calls: int, ranks: Ranks) -> tuple[float, float]:
+    """Runs a block on all ranks, and verifies its result.
 
-    seconds, one.row.reason, one.row.wrong = ranks.run_on_all(block)
-    return 0.0 if one.row.reason else float(sum(seconds) / len(seconds))
+    Args:
+        one: The participant.
+        calls: The number of calls in the block.
+        ranks: The ranks.
+
+    Returns:
+        The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
+    """
+    def block() -> tuple[float, float]:
+        one.run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
+        begun, busy = time.perf_counter(), time.process_time()
+        one.run(calls)
+        seconds, busy = time.perf_counter() - begun, time.process_time() - busy
+        one.check()
+        return seconds / calls, busy / calls
+
+    found, one.row.reason, one.row.wrong = ranks.run_on_all(block)
+    if one.row.reason:
+        return 0.0, 0.0
+    return sum(seconds for seconds, _ in found) / len(found), sum(busy for _, busy in found)
 
 
 def finish(one: Participant, ranks: Ranks) -> None:

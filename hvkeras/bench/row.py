@@ -8,6 +8,8 @@ from typing import Any
 
 ONE_PROCESS, APART, MPI_ALONE = "one process", "apart", "MPI alone"
 ENGINE, PEER, REFERENCE = "engine", "peer", "reference"
+TCP_ALONE = "TCP alone"
+KEPT_BY_THE_BENCHMARK = ("name", "blocks", "busy", "calls", "least")  # fields that ranks do not set
 
 _PEERS = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
 
@@ -30,6 +32,7 @@ class Row:
         wrong: Whether the reason is that a result was wrong.
         blocks: Seconds of one allreduce or one training step, block by block: each the mean over `calls` calls
             and `links` links, and over the ranks.
+        busy: Seconds of the processor that all ranks together took for the same, block by block.
         calls: The number of calls timed in each block.
         links: The number of allreduces in a call that depend on each other; 1 for a step.
         bytes: Bytes of the tensor, or of all gradients.
@@ -40,6 +43,7 @@ class Row:
             they moved; None if nothing was compared.
         rounding: The distance that the weights change, in the same measure, when only the last bits of the initial
             weights change: how strongly training this model amplifies rounding.
+        least: Seconds that an allreduce takes at least at the bandwidth of the hosts' cables; 0 if there is none.
     """
 
     work: str
@@ -49,6 +53,7 @@ class Row:
     reason: str = ""
     wrong: bool = False
     blocks: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
     calls: int = 0
     links: int = 1
     bytes: int = 0
@@ -56,6 +61,7 @@ class Row:
     memory: int | None = None
     difference: float | None = None
     rounding: float | None = None
+    least: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The row as plain data."""
