@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from harness import hosts as machines
 from hosts.jobs import running
+from hosts.slow_line import ADDRESSES, DEVICE, slow_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 HOSTS = 3
@@ -91,3 +93,15 @@ def test_a_firewall_between_hosts_is_an_error_that_names_the_host(network, tmp_p
         assert re.search("The native engine must reach the other hosts: UCX (does not reach|has lost) rank [12] on"
                          rf" ({network.hosts[1].name}|{network.hosts[2].name})", said), said
         assert "let a firewall pass TCP between the job's hosts" in said
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="needs /dev/net/tun")
+def test_delayed_and_reordered_packets_make_it_slower_and_not_wrong(network, tmp_path):
+    pair = network.hosts[:2]
+    with slow_line(pair, delay=0.02, overtaken=0.05):
+        places = [dataclasses.replace(host, address=address) for host, address in zip(pair, ADDRESSES, strict=True)]
+        line = dataclasses.replace(network, hosts=tuple(places))
+        with running(line, (1, 1), tmp_path, env={"ENDLESS_STEPS": "10", "HVKERAS_NETWORK_INTERFACES": DEVICE,
+                                                 "HVKERAS_LIVENESS_TIMEOUT": "15"}) as job:
+            assert job.finish() == 0, job.output
+            assert f"on {DEVICE})" in job.text(0, "stderr")
