@@ -9,19 +9,24 @@
 #              distribution; make test-wheels: builds and checks them
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 # make test-arm   the C++ core for 64-bit ARM, under qemu; make test-gpu: what needs a GPU, and says so where there is none
+# make test-trackers   MLflow, Weights & Biases, TensorBoard, Keras Tuner and Optuna, in an environment of their own
 # make import-cost   how long `import hvkeras` and `hvkeras --help` take
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
 .PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-hosts test-stress test-times test-wheels \
-  test-arm test-gpu check lint docs chart picture wheel wheels native sanitize import-cost clean
+  test-arm test-gpu test-clusters test-trackers check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
+# Else each process of the tests would compile all of them again.
+unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 VENV := .venv
 OLDEST := .venv-oldest
+CLUSTERS := .venv-clusters
+TRACKERS := .venv-trackers
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE tools/build_wheel.py \
 	tools/manylinux.cmake $(shell find hvkeras backends -type f -not -path '*/__pycache__/*' -not -name '*.so')
 TESTED_TENSORFLOW := 2.21
@@ -78,6 +83,10 @@ test-oldest: $(OLDEST)/.has-hvkeras
 # A sample of the tests on warm ranks, each rank a Python of its own: forking must make no difference.
 test-cold: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m sample --cold
+
+# Real schedulers: Ray, Slurm and torchrun, in an environment of their own.
+test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-torch
+	$(CLUSTERS)/bin/pytest tests/clusters
 
 # What takes minutes: marked `slow`, and left out of all others.
 test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
@@ -163,6 +172,10 @@ test-arm: $(VENV)/.has-zig
 test-gpu: $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-horovod)
 	$(VENV)/bin/pytest -q -rsp tests/gpu
 
+# The pages on trackers and tuners, with the newest releases of these; all offline.
+test-trackers: $(TRACKERS)/.has-hvkeras
+	$(TRACKERS)/bin/pytest -q -k trackers tests/trackers tests/examples
+
 import-cost: $(VENV)/.has-hvkeras
 	@$(call python,$(VENV)) tools/import_cost.py
 
@@ -180,21 +193,21 @@ sanitize: $(VENV)/.has-build-tools
 	  build/$$sanitizer/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
-	rm -rf build dist $(VENV) $(OLDEST)
+	rm -rf build dist $(VENV) $(OLDEST) $(CLUSTERS) $(TRACKERS)
 
-$(VENV)/.has-python $(OLDEST)/.has-python: %/.has-python: | tools/make_venv.sh
+$(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python $(TRACKERS)/.has-python: %/.has-python: | tools/make_venv.sh
 	@tools/make_venv.sh $*
 	@touch $@
 
 # tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
-$(VENV)/.has-tensorflow: $(VENV)/.has-python
+$(VENV)/.has-tensorflow $(CLUSTERS)/.has-tensorflow: %/.has-tensorflow: %/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
-	@$(call pip,$(VENV)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*"
-	@$(call pip,$(VENV)) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
+	@$(call pip,$*) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*"
+	@$(call pip,$*) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
 	@touch $@
 
 $(VENV)/.has-build-tools: $(VENV)/.has-python
-	@$(call pip,$(VENV)) "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
+	@$(call pip,$(VENV)) "hatch-fancy-pypi-readme>=24" "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
 	@touch $@
 
 # A compiler for every Linux, of 80 MB.
@@ -248,6 +261,36 @@ $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
 
 $(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(OLDEST),[test])
+	@touch $@
+
+$(CLUSTERS)/.has-hvkeras: $(CLUSTERS)/.has-tensorflow $(VENV)/.has-wheel
+	@$(call install_hvkeras,$(CLUSTERS),[test])
+	@touch $@
+
+$(CLUSTERS)/.has-ray: $(CLUSTERS)/.has-hvkeras
+	@echo "Installing Ray"
+	@$(call pip,$(CLUSTERS)) "ray[tune]$$(sed -n 's/^ray = .*"ray\([^"]*\)".*/\1/p' pyproject.toml)"
+	@touch $@
+
+# For torchrun alone. From PyPI, torch is the one for CUDA; a local wheel for CPUs is taken before it.
+$(CLUSTERS)/.has-torch: | $(CLUSTERS)/.has-hvkeras
+	@echo "Installing torch"
+	@$(call pip,$(CLUSTERS)) "torch==2.13.*"
+	@touch $@
+
+# Slurm's daemons are started by the tests, and by nothing else.
+$(CLUSTERS)/.has-slurm: | $(CLUSTERS)/.has-python
+	@command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null || \
+	  tools/system_packages.sh slurm-wlm munge
+	@touch $@
+
+$(TRACKERS)/.has-trackers: $(TRACKERS)/.has-python
+	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW), trackers and tuners"
+	@$(call pip,$(TRACKERS)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" keras-tuner mlflow optuna tensorboard wandb
+	@touch $@
+
+$(TRACKERS)/.has-hvkeras: $(TRACKERS)/.has-trackers $(VENV)/.has-wheel
+	@$(call install_hvkeras,$(TRACKERS),[test])
 	@touch $@
 
 # With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the

@@ -74,6 +74,7 @@ _HOMES = {
     "hvkeras.comparison.functions": ("compare",),
     "hvkeras.collectives.join": ("join",),
     "hvkeras.strategies": ("strategy",),
+    "hvkeras.tuning": ("DistributedTuner",),
     "hvkeras.profiling.timeline": ("start_timeline", "stop_timeline"),
     "hvkeras.compat.tensorflow_errors": ("ArgumentError", "DuplicateNameError", "MismatchError"),
     "hvkeras.errors": (
@@ -172,6 +173,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.training.prediction import predict as predict
     from hvkeras.training.verbosity import rank0_callbacks as rank0_callbacks
     from hvkeras.training.verbosity import verbose as verbose
+    from hvkeras.tuning import DistributedTuner as DistributedTuner
 else:
     __all__ = ["__version__", *_ORIGIN, *_MODULES]  # noqa: PLE0604 - the table above holds strings
 

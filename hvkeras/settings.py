@@ -170,9 +170,13 @@ TABLE: tuple[Setting, ...] = (
             " the ranks, before validation and at the end of an epoch."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
-    Setting("secret", str, "", "The job's secret, the same on every rank; needed by TF_CONFIG jobs on several hosts."),
-    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where TF_CONFIG and Slurm jobs leave the"
-            " job's secret."),
+    Setting("secret", str, "", "The job's secret, the same on every rank; needed on several hosts by jobs of TF_CONFIG,"
+            " torchrun and Kubernetes."),
+    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where jobs of TF_CONFIG, torchrun and"
+            " Slurm leave the job's secret."),
+    Setting("kubernetes_size", int, None, "Number of pods of a Kubernetes Indexed Job that train together."),
+    Setting("kubernetes_service", str, "", "Headless service of these pods, with :port to meet at another one than"
+            " 29400."),
     Setting("timeline", _timeline, "", "File for a timeline of rank 0's collectives; with {rank} in its name, of each"
             " rank's.", horovod="HOROVOD_TIMELINE"),
     Setting("trace_steps", window_of_steps, None, "Window of steps to trace on all ranks: 100:120 is steps 100 to 119,"
@@ -188,6 +192,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("run_local_rank", int, None, "Local rank, set by `hvkeras run`.", internal=True),
     Setting("run_local_size", int, None, "Ranks on this host, set by `hvkeras run`.", internal=True),
     Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
+    Setting("run_launcher", str, "", "Who serves the control channel, if not `hvkeras run`.", internal=True),
     Setting("run_commits", _switch, False, "Whether `hvkeras run` removes the commits of hvd.elastic.", internal=True),
     Setting("horovod_numbers", str, "", "Who has set HOROVOD_RANK and the like, if it was not horovodrun.",
             internal=True),

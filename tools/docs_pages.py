@@ -14,6 +14,7 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 SOURCES = {page: source for source, page in PAGES.items()}
 # The overview's navigation would hold that page alone; wide tables take the place of the table of contents.
 _HIDDEN = {"index.md": ["navigation"], "settings.md": ["toc"], "reference/index.md": ["toc"]}
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash", ".toml": "toml", ".md": "markdown"}
 # What comes between the brackets and the anchor of a link within the repository.
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
@@ -23,6 +24,10 @@ def on_files(files: Files, config: Any) -> Files:
     made = {page: (ROOT / source).read_text() for source, page in PAGES.items()}
     for example in sorted((ROOT / "examples").glob("*.py")):
         made[f"examples/{example.stem}.md"] = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
+    for folder in sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir()):
+        made[f"examples/{folder.name}.md"] = f"# {folder.name}\n" + "".join(
+            f"\n## {path.name}\n\n```{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}```\n"
+            for path in sorted(folder.rglob("*")) if path.suffix in _LANGUAGES or path.name == "Dockerfile")
     titles = {path.stem: path.read_text().splitlines()[0].lstrip("# ")
               for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))}
     made["decisions.md"] = "# Decisions\n\n" + "\n".join(f"- [{title}](decisions/{stem}.md)"
@@ -61,5 +66,5 @@ def _page(path: str) -> str:
     if path == "docs/decisions":
         return "decisions.md"
     if path.startswith("examples/"):
-        return path.removesuffix(".py").removesuffix("/") + ".md"
+        return f"examples/{Path(path.split('/')[1]).stem}.md"
     return path.removeprefix("docs/")

@@ -22,6 +22,7 @@ from hvkeras.launcher.job import Job
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run_arguments import parse
+from hvkeras.launcher.slurm_hosts import allocated_hosts
 from hvkeras.launcher.starts import run as run_job
 from hvkeras.settings import Settings
 
@@ -47,7 +48,9 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         from hvkeras.launcher.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
 
         return check_build()
-    hosts = place(flags.np, flags.hosts, flags.hostfile)
+    allocated = None if flags.hosts or flags.hostfile else allocated_hosts(os.environ, flags.np)
+    flags.by_srun = allocated is not None
+    hosts = place(flags.np, allocated or flags.hosts, flags.hostfile)
     with _commits_folder(flags.reset_limit, hosts) as commits:
         code = _run_with(flags, hosts, {**_environment(flags), **commits})
         if not code and _REMOVES in commits:
@@ -67,7 +70,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         hosts=hosts,
         folder=os.getcwd(),
         environment=environment,
-        ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout),
+        ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout, flags.by_srun),
         verbose=flags.verbose,
         terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
         reset_limit=flags.reset_limit,

@@ -18,6 +18,7 @@ from hvkeras.host.network import (
     address_towards,
     interface_address,
     is_local,
+    is_loopback,
     outward_address,
     shared_address,
     split_address,
@@ -38,6 +39,8 @@ def is_one_host(launch: Launch) -> bool:
     """Whether all ranks of a launch run on one host, according to the launch environment."""
     if launch.cluster:
         return all(is_local(split_address(entry)[0]) for entry in launch.cluster)
+    if launch.rendezvous.kind == "address" and launch.local_size is None:
+        return is_loopback(split_address(launch.rendezvous.address)[0])
     return launch.local_size == launch.size
 
 

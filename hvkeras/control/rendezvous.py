@@ -37,6 +37,8 @@ from hvkeras.host.mpi import mpi_world, wait_for
 from hvkeras.host.network import (
     LOOPBACK,
     is_local,
+    outward_address,
+    own_addresses_of,
     own_networks,
     split_address,
 )
@@ -82,7 +84,7 @@ def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) ->
     Raises:
         HvkerasError: The server cannot listen on the address, or the hosts share no secret.
     """
-    server = _by_tf_config(launch, settings, Waiting(settings.start_timeout), serve)[0]
+    server = _by_address(launch, settings, Waiting(settings.start_timeout), serve)[0]
     assert server is not None
     return server
 
@@ -102,7 +104,7 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
         HvkerasError: The chief cannot be found or reached in time, or refuses the task.
     """
     waiting = Waiting(settings.start_timeout)
-    _, address, secret, refresh = _by_tf_config(launch, settings, waiting)
+    _, address, secret, refresh = _by_address(launch, settings, waiting)
     client = _connect_client(launch, settings, on_end, waiting, address, secret, refresh)
     client.server_host = address[0]
     return client
@@ -124,8 +126,8 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
     """
     waiting = Waiting(settings.start_timeout)
     methods = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
-               "tf_config": _by_tf_config, "folder": _by_folder}
-    serves_at_port = launch.rank == 0 and uses_task_port(launch, settings)
+               "tf_config": _by_address, "address": _by_address, "folder": _by_folder}
+    serves_at_port = launch.rank == 0 and uses_announced_port(launch, settings)
     with contextlib.ExitStack() as on_failure:
         claim = claim_port(launch) if launch.cluster and not serves_at_port else None
         if claim is not None:
@@ -155,7 +157,7 @@ def _connect_client(
             connection = socket.create_connection(address, timeout=min(5.0, waiting.left + 0.1))
         except OSError as error:
             waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
-                          (error.strerror or str(error)).lower())
+                          _why_unreachable(error))
         else:
             try:
                 return ControlClient(connection, secret, me, settings.liveness_timeout, on_end)
@@ -171,6 +173,11 @@ def _connect_client(
         time.sleep(0.1)
         if refresh is not None:
             address, secret = refresh()
+
+
+def _why_unreachable(error: OSError) -> str:
+    text = (error.strerror or str(error)).lower()
+    return f"its name does not resolve yet: {text}" if isinstance(error, socket.gaierror) else text
 
 
 def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Found:
@@ -231,24 +238,41 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
     return None, address, secret, read_announcement
 
 
-def _by_tf_config(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
-    if not uses_task_port(launch, settings):
+def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
+    """Meets at the address of rank 0 that the launch environment gives to all ranks."""
+    if not uses_announced_port(launch, settings):
         return _by_folder(launch, settings, waiting, serve)
     if not settings.secret:
+        ranks = {"cluster": list(launch.cluster)} if launch.cluster else {"address": launch.rendezvous.address}
         raise UsageError(explain(
-            "TF_CONFIG jobs on several hosts must share a secret, so that nobody else can join",
+            f"Ranks on several hosts, launched by {launch.launcher}, must share a secret, so that nobody else can join",
             "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
-            " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", cluster=list(launch.cluster)))
-    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes the port.
+            " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", **ranks))
+    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes that of TF_CONFIG.
     secret = settings.secret.encode()
-    host, port = split_address(launch.cluster[0])
-    server = serve(launch, settings, secret, host if is_local(host) else "", port) if launch.rank == 0 else None
-    return server, (host, port), secret, None
+    host, port = split_address(launch.rendezvous.address)
+    host = LOOPBACK if launch.local_size == launch.size else host
+    if launch.rank:
+        return None, (host, port), secret, None
+    if launch.cluster:
+        return serve(launch, settings, secret, host if is_local(host) else "", port), (host, port), secret, None
+    # No address of this host: the loopback, where others may be elsewhere, or one that forwards to here.
+    own = [LOOPBACK] if launch.local_size == launch.size else own_addresses_of(host)
+    server = serve(launch, settings, secret, own[0] if own else "", port)
+    return server, (own[0] if own else _outward_or_loopback(), port), secret, None
 
 
-def uses_task_port(launch: Launch, settings: Settings) -> bool:
-    """Whether the ranks of a TF_CONFIG job connect at rank 0's announced port, not through a private folder."""
-    return bool(launch.cluster) and (bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
+def _outward_or_loopback() -> str:
+    try:
+        return outward_address()
+    except UsageError:  # this machine has no network
+        return LOOPBACK
+
+
+def uses_announced_port(launch: Launch, settings: Settings) -> bool:
+    """Whether the ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a private folder."""
+    return launch.rendezvous.kind in ("tf_config", "address") and (
+        bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
 
 
 def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:

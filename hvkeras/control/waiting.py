@@ -45,7 +45,7 @@ class Waiting:
 
 
 def task_name(launch: Launch, rank: int) -> str:
-    """The name by which users know a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, else `rank 1`."""
-    if rank < len(launch.tasks):
-        return f"{launch.tasks[rank]} ({launch.cluster[rank]})"
-    return f"rank {rank}"
+    """The name by which users know a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, a pod, or `rank 1`."""
+    if rank >= len(launch.tasks):
+        return f"rank {rank}"
+    return launch.tasks[rank] + (f" ({launch.cluster[rank]})" if launch.cluster else f" (rank {rank})")

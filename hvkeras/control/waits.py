@@ -25,6 +25,10 @@ _FOR_ALL = {
     "the start of fit": f"all ranks must call fit; {_ALONE}",
     "predict (": "all ranks must call hvd.predict; one rank by itself calls model.predict",
 }
+# Collectives of a whole model, by how their labels begin: if their tensors differ, so do the models.
+_OF_MODELS = ("the gradients of ", 'broadcast "variables"')
+_UNLIKE_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
+                  " same trial)")
 
 
 @dataclass(frozen=True)
@@ -247,7 +251,17 @@ class Waits:
         """Describes the first difference between two plans, and where the ranks entered them."""
         sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in (one, other) if self._site(wait)]
         text = self._first_difference(one, other) + ("; " + ", ".join(sites) if sites else "")
-        return text + (self._hint(one) or self._hint(other))
+        return text + (self._hint(one) or self._hint(other) or self._hint_of_models(one, other))
+
+    def _hint_of_models(self, one: Wait, other: Wait) -> str:
+        """Says that the models differ if two ranks send different shapes for a whole model; else ""."""
+        mine, theirs = self._plans[one.key], self._plans[other.key]
+        if not all(plan["label"].startswith(_OF_MODELS) for plan in (mine, theirs)):
+            return ""
+        pairs = list(zip(mine["kinds"], theirs["kinds"], strict=False))
+        of_one_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
+        differ = len(mine["kinds"]) != len(theirs["kinds"]) or any(left != right for left, right in of_one_dtype)
+        return _UNLIKE_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
         """Describes the first difference between two plans: in kind, then tensors, then options, then names."""

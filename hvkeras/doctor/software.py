@@ -16,6 +16,7 @@ from hvkeras.backends.horovod import installed
 from hvkeras.backends.native import NativeBackend
 from hvkeras.cpp_library import loading
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.doctor.schedulers import findings as schedulers
 from hvkeras.errors import UsageError
 from hvkeras.host.mpi import mpi_of
 from hvkeras.launcher.check_build import find_command as path_of
@@ -81,6 +82,7 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _native(facts)
     yield from _mpi(facts)
     yield _horovod(facts)
+    yield from schedulers(environ)
     yield _gpus(facts)
 
 

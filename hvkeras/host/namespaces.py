@@ -33,6 +33,11 @@ class Host:
     address: str
     namespace: str
 
+    @property
+    def names_file(self) -> Path:
+        """The /etc/hosts of this host, which may be appended to while processes run there."""
+        return _ETC / self.namespace / "hosts"
+
     def command(self, *arguments: str) -> list[str]:
         """Returns a command line that runs on this host."""
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c",
@@ -83,18 +88,19 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(count: int) -> Iterator[Network]:
+def network(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
     """Makes hosts that reach each other and nothing else; they are gone afterwards.
 
     Args:
         count: The number of hosts.
+        names: Their names, which need not differ from those of hosts elsewhere; made up by default.
 
     Raises:
         MachineError: This machine cannot make them.
     """
     mark = uuid.uuid4().hex[:6]
-    hosts = tuple(Host(f"host{place}-{mark}", f"{NETWORK}.{place + 1}", f"hvk-{mark}-{place}")
-                  for place in range(count))
+    hosts = tuple(Host(names[place] if names else f"host{place}-{mark}", f"{NETWORK}.{place + 1}",
+                       f"hvk-{mark}-{place}") for place in range(count))
     made = Network(hosts, f"hvk-{mark}-switch")
     try:
         _ip("netns", "add", made.switch)
@@ -103,8 +109,8 @@ def network(count: int) -> Iterator[Network]:
         for place, host in enumerate(hosts):
             _ip("netns", "add", host.namespace)
             # `ip netns exec` shows this folder's files in /etc: the hosts know each other by name, as they would.
-            (_ETC / host.namespace).mkdir(parents=True)
-            (_ETC / host.namespace / "hosts").write_text(
+            host.names_file.parent.mkdir(parents=True)
+            host.names_file.write_text(
                 "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in hosts))
             port = f"{CABLE}{place}"
             _ip("-n", made.switch, "link", "add", port, "type", "veth", "peer", "name", CABLE, "netns", host.namespace)

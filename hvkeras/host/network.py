@@ -48,6 +48,24 @@ def is_local(host: str) -> bool:
     return any(ipaddress.ip_address(address.split("%")[0]).is_loopback or address in own for address in addresses)
 
 
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or address means this machine on every machine; does not ask a name server."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def own_addresses_of(host: str) -> list[str]:
+    """Lists the addresses of this machine that a host name stands for, excluding loopback."""
+    try:
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+    own = own_addresses()
+    return [address for address in addresses if address in own and not is_loopback(address)]
+
+
 def address_towards(host: str) -> str:
     """Finds the address from which this machine sends packets to `host`, without sending one."""
     try:

@@ -13,6 +13,7 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.host.cores import fair_share, limit_threads, usable_cores
 from hvkeras.host.network import host_identity
 from hvkeras.host.topology import Topology
+from hvkeras.host.versions import must_agree, own_versions
 from hvkeras.job.backend_choice import facts_of_rank
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
@@ -21,12 +22,17 @@ from hvkeras.settings import Settings
 def own_facts(requested: str, launch: Launch) -> dict[str, Any]:
     """What this rank reports to the others about itself before the engine starts."""
     return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
-            **facts_of_rank(requested, launch)}
+            "versions": own_versions(), **facts_of_rank(requested, launch)}
 
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
                    facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Waits for all ranks, reporting every few seconds which are missing, and returns the facts of each rank."""
+    """Waits for all ranks, reporting every few seconds which are missing, and returns the facts of each rank.
+
+    Raises:
+        PeerError: A rank did not come in time.
+        MachineError: Ranks run different versions.
+    """
     reported = [0.0]
 
     def on_missing(ranks: list[int], waited: float) -> None:
@@ -36,8 +42,31 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
             say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
 
     key = f"facts {session}"
-    return client.gather(key, facts, settings.start_timeout, on_missing,
-                         describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
+    found = client.gather(key, facts, settings.start_timeout, on_missing,
+                          describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
+    check_versions(launch, settings, found)
+    return found
+
+
+def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> None:
+    """Checks that all ranks have the same versions; those of TensorFlow and Keras may differ, but rank 0 says so.
+
+    Raises:
+        MachineError: The versions of hvkeras or of Python differ.
+    """
+    first = facts[0]["versions"]
+    for rank, fact in enumerate(facts):
+        own = fact["versions"]
+        if must_agree(own) != must_agree(first):
+            raise MachineError(explain(
+                "All ranks must run the same versions of Python and hvkeras", "install the same on every host, or use"
+                " one image for all", **{f"rank_0_on_{facts[0]['host']}": must_agree(first),
+                                         f"rank_{rank}_on_{fact['host']}": must_agree(own)}))
+        if own != first and launch.rank == 0 and prints_at(settings, "WARNING"):
+            differ = ", ".join(f"{name} {first.get(name, 'none')} and {own.get(name, 'none')}"
+                               for name in sorted(first.keys() | own.keys()) if first.get(name) != own.get(name))
+            say(f"versions differ between rank 0 on {facts[0]['host']} and rank {rank} on {fact['host']}: {differ}")
+            return
 
 
 def check_local_ranks(launch: Launch, topology: Topology) -> None:

@@ -1,10 +1,11 @@
 """Detection of a process's rank and peers: one pure function per launcher, tried in a fixed order.
 
 The order is a contract: our own launcher, then launchers that start processes, then TF_CONFIG
-(which may be left over in a shell), then Slurm (whose variables are also set in batch scripts that
-start nothing). The first launcher whose variables are complete wins. An incomplete set of variables is an
-error, unless a launcher further down announces several ranks: then the variables are left over, or a script
-has set them for itself.
+(which may be left over in a shell), then torchrun's variables (which some clusters set beside
+TF_CONFIG, for other frameworks), then a Kubernetes Indexed Job (in whose pods any of these may start
+ranks), then Slurm (whose variables are also set in batch scripts that start nothing). The first launcher
+whose variables are complete wins. An incomplete set of variables is an error, unless a launcher further
+down announces several ranks: then the variables are left over, or a script has set them for itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from hvkeras.launch_environments import horovodrun_gloo, hvkeras_run, hydra, open_mpi, slurm, tf_config
+from hvkeras.launch_environments import (
+    horovodrun_gloo,
+    hvkeras_run,
+    hydra,
+    indexed_job,
+    open_mpi,
+    slurm,
+    tf_config,
+    torchrun,
+)
 from hvkeras.launch_environments.launch import Launch, Rendezvous
 from hvkeras.launch_environments.tf_config import describe_cluster, detect_parameter_servers
 from hvkeras.launch_environments.variables import IncompleteLaunchError
@@ -26,6 +36,8 @@ LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = 
     open_mpi.detect,
     hydra.detect,
     tf_config.detect,
+    torchrun.detect,
+    indexed_job.detect,
     slurm.detect,
 )
 

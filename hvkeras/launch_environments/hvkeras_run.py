@@ -14,18 +14,20 @@ PROCESS_COUNT = "HVKERAS_RUN_SIZE"
 LOCAL_PROCESS_ID = "HVKERAS_RUN_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "HVKERAS_RUN_LOCAL_SIZE"
 CONTROL_ADDRESS = "HVKERAS_RUN_CONTROL"
+STARTED_BY = "HVKERAS_RUN_LAUNCHER"
 _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, CONTROL_ADDRESS)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `hvkeras run`."""
-    if not is_launched_by(LAUNCHER, environ, _ALL, _ALL):
+    """Recognises a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
+    launcher = environ.get(STARTED_BY) or LAUNCHER
+    if not is_launched_by(launcher, environ, _ALL, _ALL):
         return None
     address = environ[CONTROL_ADDRESS]
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise UsageError(explain(f"{CONTROL_ADDRESS} must be host:port, as {LAUNCHER} sets it",
-                                 f"unset the variables that begin with HVKERAS_RUN_, or start with {LAUNCHER}",
+        raise UsageError(explain(f"{CONTROL_ADDRESS} must be host:port, as {launcher} sets it",
+                                 f"unset the variables that begin with HVKERAS_RUN_, or start with {launcher}",
                                  **{CONTROL_ADDRESS: address}))
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
-    return launch_from(LAUNCHER, environ, names, Rendezvous("run", address))
+    return launch_from(launcher, environ, names, Rendezvous("run", address))

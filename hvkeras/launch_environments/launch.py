@@ -12,8 +12,9 @@ class Rendezvous:
     Attributes:
         kind: `none` (one process), `run` (our launcher serves the control channel at `address`),
             `mpi` (exchange over MPI), `horovod_store` (horovodrun's key-value store at `address`),
-            `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `folder` (rank 0 writes
-            address and secret to a private shared folder, under `job`).
+            `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `address` (rank 0 listens at
+            `address`, which all ranks were given), `folder` (rank 0 writes address and secret to a
+            private shared folder, under `job`).
         address: `host:port`, or "".
         job: A text that distinguishes this job from others of the same user; "" where not needed.
     """
@@ -35,7 +36,8 @@ class Launch:
         local_rank: The announced local rank, if the launcher announces one.
         local_size: The announced local size, if the launcher announces one.
         cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
-        tasks: With TF_CONFIG, the name of every rank's task (`chief 0`, `worker 0`, ...).
+        tasks: What users call each rank, in rank order: with TF_CONFIG its task (`chief 0`, `worker 0`, ...), in a
+            Kubernetes Job its pod; empty where ranks are known by their numbers.
         mpi: Whether the process was started by an MPI launcher.
     """
 

@@ -6,10 +6,11 @@ import contextlib
 import os
 from collections.abc import Mapping
 
-from hvkeras.launch_environments import hydra, open_mpi, slurm
+from hvkeras.launch_environments import hydra, open_mpi, slurm, torchrun
 
-# One variable of each launcher. `hvkeras run` and horovodrun are left out: they look after their ranks themselves.
-_OWN = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, slurm.STEP)
+# One variable of each launcher, of which a step of Slurm's may start the others. `hvkeras run` and horovodrun are left
+# out: they look after their ranks themselves.
+_OWN = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, torchrun.RUN, slurm.STEP)
 
 
 def open_starter(environ: Mapping[str, str] | None = None) -> int | None:

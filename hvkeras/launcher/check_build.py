@@ -15,10 +15,10 @@ from hvkeras import __version__
 from hvkeras.backends import backend_class, backend_names, importable_backends
 from hvkeras.backends.horovod import installed
 from hvkeras.errors import MachineError
-from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.launch_environments import Launch, Rendezvous, indexed_job, torchrun
 from hvkeras.launcher.horovodrun import horovod_is_installed
 
-PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod")
+PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod", "ray")
 _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
 
 
@@ -28,6 +28,7 @@ def _rows() -> list[tuple[str, Launch, str]]:
     no_mpi = "" if has_mpi else "mpirun is not installed: pip install 'hvkeras[mpi]'"
     no_horovod = "" if horovod_is_installed() else "Horovod's horovodrun is not installed: " + installed.BUILD
     no_slurm = "" if find_command("srun") else "srun is not installed"
+    no_ray = "" if version_of("ray") else "Ray is not installed: pip install 'hvkeras[ray]'"
     return [
         ("hvkeras run", Launch("hvkeras run", 0, 2, Rendezvous("run")), ""),
         ("mpirun", Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True), no_mpi or _no_mpi4py()),
@@ -36,7 +37,10 @@ def _rows() -> list[tuple[str, Launch, str]]:
         ("horovodrun --gloo", Launch("horovodrun (Gloo)", 0, 2, Rendezvous("horovod_store")),
          no_horovod or _built_without("Gloo", installed.has_gloo())),
         ("TF_CONFIG", Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")), ""),
+        ("torchrun's variables", Launch(torchrun.LAUNCHER, 0, 2, Rendezvous("address")), ""),
+        ("Kubernetes Indexed Job", Launch(indexed_job.LAUNCHER, 0, 2, Rendezvous("address")), ""),
         ("srun", Launch("srun (Slurm)", 0, 2, Rendezvous("folder")), no_slurm),
+        ("Ray", Launch("Ray", 0, 2, Rendezvous("run")), no_ray),
         ("python (one process)", Launch("none"), ""),
     ]
 

@@ -29,6 +29,7 @@ from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.agent import process_state
 from hvkeras.launcher.limits import how_to_free_resources
 from hvkeras.launcher.placement import HostRanks
+from hvkeras.launcher.slurm_hosts import SRUN
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
 BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"
@@ -46,14 +47,29 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ssh:
-    """How to call ssh: its `-p` and `-i`, and the seconds after which a host counts as unreachable."""
+    """How to reach other hosts: by ssh, with its `-p` and `-i`, or by srun, on the nodes of this Slurm allocation.
+
+    Attributes:
+        port: The port of ssh.
+        identity_file: The key for ssh.
+        timeout: Seconds after which a host counts as unreachable.
+        by_srun: Whether srun starts the agents.
+    """
 
     port: int | None = None
     identity_file: str | None = None
     timeout: float = 60.0
+    by_srun: bool = False
+
+    @property
+    def program(self) -> str:
+        """The program that starts agents on other hosts."""
+        return "srun" if self.by_srun else "ssh"
 
     def command(self, host: str, patience: float) -> list[str]:
-        """Returns the ssh command line that starts an agent; it contains nothing secret."""
+        """Returns the command line that starts an agent; it contains nothing secret."""
+        if self.by_srun:
+            return [*SRUN, f"--nodelist={host}", *_agent_command(patience)]
         return self.command_line(host, "exec " + shlex.join(_agent_command(patience)))
 
     def command_line(self, host: str, command: str) -> list[str]:
@@ -109,8 +125,9 @@ class HostAgent:
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=LINE_LIMIT)
         except FileNotFoundError:
-            raise MachineError(explain("ssh must be installed to start ranks on other hosts",
-                                       "install OpenSSH's client", host=self.host.name)) from None
+            fix = "name the hosts with -H to use ssh" if self._ssh.by_srun else "install OpenSSH's client"
+            raise MachineError(explain(f"{self._ssh.program} must be installed to start ranks on other hosts", fix,
+                                       host=self.host.name)) from None
         except OSError as error:
             raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
                                        how_to_free_resources(error.errno or 0), host=self.host.name)) from error
@@ -128,6 +145,11 @@ class HostAgent:
         if self.host.local:
             return MachineError(explain(f"Python must start on this host ({why})", "check the installation",
                                         python=sys.executable))
+        if self._ssh.by_srun:
+            return MachineError(explain(
+                f"srun must start a process on every node of the allocation ({why}), with Python at the same path",
+                f"try: srun --overlap -N1 -n1 -w {self.host.name} {shlex.quote(sys.executable)} --version",
+                node=self.host.name))
         return MachineError(explain(
             f"Every host must answer over ssh without a password, and have Python at the same path ({why})",
             f"try: ssh -o BatchMode=yes {self.host.name} {shlex.quote(sys.executable)} --version", host=self.host.name))

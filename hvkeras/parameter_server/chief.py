@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
-from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_task_port
+from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.error_text import summary
@@ -115,7 +115,7 @@ class Chief:
         cluster = {role: [address for task, address in entries if task.startswith(f"{role} ")]
                    for role in ("chief", "worker", "ps")}
         with contextlib.ExitStack() as held:
-            if uses_task_port(self._launch, self._settings):  # the control channel keeps the announced port
+            if uses_announced_port(self._launch, self._settings):  # the control channel keeps the announced port
                 cluster["chief"] = [held.enter_context(held_port(split_address(cluster["chief"][0])[0]))]
             else:
                 claim_port(self._launch).close()

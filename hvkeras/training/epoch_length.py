@@ -37,6 +37,7 @@ class Facts:
         number: The number of this `fit` among the rank's calls.
         unbuilt: Why the model has no weights before the first step although they are to be broadcast; "" otherwise.
         compiled: The arguments of `compile`, see `hvkeras.training.compile_arguments`.
+        model: The digest of the model's layers, see `hvkeras.training.model_layers`.
     """
 
     steps: int | None
@@ -50,6 +51,7 @@ class Facts:
     number: int = 0
     unbuilt: str = ""
     compiled: Arguments = ()
+    model: str = ""
 
 
 @dataclass(frozen=True)

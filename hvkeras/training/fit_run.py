@@ -18,7 +18,7 @@ from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
-from hvkeras.training import compile_arguments, metrics, moving_statistics
+from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import CommonEnd, Decision, Facts, decide, gather_timeout
 
@@ -71,12 +71,17 @@ class FitRun:
             return
         job = current_job()
         given = self._arguments
+        unbuilt = self._build(data)
+        layers = self._layers()
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
-                      len(self._own_timers()), FitRun._count, self._build(data),
-                      compile_arguments.arguments_of(self.model))
+                      len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
+                      model_layers.digest_of(layers))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
+        if len({fact.model for fact in everyone}) > 1:
+            model_layers.require_same_model(self.process_set.ranks, allgather_object(
+                layers, name="the layers at the start of fit", process_set=self.process_set))
         compile_arguments.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
@@ -222,6 +227,17 @@ class FitRun:
         for callback in _flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
+
+    def _layers(self) -> list[model_layers.Layer]:
+        """Describes the layers that all ranks must have alike; none if the ranks' weights are not compared either.
+
+        Nor where layers learn from data: others' shapes follow from their vocabularies, which the broadcast compares.
+        """
+        if self._divergence_check is None or compat.learned_layers(self.model):
+            return []
+        part = distributed_part(getattr(self.model, "optimizer", None))
+        local = part.__dict__.get("_hvkeras_local_layers", ()) if part is not None else ()
+        return model_layers.layers_of(self.model, self._local(), local)
 
     def _own_timers(self) -> list[Any]:
         """Returns the callbacks that write the times of all ranks."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OLDEST_ALONE, Outcome
+from harness import OLDEST_IN_SOAK, Outcome
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
@@ -61,7 +61,7 @@ def test_custom_loop_gives_the_same_everywhere(
     ("script", "launcher", "np"),
     [
         pytest.param(TRAIN, "hvkeras_run", 4, marks=pytest.mark.slow),
-        pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=OLDEST_ALONE),
+        pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=(*OLDEST_IN_SOAK, pytest.mark.slow)),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else value,
 )

@@ -1,8 +1,9 @@
 """The scripts and commands that README and docs/ mark as runnable work as they stand there.
 
-`<!-- file: NAME -->` names the script in the block below it. `<!-- tested -->`, or `<!-- tested: slow -->`, marks
-commands, which run in a folder with the page's scripts, README's and the examples. If a block of text follows them, it
-is their output: each of its lines must occur in theirs, apart from numbers.
+`<!-- file: NAME -->` names the script in the block below it. `<!-- tested -->` marks commands, which run in a folder
+with the page's scripts, README's and the examples; `<!-- tested: slow -->` leaves them to `make test-soak`, and
+`<!-- tested: trackers -->` to `make test-trackers`. If a block of text follows them, it is their output: each of its
+lines must occur in theirs, apart from numbers.
 """
 
 from __future__ import annotations
@@ -10,24 +11,20 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.launchers import clean_environment, free_ports
+from harness.pages import FILE, ROOT, WITH_TRACKERS, scripts
 
-ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 LAUNCHERS = ("hvkeras run", "horovodrun", "mpirun", "TF_CONFIG")
-FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
-TESTED = re.compile(r"<!-- tested(: slow)? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
+TESTED = re.compile(r"<!-- tested(?:: (slow|trackers))? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
+MARKS: dict[str, Any] = {"": (), "slow": pytest.mark.slow, "trackers": WITH_TRACKERS}
 # A number with its unit.
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?(?:[mu]?s\b)?")
-
-
-def scripts(page: Path) -> dict[str, str]:
-    """The scripts on a page, by name."""
-    return dict(FILE.findall(page.read_text()))
 
 
 def blocks() -> list[object]:
@@ -35,9 +32,8 @@ def blocks() -> list[object]:
     made = []
     for page in PAGES:
         name = page.relative_to(ROOT).with_suffix("").as_posix()
-        for number, (slow, commands, output) in enumerate(TESTED.findall(page.read_text()), 1):
-            made.append(pytest.param(page, commands, output, id=f"{name}-{number}",
-                                     marks=pytest.mark.slow if slow else ()))
+        for number, (mark, commands, output) in enumerate(TESTED.findall(page.read_text()), 1):
+            made.append(pytest.param(page, commands, output, id=f"{name}-{number}", marks=MARKS[mark]))
     return made
 
 

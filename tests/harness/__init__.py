@@ -64,7 +64,7 @@ from __future__ import annotations
 
 from harness.axes import OLDEST_ALONE, OLDEST_IN_SOAK, pairwise, some_cold
 from harness.job import Job, LaunchError, Outcome, start_job
-from harness.launchers import ENGINES, LAUNCHERS, PAIRS
+from harness.launchers import ENGINES, LAUNCHERS, PAIRS, SCHEDULERS
 
-__all__ = ["ENGINES", "LAUNCHERS", "OLDEST_ALONE", "OLDEST_IN_SOAK", "PAIRS", "Job", "LaunchError", "Outcome",
-           "pairwise", "some_cold", "start_job"]
+__all__ = ["ENGINES", "LAUNCHERS", "OLDEST_ALONE", "OLDEST_IN_SOAK", "PAIRS", "SCHEDULERS", "Job", "LaunchError",
+           "Outcome", "pairwise", "some_cold", "start_job"]

@@ -14,12 +14,15 @@ from pathlib import Path
 LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
 ROLES = ("chief", "worker", "ps", "evaluator")
 ENGINES = ("native", "tfdist", "horovod")
+# Environments as schedulers give them to ranks of one host, for processes that nothing else launches.
+SCHEDULERS = ("torchrun_variables", "slurm_step")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
 
 BIN = Path(sys.executable).parent
 TESTS = Path(__file__).resolve().parent.parent
 _FOREIGN = re.compile(
-    r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS)_|"
+    r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS|TORCHELASTIC|MASTER|PET)_|"
+    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|JOB_COMPLETION_INDEX)$|"
     # The last two are set by an import of TensorFlow, in this process.
     r"(TF_CONFIG|TF_CPP_MIN_LOG_LEVEL|PYTHONPATH|OMP_NUM_THREADS|TF2_BEHAVIOR|ENABLE_RUNTIME_UPTIME_TELEMETRY)$"
 )
@@ -59,7 +62,7 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
     """Returns the command lines that start `np` ranks of a script.
 
     Args:
-        launcher: One of `LAUNCHERS`, or `none` for plain Python.
+        launcher: One of `LAUNCHERS` or of `SCHEDULERS`, or `none` for plain Python.
         np: How many ranks.
         script: The Python script and its arguments.
         logs: Where the launcher keeps a log for each rank, as `rank.<n>/stdout` and `stderr`.
@@ -67,7 +70,7 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
         python: What runs the script.
 
     Returns:
-        One command, or with TF_CONFIG, where nothing launches, one per rank.
+        One command, or one per rank where nothing launches: with TF_CONFIG, and with what schedulers set.
     """
     python = (*python, *script)
     ranks = ("-np", str(np), "--output-filename", str(logs))
@@ -88,7 +91,21 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
         tasks = [{"cluster": cluster, "task": {"type": role, "index": list(roles[:rank]).count(role)}}
                  for rank, role in enumerate(roles)]
         return [Command(python, {"TF_CONFIG": json.dumps(task)}, rank) for rank, task in enumerate(tasks)]
+    if launcher in SCHEDULERS:
+        return [Command(python, environment, rank) for rank, environment in enumerate(_of_scheduler(launcher, np))]
     raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}. Received: launcher={launcher!r}.")
+
+
+def _of_scheduler(launcher: str, np: int) -> list[dict[str, str]]:
+    """What each rank of one host finds in its environment."""
+    (number,) = free_ports(1)  # also a job's id that no other job beside it has
+    if launcher == "torchrun_variables":
+        shared = {"WORLD_SIZE": str(np), "LOCAL_WORLD_SIZE": str(np), "MASTER_ADDR": "localhost",
+                  "MASTER_PORT": str(number)}
+        return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(np)]
+    shared = {"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(np),
+              "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": str(np)}
+    return [{**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(np)]
 
 
 def free_ports(count: int) -> list[int]:
@@ -105,7 +122,8 @@ def free_ports(count: int) -> list[int]:
 
 def announced_rank(environ: Mapping[str, str]) -> int | None:
     """Reads the rank that a launcher announced to a process; None where there is none."""
-    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK"):
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK", "RANK", "JOB_COMPLETION_INDEX",
+                 "SLURM_PROCID"):
         if environ.get(name):
             return int(environ[name])
     if environ.get("TF_CONFIG"):

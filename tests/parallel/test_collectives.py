@@ -74,6 +74,7 @@ def test_a_function_that_is_gone_leaves_no_graph_behind(outcome: Outcome) -> Non
     assert outcome.results("graph_of_a_function_that_is_gone") == [False] * outcome.np
 
 
+@pytest.mark.parametrize("outcome", WITH_GRADIENTS, indirect=True)
 def test_autograph_leaves_our_functions_as_they_are(outcome: Outcome) -> None:
     assert outcome.results("converted") == [["True"]] * outcome.np
 
@@ -126,6 +127,7 @@ def test_gradients_of_every_type_are_those_of_float64(outcome: Outcome) -> None:
     assert outcome.results("gradients_of_types") == [[]] * outcome.np
 
 
+@pytest.mark.parametrize("outcome", WITH_GRADIENTS, indirect=True)
 def test_gradients_of_reduced_gradients_are_those_of_one_process(outcome: Outcome) -> None:
     for found in outcome.results("gradients_of_reduced_gradients"):
         assert found == dict.fromkeys(("eager", "graph", "outside", "slices", "traced before"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,8 @@ CASES = [("mpi4py", "2"), *(pytest.param(backend, "2,4", marks=pytest.mark.slow)
 
 def contract(backend: str, ranks: str, folder: Path, site: str) -> subprocess.CompletedProcess[str]:
     """Runs the contract as a third party does, from a folder of its own."""
-    environment = clean_environment(folder) | {"PYTHONPATH": site, "PYTEST_ADDOPTS": ""}
+    clean = clean_environment(folder)
+    environment = clean | {"PYTHONPATH": f"{site}{os.pathsep}{clean['PYTHONPATH']}", "PYTEST_ADDOPTS": ""}
     return subprocess.run([BIN / "pytest", "-v", "-p", "no:cacheprovider", "--pyargs", "hvkeras.backends.contract",
                            "--backend", backend, "--ranks", ranks, f"--basetemp={folder / 'base'}"], cwd=folder,
                           env=environment, capture_output=True, text=True, timeout=400)

@@ -16,7 +16,8 @@ SOON = {"HVKERAS_MISMATCH_AFTER": "0.4", "HVKERAS_EXIT_GRACE": "1"}
 
 @pytest.mark.parametrize(
     ("case", "named"),
-    [("shapes", ("the gradients of SGD", "[3, 4]", "[3, 5]")), ("none", ("the gradients of SGD", "no gradient")),
+    [("shapes", ("the gradients of SGD", "[3, 4]", "[3, 5]", "(the models themselves differ: ")),
+     ("none", ("the gradients of SGD", "no gradient")),
      ("names", ('allreduce "of 0"', 'allreduce "of 1"'))],
 )
 @pytest.mark.parametrize(("launcher", "backend"), [("tf_config", "tfdist"), ("mpirun", "horovod"),

@@ -148,7 +148,9 @@ def test_a_model_without_a_shape_starts_from_the_root(outcome: Outcome) -> None:
         ("no wrapper in a step of one's own", ("after 1 step of fit", "DistributedGradientTape")),
         ("an assignment", ("after 6 steps of fit", "bias", "a layer or an assignment that depends on the rank",
                            "register_local_var")),
-        ("another width", ("trainable variable 1 differs", "[6, 8]", "[6, 9]")),
+        ("another width", ("the models themselves differ in units of the layer dense", "rank_0='8', rank_1='9'")),
+        ("another dropout", ("the models themselves differ in rate of the layer dropout", "rank_0='0.1', rank_1='0.2'",
+                             "a tuner must give all ranks the same trial")),
     ],
 )
 def test_the_divergence_check_names_a_classic_mistake(case: str, texts: tuple[str, ...], outcome: Outcome) -> None:

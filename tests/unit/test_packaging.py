@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
 from importlib.machinery import ModuleSpec
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_the_wheel_asks_for_no_flavour_of_tensorflow(wheel: zipfile.ZipFile) -> 
 def test_the_wheel_has_the_extras_and_the_version(wheel: zipfile.ZipFile) -> None:
     metadata = _metadata(wheel)
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "tensorflow", "cpu", "cuda", "mpi", "hosts", "horovod", "bench", "report", "test", "lint", "docs"}
+        "tensorflow", "cpu", "cuda", "mpi", "hosts", "horovod", "ray", "bench", "report", "test", "lint", "docs"}
     assert f'__version__ = "{metadata["Version"]}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
 
 
@@ -111,6 +112,9 @@ def test_the_wheel_names_where_the_project_is(wheel: zipfile.ZipFile) -> None:
     assert metadata["Author"] == "hvkeras contributors"
     urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
     assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
+    readme = str(metadata.get_payload())
+    assert readme.startswith("# hvkeras") and not re.findall(r"\]\((?!https?:|#)", readme)
+    assert f"]({urls['Source']}/blob/main/docs/settings.md)" in readme
 
 
 def test_dependency_groups_are_the_extras_of_their_names() -> None:
@@ -163,6 +167,8 @@ def _without_link(checkout: Path) -> Iterator[None]:
         (checkout / "hvkeras" / "backends").symlink_to("../backends")
 
 
+@pytest.mark.skipif("dir_info" in str(distribution("hvkeras").read_text("direct_url.json")),
+                    reason="hvkeras is installed from its sources")
 def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
     with _without_link(checkout):
         done = subprocess.run([sys.executable, "-c", "import hvkeras"], cwd=checkout, capture_output=True, text=True,

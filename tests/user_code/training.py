@@ -42,6 +42,10 @@ class Optimizer:
         """Applies gradients."""
 
 
+class Tuner:
+    """A tuner whose class a checker knows, where Keras Tuner is not installed."""
+
+
 def build() -> keras.Model:
     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), hvd.SyncBatchNormalization()])
 
@@ -74,6 +78,7 @@ def training_with_fit(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
     print(probabilities.argmax(-1), hvd.rank(), hvd.global_process_set.size())
     hvd.adapt(keras.layers.Normalization(), x)
     hvd.load_model("best.keras").fit(x, y)
+    assert_type(hvd.DistributedTuner(Tuner()), Tuner)
 
 
 def training_with_a_loop(model: keras.Model, loss_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> None:

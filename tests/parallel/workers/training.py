@@ -458,6 +458,7 @@ def mistakes() -> dict[str, str]:
         "no wrapper in a step of one's own": mistake(own_step),
         "an assignment": mistake(lambda: eagerly().fit(x, y, callbacks=[AssignOnOneRank()], **options)),
         "another width": mistake(lambda: eagerly(width=8 + hvd.rank()).fit(x, y, **options)),
+        "another dropout": mistake(lambda: eagerly(dropout=0.1 + 0.1 * hvd.rank()).fit(x, y, **options)),
         "validation on one rank": mistake(lambda: eagerly().fit(
             x, y, validation_data=(x, y) if hvd.rank() == 0 else None, **options)),
         "other epochs": mistake(lambda: eagerly().fit(x, y, batch_size=4, epochs=2 + hvd.rank(), verbose=0)),

@@ -38,6 +38,24 @@ def test_two_ranks_in_different_plans_are_a_mismatch_naming_the_first_differing_
     assert "tensor 2 is kernel float32[2, 3] on rank 0 and kernel float32[2, 5] on rank 1" in finding.text
 
 
+def test_other_shapes_for_a_whole_model_say_that_the_models_differ():
+    def text(label, one, other):
+        waits = make(a=plan(label=label, tensors=one), b=plan(label=label, tensors=other))
+        waits.update(0, {"a": 1})
+        waits.update(1, {"b": 1})
+        waits.check(0.0)
+        (finding,) = waits.check(3.0)
+        return finding.text
+
+    differ = "(the models themselves differ: build the same model on every rank; a tuner must give all ranks the same "
+    for label in ("the gradients of Adam", 'broadcast "variables"'):
+        assert differ in text(label, ["kernel float32[2, 3]"], ["kernel float32[2, 5]"])
+        assert differ in text(label, ["kernel float32[2, 3]"], ["kernel float32[2, 3]", "bias float32[3]"])
+        assert differ not in text(label, ["kernel float32[2, 3]"], ["kernel float16[2, 3]"])
+        assert differ not in text(label, ["kernel float32[2, 3]"], ["kernel no gradient[?]"])
+    assert differ not in text('allreduce "x"', ["x float32[2, 3]"], ["x float32[2, 5]"])
+
+
 def test_a_mismatch_names_a_tensor_that_only_one_rank_has():
     waits = make(a=plan(tensors=["bias float32[4]"]), b=plan(tensors=["bias float32[4]", "extra float32[1]"]))
     waits.update(0, {"a": 1})

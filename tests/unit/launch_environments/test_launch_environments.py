@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -67,6 +68,18 @@ SLURM_SHELL_STEP = {
     **SLURM_SALLOC, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
     "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1",
 }
+# Captured from torchrun of torch 2.13, as far as it is read or tells of torchrun; rank 1 of 2.
+TORCHRUN = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "vm",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "0", "ROLE_RANK": "1",
+}
+# As Kubeflow's PyTorchJob sets them for pod 1 of 2, and others do as well.
+LIKE_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456"}
+INDEXED_JOB = {
+    "JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1", "HVKERAS_KUBERNETES_SIZE": "2",
+    "HVKERAS_KUBERNETES_SERVICE": "workers",
+}
 JUPYTER_KERNEL = {"JPY_PARENT_PID": "4712", "JPY_SESSION_NAME": "/home/me/train.ipynb"}
 
 
@@ -91,8 +104,14 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
     (SLURM_STEP | {"SLURM_STEP_NUM_NODES": "1"},
      Launch("srun (Slurm)", 3, 4, Rendezvous("folder", job="slurm-77-0"), 1, 4)),
     (SLURM_BATCH_SCRIPT, Launch("none")),
+    (LIKE_TORCHRUN, Launch("torchrun or the like", 1, 2, Rendezvous("address", "train-master-0:23456", ANY))),
+    (TORCHRUN, Launch("torchrun", 1, 2, Rendezvous("address", "vm:29501", ANY), 1, 2)),
+    (INDEXED_JOB, Launch("a Kubernetes Indexed Job", 1, 2,
+                         Rendezvous("address", "train-0.workers:29400", "kubernetes-train-0"),
+                         tasks=("pod train-0", "pod train-1"))),
+    ({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"}, Launch("none")),
 ], ids=["none", "hvkeras run", "horovodrun gloo", "mpirun", "horovodrun mpi", "mpich", "intel mpi", "srun",
-        "srun on one node", "sbatch script"])
+        "srun on one node", "sbatch script", "like torchrun", "torchrun", "indexed job", "job of independent pods"])
 def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) -> None:
     assert detect_launch(environ) == launch
 
@@ -114,13 +133,14 @@ def test_numbers_have_horovods_names_and_are_no_launch(environ: dict[str, str], 
 
 
 def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
-    everything = [HVKERAS_RUN, HOROVODRUN_GLOO, OPEN_MPI, MPICH, tf_config(TWO_WORKERS), SLURM_STEP]
+    everything = [HVKERAS_RUN, HOROVODRUN_GLOO, OPEN_MPI, MPICH, tf_config(TWO_WORKERS), TORCHRUN, INDEXED_JOB,
+                  SLURM_STEP]
     found = []
     while everything:
         found.append(detect_launch({name: value for one in everything for name, value in one.items()}).launcher)
         del everything[0]
     assert found == ["hvkeras run", "horovodrun (Gloo)", "mpirun (Open MPI)", "mpiexec (MPICH)", "TF_CONFIG",
-                     "srun (Slurm)"]
+                     "torchrun", "a Kubernetes Indexed Job", "srun (Slurm)"]
 
 
 @pytest.mark.parametrize(("environ", "name", "value"), [
@@ -139,6 +159,14 @@ def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
     (MPICH, "PMI_RANK", "2"),
     (SLURM_STEP, "SLURM_PROCID", "4"),
     (SLURM_STEP, "SLURM_STEP_NUM_TASKS", "many"),
+    (TORCHRUN, "RANK", "2"),
+    (TORCHRUN, "MASTER_PORT", "http"),
+    (LIKE_TORCHRUN, "WORLD_SIZE", "two"),
+    (INDEXED_JOB, "JOB_COMPLETION_INDEX", "2"),
+    (INDEXED_JOB, "HVKERAS_KUBERNETES_SIZE", "0"),
+    (INDEXED_JOB, "HVKERAS_KUBERNETES_SERVICE", "http://workers"),
+    (INDEXED_JOB, "HVKERAS_KUBERNETES_SERVICE", "workers:70000"),
+    (INDEXED_JOB, "HOSTNAME", "node7"),
 ])
 def test_unreadable_variables_are_errors_that_name_them(environ: dict[str, str], name: str, value: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -156,14 +184,18 @@ def test_unreadable_variables_are_errors_that_name_them(environ: dict[str, str],
     *((SLURM_STEP, name) for name in (
         "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
         "SLURM_STEP_NUM_NODES")),
+    *((LIKE_TORCHRUN, name) for name in LIKE_TORCHRUN),
+    *((INDEXED_JOB, name) for name in ("JOB_COMPLETION_INDEX", "HVKERAS_KUBERNETES_SIZE",
+                                       "HVKERAS_KUBERNETES_SERVICE")),
 ])
 def test_half_an_announcement_is_an_error_not_a_job_of_one(environ: dict[str, str], missing: str) -> None:
     half = {name: value for name, value in environ.items() if name != missing}
     with pytest.raises(UsageError, match=rf"must get all of its variables, but {missing} is missing\. Received: "):
         detect_launch(half)
     # One rank, as a TF_CONFIG left over says, or the shell of an allocation, does not hide it.
-    for alone in (tf_config({"worker": ["a:1"]}), SLURM_SHELL_STEP):
-        if environ is not SLURM_STEP:
+    for alone, first_of in ((tf_config({"worker": ["a:1"]}), (LIKE_TORCHRUN, INDEXED_JOB, SLURM_STEP)),
+                            (SLURM_SHELL_STEP, (SLURM_STEP,))):
+        if not any(environ is other for other in first_of):
             with pytest.raises(UsageError, match=f"{missing} is missing"):
                 detect_launch(alone | half)
 
@@ -176,6 +208,27 @@ def test_one_variable_of_a_launchers_own_is_half_an_announcement(kept: str) -> N
     everything = HVKERAS_RUN | HOROVODRUN_GLOO | OPEN_MPI | MPICH | SLURM_STEP
     with pytest.raises(UsageError, match=rf"but .+ missing\. Received: {kept}='.*or unset {kept} to run a single"):
         detect_launch({kept: everything[kept]})
+
+
+@pytest.mark.parametrize("kept", [("MASTER_ADDR",), ("MASTER_ADDR", "MASTER_PORT"), ("RANK",), ("WORLD_SIZE",)])
+def test_common_names_by_themselves_are_no_launch(kept: tuple[str, ...]) -> None:
+    assert detect_launch({name: LIKE_TORCHRUN[name] for name in kept}) == Launch("none")
+    assert detect_launch({"RANK": "0", "WORLD_SIZE": "1"}) == Launch("none")
+
+
+def test_torchruns_ranks_meet_beside_its_own_store_and_anew_after_each_restart() -> None:
+    again = detect_launch(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.rendezvous.address == "vm:29501"
+    assert again.rendezvous.job != detect_launch(TORCHRUN).rendezvous.job
+    assert detect_launch(TORCHRUN | {"RANK": "0"}).rendezvous == detect_launch(TORCHRUN).rendezvous
+    alone = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert detect_launch(alone).rendezvous.address == "vm:29500"
+    assert detect_launch(LIKE_TORCHRUN | {"MASTER_ADDR": "fd00::1"}).rendezvous.address == "[fd00::1]:23456"
+
+
+def test_an_indexed_jobs_service_may_name_a_port() -> None:
+    launch = detect_launch(INDEXED_JOB | {"HVKERAS_KUBERNETES_SERVICE": "workers.team.svc:5000"})
+    assert launch.rendezvous.address == "train-0.workers.team.svc:5000"
 
 
 def test_all_that_is_missing_is_named_in_one_message() -> None:
@@ -192,6 +245,9 @@ SEVERAL = {
     "`mpirun` or `mpiexec` in a step of Slurm's": (SLURM_STEP | MPICH, "mpiexec (MPICH)", 2),
     "TF_CONFIG in a step of Slurm's": (SLURM_STEP | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
     "TF_CONFIG in the script of a batch job": (SLURM_BATCH_SCRIPT | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
+    "`torchrun` in a step of Slurm's": (SLURM_STEP | TORCHRUN, "torchrun", 2),
+    "torchrun's variables beside a TF_CONFIG": (LIKE_TORCHRUN | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
+    "`mpirun` in the pod of an Indexed Job": (INDEXED_JOB | OPEN_MPI, "mpirun (Open MPI)", 2),
     "`srun --mpi=pmi2`": (SLURM_STEP | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}, "srun (Slurm)", 4),
     "`mpirun`, and half of horovodrun's variables": (OPEN_MPI | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
                                                      "mpirun (Open MPI)", 2),
@@ -199,6 +255,8 @@ SEVERAL = {
     "`python` in the shell of `salloc`": (SLURM_SALLOC, "none", 1),
     "`python` in the shell of `salloc` that is a step": (SLURM_SHELL_STEP, "srun (Slurm)", 1),
     "a Jupyter kernel in any of these": (SLURM_SALLOC | JUPYTER_KERNEL, "none", 1),
+    "an Indexed Job that sets nothing of hvkeras": ({"JOB_COMPLETION_INDEX": "1"}, "none", 1),
+    "MASTER_ADDR and MASTER_PORT alone": ({"MASTER_ADDR": "a", "MASTER_PORT": "29500"}, "none", 1),
     "TF_CONFIG for one worker": (tf_config({"worker": ["a:1"]}), "TF_CONFIG", 1),
     "`mpirun -np 1`": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpirun (Open MPI)", 1),
     "HOROVOD_RANK=0 and HOROVOD_SIZE=1 alone": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, "none", 1),
@@ -338,7 +396,7 @@ sys.stdout.write(f"FOUND {detect_launch()}\\n")
 
 def found_under(command: list[str], around: dict[str, str] | None = None) -> list[str]:
     """Starts two processes by a real launcher, and returns what each found, sorted."""
-    foreign = ("OMPI_", "PMI", "HOROVOD_", "HVKERAS_", "SLURM_", "TF_CONFIG")
+    foreign = ("OMPI_", "PMI", "HOROVOD_", "HVKERAS_", "SLURM_", "TF_CONFIG", "MASTER_", "RANK", "WORLD_SIZE")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environ |= {"PATH": f"{BIN}{os.pathsep}{environ['PATH']}", **(around or {})}
     done = subprocess.run([*command, sys.executable, "-I", "-c", DETECT], capture_output=True, text=True, timeout=120,

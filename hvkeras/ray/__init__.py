@@ -1,0 +1,9 @@
+"""Training on a Ray cluster, with the names and parameters of `horovod.ray`.
+
+Nothing of Ray is imported before an executor starts its workers.
+"""
+
+from hvkeras.ray.elastic import ElasticRayExecutor
+from hvkeras.ray.executor import RayExecutor
+
+__all__ = ["ElasticRayExecutor", "RayExecutor"]

@@ -1,0 +1,330 @@
+"""`RayExecutor`: runs functions on the ranks of a job whose processes are Ray's actors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvkeras.errors import MachineError, UnsupportedError, UsageError, explain
+from hvkeras.host.commit_files import remove_commits
+from hvkeras.host.network import LOOPBACK, host_identity
+from hvkeras.ray.installed import require_ray
+from hvkeras.ray.job import Job
+from hvkeras.ray.placement import check_versions, in_order_of_ranks, reserve, shape_of, variables_of_ranks
+from hvkeras.ray.ray_settings import RaySettings, interfaces, warn_of_ignored
+from hvkeras.ray.restarts import Callbacks, Restarts
+from hvkeras.ray.worker import Worker
+from hvkeras.settings import PREFIX, Settings
+
+_OF_RANKS = f"{PREFIX}RUN_"
+_ELASTIC = "An elastic executor has run() alone, as its processes come and go"
+
+
+class RayExecutor:
+    """Runs functions on several processes of a Ray cluster, which are the ranks of one job.
+
+    The processes are actors. They stay between calls of `run`, so that a job, a model or data may stay, too. Works
+    inside a trial of Ray Tune, whose placement group it then uses.
+
+    Example:
+        import ray
+        from hvkeras.ray import RayExecutor
+
+        ray.init()
+        executor = RayExecutor(RayExecutor.create_settings(), num_workers=4)
+        executor.start()
+        losses = executor.run(train, kwargs={"epochs": 3})    # train() calls hvd.init(); one result a rank
+        executor.shutdown()
+
+    Args:
+        settings: What `create_settings` returns; None for its defaults.
+        num_workers: The number of processes, which Ray packs onto few nodes.
+        num_hosts: Instead of it, the number of nodes that get the same number of processes each.
+        num_workers_per_host: The number of processes on each of them.
+        cpus_per_worker: Cores that Ray reserves for a process.
+        use_gpu: Whether each process gets a GPU.
+        gpus_per_worker: How many GPUs each gets then; 1 by default.
+        use_current_placement_group: Whether to place the processes in the placement group of the caller, as in a trial
+            of Ray Tune, if it has one.
+        min_workers: Makes the executor elastic: with the fewest processes to train with, instead of `num_workers`.
+        max_workers: The most processes of an elastic executor.
+        reset_limit: How often an elastic executor starts all processes again after one was lost; None for no limit.
+        cooldown_range: Accepted for compatibility with Horovod: nodes are not set aside.
+        elastic_timeout: Seconds that an elastic executor waits for the fewest processes.
+        override_discovery: Accepted for compatibility with Horovod: Ray knows the nodes.
+
+    Raises:
+        UsageError: The arguments contradict each other.
+    """
+
+    def __init__(
+        self, settings: RaySettings | None, num_workers: int | None = None, num_hosts: int | None = None,
+        num_workers_per_host: int = 1, cpus_per_worker: int = 1, use_gpu: bool = False,
+        gpus_per_worker: int | None = None, use_current_placement_group: bool = True, min_workers: int | None = None,
+        max_workers: int | None = None, reset_limit: int | None = None,
+        cooldown_range: tuple[int, int] | None = None, elastic_timeout: float = 600, override_discovery: bool = True,
+    ) -> None:
+        del cooldown_range, override_discovery
+        self._settings = settings or RaySettings()
+        self._uses_current = use_current_placement_group
+        self._restarts: Restarts | None = None
+        fewest = min_workers or (None if max_workers is None else num_workers or 1)
+        if fewest is not None and num_hosts is not None:
+            raise UsageError(explain("An elastic executor takes no num_hosts", "pass min_workers and max_workers",
+                                     num_hosts=num_hosts))
+        self._shape = shape_of(fewest or num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu,
+                               gpus_per_worker)
+        if fewest is not None:
+            self._restarts = Restarts(
+                lambda count: RayExecutor(settings, count, cpus_per_worker=cpus_per_worker, use_gpu=use_gpu,
+                                          gpus_per_worker=gpus_per_worker),
+                self._shape, fewest, max_workers, reset_limit, elastic_timeout)
+        self._group: Any = None  # a placement group of our own
+        self._workers: list[Any] = []  # in the order of the ranks
+        self._facts: list[Mapping[str, Any]] = []
+        self._job: Job | None = None
+        self._queue: Any = None
+
+    @classmethod
+    def create_settings(
+        cls, timeout_s: int = 30, ssh_identity_file: str | None = None, ssh_str: str | None = None,
+        placement_group_timeout_s: int = 100, nics: set[str] | None = None,
+    ) -> RaySettings:
+        """Returns settings for an executor.
+
+        Args:
+            timeout_s: Seconds within which the processes must start, once Ray has placed them.
+            ssh_identity_file: Accepted for compatibility with Horovod, which uses ssh.
+            ssh_str: See `ssh_identity_file`.
+            placement_group_timeout_s: Seconds to wait until the cluster has room for all processes.
+            nics: The network interfaces between hosts.
+        """
+        warn_of_ignored(ssh_identity_file=ssh_identity_file, ssh_str=ssh_str)
+        return RaySettings(timeout_s, placement_group_timeout_s, interfaces(nics))
+
+    def start(
+        self, executable_cls: type | None = None, executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None, extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the processes, and creates an object in each of them if asked to.
+
+        Args:
+            executable_cls: A class; each process creates one object of it, which `execute` passes to functions.
+            executable_args: The positional arguments of the class.
+            executable_kwargs: Its keyword arguments.
+            extra_env_vars: Environment variables for all processes. They get this process's HVKERAS_* settings, too.
+
+        Raises:
+            NotInstalledError: Ray is not installed.
+            MachineError: The cluster has no room in time, or its nodes have different versions.
+            PeerError: The object could not be created in some process.
+        """
+        if self._restarts is not None:
+            if executable_cls is not None:
+                raise UnsupportedError(explain(_ELASTIC, "create the object in the function",
+                                               executable_cls=executable_cls))
+            self._restarts.variables = dict(extra_env_vars or {})
+            return
+        self.start_again(extra_env_vars or {}, "")
+        if executable_cls is not None:
+            self._results([worker.create.remote(executable_cls, tuple(executable_args or ()),
+                                                dict(executable_kwargs or {})) for worker in self._workers])
+
+    def start_again(self, variables: Mapping[str, str], first: str) -> Mapping[str, Any]:
+        """Starts the processes.
+
+        Args:
+            variables: Environment variables for all of them.
+            first: The identity of the host that rank 0 should be on, if there is a process; "" for any.
+
+        Returns:
+            What rank 0's process said about itself.
+
+        Raises:
+            UsageError: They run already.
+            MachineError: As for `start`.
+        """
+        ray = require_ray()
+        if self._workers:
+            raise UsageError(explain("An executor can be started once", "call shutdown() in between"))
+        settings = Settings()
+        try:
+            self._place(ray, first)
+            host = LOOPBACK if {fact["identity"] for fact in self._facts} == {host_identity()} else \
+                ray.util.get_node_ip_address()
+            self._job = Job(len(self._workers), host, settings)
+            shared = {name: value for name, value in os.environ.items()
+                      if name.startswith(PREFIX) and not name.startswith(_OF_RANKS)}
+            if self._settings.nics:
+                shared[f"{PREFIX}NETWORK_INTERFACES"] = ",".join(self._settings.nics)
+            own = variables_of_ranks(self._facts, self._job.address, self._job.secret)
+            self._get(ray, [worker.prepare.remote({**shared, **variables, **of_rank}, None)
+                            for worker, of_rank in zip(self._workers, own, strict=True)])
+        except BaseException:
+            self.shutdown()
+            raise
+        return self._facts[0]
+
+    def _place(self, ray: Any, first: str) -> None:
+        """Starts the actors, and sorts them into ranks."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        current = ray.util.get_current_placement_group() if self._uses_current else None
+        if current is None:
+            self._group = reserve(self._shape, self._settings.placement_group_timeout_s)
+        actor = ray.remote(Worker)
+        for number in range(self._shape.size):
+            strategy = PlacementGroupSchedulingStrategy(
+                current or self._group, -1 if current is not None else self._shape.bundle_of(number))
+            self._workers.append(actor.options(num_cpus=self._shape.cpus, num_gpus=self._shape.gpus,
+                                               scheduling_strategy=strategy).remote())
+        facts = self._get(ray, [worker.facts.remote() for worker in self._workers])
+        check_versions(facts)
+        order = in_order_of_ranks(facts, first)
+        self._workers = [self._workers[worker] for worker in order]
+        self._facts = [facts[worker] for worker in order]
+
+    def _get(self, ray: Any, calls: list[Any]) -> list[Any]:
+        timeout = self._settings.timeout_s
+        try:
+            answers: list[Any] = ray.get(calls, timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise MachineError(explain(
+                f"All {self._shape.size} workers must start within {timeout:g} s", "look for their errors above, check"
+                " that the placement group of a trial has a bundle for each worker, or raise timeout_s in"
+                " create_settings", workers=self._shape.describe())) from None
+        except ray.exceptions.RayError as error:
+            raise MachineError(explain(f"All workers must start ({str(error).strip()})", "install the same hvkeras on"
+                                       " each node of the cluster")) from error
+        return answers
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
+            callbacks: Callbacks | None = None) -> list[Any]:
+        """Runs a function on all processes.
+
+        Args:
+            fn: The function; it calls `hvd.init()` itself.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            callbacks: Called, in this process, with each dict that rank 0 passes to `hvkeras.ray.ray_logger.log`.
+
+        Returns:
+            The results, in the order of the ranks.
+
+        Raises:
+            PeerError: The function failed on some rank; the message names it, with the cause. The processes are gone.
+        """
+        if self._restarts is not None:
+            return self._restarts.run(fn, args or (), kwargs or {}, callbacks)
+        self._listen(callbacks)
+        return self._results(self.run_remote(fn, args, kwargs), callbacks)
+
+    def run_remote(self, fn: Callable[..., Any], args: Sequence[Any] | None = None,
+                   kwargs: Mapping[str, Any] | None = None) -> list[Any]:
+        """Begins to run a function on all processes.
+
+        Args:
+            fn: The function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            Ray's references to the results, in the order of the ranks.
+        """
+        return [worker.run.remote(fn, tuple(args or ()), dict(kwargs or {})) for worker in self._running()]
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Callbacks | None = None) -> list[Any]:
+        """Runs a function on all processes, each with the object that `start` created there.
+
+        Args:
+            fn: A function of that object.
+            callbacks: As for `run`.
+
+        Returns:
+            The results, in the order of the ranks.
+
+        Raises:
+            PeerError: As for `run`.
+        """
+        self._listen(callbacks)
+        return self._results([worker.execute.remote(fn) for worker in self._running()], callbacks)
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Runs a function on rank 0 alone, with the object that `start` created there.
+
+        Args:
+            fn: A function of that object, which makes no collectives.
+
+        Returns:
+            Its result.
+
+        Raises:
+            PeerError: It failed.
+        """
+        return self._results([self._running()[0].execute.remote(fn)])[0]
+
+    def shutdown(self) -> None:
+        """Ends the processes, and gives their places back to the cluster."""
+        if self._restarts is not None:
+            self._restarts.shutdown()
+        workers, self._workers = self._workers, []
+        group, self._group = self._group, None
+        job, self._job = self._job, None
+        queue, self._queue = self._queue, None
+        if not workers and group is None:
+            return
+        ray = require_ray()
+        if ray.is_initialized():
+            # In good order, unless a rank is gone or still busy: nothing waits for that.
+            ray.wait([worker.leave.remote() for worker in workers], num_returns=max(1, len(workers)), timeout=2.0)
+            for actor in workers:
+                ray.kill(actor)
+            if queue is not None:
+                queue.shutdown(force=True)
+            if group is not None:
+                ray.util.remove_placement_group(group)
+        if job is not None:
+            job.stop()
+
+    def forget_commits(self, folder: str) -> None:
+        """Removes the commits of `hvd.elastic` on the host of rank 0."""
+        self._results([self._running()[0].run.remote(remove_commits, (Path(folder),), {})])
+
+    def _running(self) -> list[Any]:
+        if self._restarts is not None:
+            raise UnsupportedError(explain(_ELASTIC, "pass num_workers without min_workers and max_workers"))
+        if not self._workers:
+            raise UsageError(explain("An executor must be started before it runs functions", "call start() first; after"
+                                     " a failure, start() again"))
+        return self._workers
+
+    def _listen(self, callbacks: Callbacks | None) -> None:
+        """Connects rank 0 to a queue for what it logs."""
+        if callbacks and self._queue is None:
+            ray = require_ray()
+            from ray.util.queue import Queue
+
+            first = self._running()[0]
+            self._queue = Queue(actor_options={"num_cpus": 0})
+            self._get(ray, [first.prepare.remote({}, self._queue)])
+
+    def _results(self, calls: list[Any], callbacks: Callbacks | None = None) -> list[Any]:
+        """Waits for all ranks, and shuts down if one fails."""
+        assert self._job is not None
+
+        def pass_on() -> None:
+            while not self._queue.empty():
+                entry = self._queue.get()
+                for callback in callbacks or ():
+                    callback(entry)
+
+        try:
+            results = self._job.results(calls, self._facts, pass_on if callbacks else None)
+            if callbacks:
+                pass_on()
+        except BaseException:
+            self.shutdown()
+            raise
+        return results

@@ -1,0 +1,180 @@
+"""Places for the workers: placement groups, and which worker becomes which rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.console import say
+from hvkeras.host.topology import topology_from_hosts
+from hvkeras.host.versions import must_agree
+from hvkeras.launch_environments import hvkeras_run
+from hvkeras.launch_environments.horovod_variables import topology_variables, with_launcher
+
+REPORT_EVERY = 3.0  # seconds between two reports of a cluster without room
+LAUNCHER = "Ray"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the workers need, and how they are spread.
+
+    Attributes:
+        hosts: The number of hosts that get the same number of workers each; None to place workers one by one.
+        workers: The number of workers, of each host if there are hosts.
+        cpus: Cores of a worker.
+        gpus: GPUs of a worker.
+    """
+
+    hosts: int | None
+    workers: int
+    cpus: float
+    gpus: float
+
+    @property
+    def size(self) -> int:
+        """The number of all workers."""
+        return self.workers * (self.hosts or 1)
+
+    @property
+    def strategy(self) -> str:
+        """Ray's name for how bundles are spread: Horovod's workers share few hosts, or fill hosts of their own."""
+        return "STRICT_SPREAD" if self.hosts else "PACK"
+
+    def bundles(self) -> list[dict[str, float]]:
+        """The resources to reserve: a bundle for each host, or for each worker."""
+        count, each = (self.hosts, self.workers) if self.hosts else (self.workers, 1)
+        wanted = {"CPU": self.cpus * each, "GPU": self.gpus * each}
+        return [{name: amount for name, amount in wanted.items() if amount}] * count
+
+    def bundle_of(self, worker: int) -> int:
+        """The bundle that a worker runs in."""
+        return worker // self.workers if self.hosts else worker
+
+    def describe(self) -> str:
+        """The need in words: `2 workers with 1 CPU each on 2 hosts`."""
+        parts = [f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in (("CPU", self.cpus), ("GPU", self.gpus))
+                 if amount]
+        where = f" on {self.hosts} host{'s' * (self.hosts > 1)}, {self.workers} on each" if self.hosts else ""
+        return f"{self.size} worker{'s' * (self.size > 1)} with {' and '.join(parts)} each{where}"
+
+
+def shape_of(num_workers: int | None, num_hosts: int | None, num_workers_per_host: int, cpus_per_worker: float,
+             use_gpu: bool, gpus_per_worker: float | None) -> Shape:
+    """Reads the arguments of an executor.
+
+    Raises:
+        UsageError: They contradict each other, or ask for nothing.
+    """
+    if (num_workers is None) == (num_hosts is None):
+        raise UsageError(explain("An executor needs either num_workers or num_hosts", "RayExecutor(settings,"
+                                 " num_workers=4), or num_hosts=2 with num_workers_per_host=2",
+                                 num_workers=num_workers, num_hosts=num_hosts))
+    if gpus_per_worker and not use_gpu:
+        raise UsageError(explain("gpus_per_worker goes with use_gpu=True", "pass both, or neither",
+                                 gpus_per_worker=gpus_per_worker))
+    shape = Shape(num_hosts, num_workers_per_host if num_workers is None else num_workers, cpus_per_worker,
+                  (gpus_per_worker or 1) if use_gpu else 0)
+    if shape.workers < 1 or (shape.hosts is not None and shape.hosts < 1) or shape.cpus < 0 or \
+            not (shape.cpus or shape.gpus):
+        raise UsageError(explain("Numbers of workers, hosts and CPUs must be positive", "RayExecutor(settings,"
+                                 " num_workers=4, cpus_per_worker=1)", num_workers=num_workers, num_hosts=num_hosts,
+                                 num_workers_per_host=num_workers_per_host, cpus_per_worker=cpus_per_worker))
+    return shape
+
+
+def reserve(shape: Shape, timeout: float) -> Any:
+    """Waits until the cluster has room for all workers, and says so while it has not.
+
+    Args:
+        shape: What the workers need.
+        timeout: Seconds to wait.
+
+    Returns:
+        Ray's placement group.
+
+    Raises:
+        MachineError: There is no room in time.
+    """
+    import ray
+
+    group = ray.util.placement_group(shape.bundles(), strategy=shape.strategy)
+    began = time.monotonic()
+    try:
+        while not group.wait(min(REPORT_EVERY, max(0.1, timeout - (time.monotonic() - began)))):
+            waited = time.monotonic() - began
+            room = "; ".join(f"{name} {what}" for name, what in _room().items()) or "no nodes"
+            if waited >= timeout:
+                raise MachineError(explain(
+                    f"The Ray cluster must have room for {shape.describe()} within {timeout:g} s",
+                    "add nodes, ask for less, or raise placement_group_timeout_s in create_settings", cluster=room))
+            say(f"waiting for room in the Ray cluster for {shape.describe()} ({room}),"
+                f" {waited:.0f} s of {timeout:g} s")
+    except BaseException:
+        ray.util.remove_placement_group(group)
+        raise
+    return group
+
+
+def _room() -> dict[str, str]:
+    """What the cluster has and what of it is free, in words, and the number of its nodes."""
+    import ray
+
+    total, free = ray.cluster_resources(), ray.available_resources()
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    words = {name: f"{free.get(name, 0):g} of {total[name]:g} free" for name in ("CPU", "GPU") if name in total}
+    return {f"{nodes} node{'s' * (nodes != 1)}:": "", **words}
+
+
+def check_versions(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that all workers found the same versions.
+
+    Raises:
+        MachineError: They differ; the message names the nodes.
+    """
+    for fact in facts:
+        if must_agree(fact["versions"]) != must_agree(facts[0]["versions"]):
+            shown = {f"{one['host']} ({one['address']})": one["versions"] for one in (facts[0], fact)}
+            raise MachineError(explain("All nodes of a Ray cluster must have the same versions", "install the same on"
+                                       " each node, or use one image, or a runtime_env that has them", nodes=shown))
+
+
+def in_order_of_ranks(facts: Sequence[Mapping[str, Any]], first: str = "") -> list[int]:
+    """Chooses which worker becomes which rank: those of a host follow each other.
+
+    Args:
+        facts: What each worker said about itself.
+        first: The identity of the host that rank 0 should be on, if it has a worker.
+
+    Returns:
+        The workers, in the order of the ranks.
+    """
+    hosts = list(dict.fromkeys(fact["identity"] for fact in facts))
+    hosts.sort(key=lambda identity: identity != first)
+    return sorted(range(len(facts)), key=lambda worker: hosts.index(facts[worker]["identity"]))
+
+
+def variables_of_ranks(facts: Sequence[Mapping[str, Any]], address: str, secret: str) -> list[dict[str, str]]:
+    """Returns the environment variables of each rank.
+
+    Args:
+        facts: What the workers said about themselves, in the order of the ranks.
+        address: host:port of the control channel.
+        secret: The job's secret.
+    """
+    found = []
+    for rank in range(len(facts)):
+        topology = topology_from_hosts(rank, [fact["host"] for fact in facts], [fact["identity"] for fact in facts])
+        variables = with_launcher(LAUNCHER, topology_variables(topology)) | {
+            hvkeras_run.PROCESS_ID: str(rank), hvkeras_run.PROCESS_COUNT: str(topology.size),
+            hvkeras_run.LOCAL_PROCESS_ID: str(topology.local_rank),
+            hvkeras_run.LOCAL_PROCESS_COUNT: str(topology.local_size),
+            hvkeras_run.CONTROL_ADDRESS: address, hvkeras_run.STARTED_BY: LAUNCHER, "HVKERAS_SECRET": secret}
+        # Each rank sees all GPUs that its host's ranks have, and takes one by its local rank, as under other launchers.
+        gpus = dict.fromkeys(gpu for fact in facts if fact["identity"] == facts[rank]["identity"]
+                             for gpu in fact["gpus"])
+        found.append(variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}))
+    return found

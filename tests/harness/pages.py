@@ -1,0 +1,21 @@
+"""The scripts in README and docs/: `<!-- file: NAME -->` names the one in the block below it."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+# For what only `make test-trackers` runs, in an environment that has these packages.
+WITH_TRACKERS = (pytest.mark.slow, pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("keras_tuner", "mlflow", "optuna", "wandb")),
+    reason="not run: needs MLflow, W&B, Keras Tuner and Optuna. HINT: make test-trackers"))
+
+
+def scripts(page: Path) -> dict[str, str]:
+    """The scripts on a page, by name."""
+    return dict(FILE.findall(page.read_text()))
