@@ -77,8 +77,8 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
     """
     start = {"hvkeras": [_beside_python("hvkeras"), "run"], "mpirun": [_beside_python("mpirun")]}[launcher]
     placement = ["-np", str(ranks), *(["-H", hosts] if hosts else [])]
-    command = [*start, *placement, sys.executable, "-m", "hvkeras.backends.contract.rank", "--backend", backend, "--part", part,
-               "--results", str(folder), "--deadline", str(deadline)]
+    command = [*start, *placement, sys.executable, "-m", "hvkeras.backends.contract.rank", "--backend", backend,
+               "--part", part, "--results", str(folder), "--deadline", str(deadline)]
     with (folder / "output").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | _ENVIRONMENT,
                                    cwd=folder)

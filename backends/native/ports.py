@@ -25,7 +25,8 @@ _NETWORK_HEADER = 0x100000000 - 0x100000  # where a filter of a TCP socket finds
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALL = 0xFFFFFFFF
 _ESTABLISHED = 1
-_CLOSING = 2.0  # seconds in which UCX accepts who has arrived, and closes the second one of two connections made at once
+# Seconds in which UCX accepts who has arrived, and closes the second one of two connections made at once.
+_CLOSING = 2.0
 
 Instruction = tuple[int, int, int, int]  # code, steps if true, steps if false, value
 Connection = list[str]  # of an end's own address and port, and the other end's

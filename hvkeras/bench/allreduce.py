@@ -175,7 +175,8 @@ def participants(stage: Stage, label: str) -> list[Participant]:
     ranks, peer = stage.ranks, stage.peer
     task = Task(label, ranks.rank, ranks.size, stage.plan.links)
     if stage.plan.backend == TCP:
-        return [Streams(Row(label, TCP_ALONE, REFERENCE, "a plain stream from each host to the next"), task.bytes, ranks)]
+        row = Row(label, TCP_ALONE, REFERENCE, "a plain stream from each host to the next")
+        return [Streams(row, task.bytes, ranks)]
     if not stage.plan.backend:
         description = "MPI on NumPy's arrays, no TensorFlow"
         return [MpiChain(Row(label, MPI_ALONE, REFERENCE, description), task, peers.mpi(ranks))]

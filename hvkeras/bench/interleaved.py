@@ -101,7 +101,7 @@ class InterleavedRun:
     """
 
     def __init__(self, plan: Plan, methods: Sequence[LaunchMethod], effort: Effort, show: Callable[[float, str], None],
-                 before: Callable[[str], None] = lambda work: None, hosts: int = 1) -> None:
+                 before: Callable[[str], None], hosts: int) -> None:
         self._hosts = hosts
         self._plan, self._methods, self._effort, self._show, self._before = plan, methods, effort, show, before
         self._deadline = time.monotonic() + plan.timeout
@@ -128,7 +128,8 @@ class InterleavedRun:
                        for name in ("horovod", "tfdist") if name not in backends]
         if self._plan.kind == "step":
             groups.insert(0, EngineGroup(ONE_PROCESS, REFERENCE, job=self._started(ONE_PROCESS, ONE, 1, False, first)))
-            groups.insert(1, EngineGroup(APART, REFERENCE, job=self._started(APART, "", self._plan.ranks, False, first)))
+            job = self._started(APART, "", self._plan.ranks, False, first)
+            groups.insert(1, EngineGroup(APART, REFERENCE, job=job))
         else:
             groups += [EngineGroup(MPI_ALONE, REFERENCE, job=self._started(MPI_ALONE, "", self._plan.ranks, False, one))
                        for one in self._methods if one.mpi]
@@ -177,6 +178,7 @@ class InterleavedRun:
         job = Job(folder, method.command(ranks), method.describe_failure, method.end, self._deadline)
         self._jobs.append(job)
         plan = dataclasses.replace(self._plan, backend=backend, peer=peer)
-        environment = {**os.environ, **method.environment, "HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
+        patience = {"HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
+        environment = {**os.environ, **method.environment, **patience}
         job.start(dataclasses.asdict(plan), environment, self._watchdog)
         return job

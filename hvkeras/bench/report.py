@@ -128,10 +128,10 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
                          f" {rounding:.0e} of the distance")
         lines.append("weights of all ranks were the same, to the last bit, at the end")
     if any(row.least for row in rows):
-        lines.append("share of the bound: the time in which the hosts' cables can carry what an allreduce must send, over"
-                     " the time that it took")
+        lines.append("share of the bound: the time in which the hosts' cables can carry what an allreduce must send,"
+                     " over the time that it took")
     if any(AT in row.work for row in rows):
-        lines.append("CPU of all ranks: their time of the processor for the same, of all hosts together, which share the"
-                     " cores of this machine")
+        lines.append("CPU of all ranks: their time of the processor for the same, of all hosts together, which share"
+                     " the cores of this machine")
     lines.append("memory: how much the peak of a rank rose while the engine started, was traced, and first ran")
     return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]

@@ -70,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--launcher", metavar="NAME", default="hvkeras", help=f"What starts the ranks: one of"
                       f" {', '.join(LAUNCHERS)}; under mpirun Horovod uses MPI, and MPI without TensorFlow is a row as"
                       " well. With --hosts several, separated by commas (default: hvkeras).")
-    made.add_argument("--hosts", type=int, default=1, metavar="N", help="Spreads the processes over so many hosts, which"
-                      " are made of network namespaces of this machine; needs root.")
+    made.add_argument("--hosts", type=int, default=1, metavar="N", help="Spreads the processes over so many hosts,"
+                      " which are made of network namespaces of this machine; needs root.")
     made.add_argument("--rates", metavar="RATE,...", help="Bandwidths of the hosts' cables, such as 100mbit,1gbit, or"
                       f" 'no limit' (default: {RATES}).")
     made.add_argument("--pin", action=argparse.BooleanOptionalAction, help="Whether each rank has one core of its own"
@@ -315,9 +315,9 @@ def _plot_title(flags: argparse.Namespace, arguments: Sequence[str], facts: Mapp
 def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str],
                 facts: Mapping[str, Any], reason: str) -> None:
     content = {
-        "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np, "hosts": flags.hosts,
-        "launcher": flags.launcher, "pinned": flags.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "failure": reason,
+        "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,
+        "hosts": flags.hosts, "launcher": flags.launcher, "pinned": flags.pin,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "failure": reason,
         "machine": dict(facts),
         "rows": with_figures(rows, flags.np),
     }

@@ -1,4 +1,4 @@
-"""A line between two hosts that delays packets, and lets some overtake others: two TUN devices, and a thread between."""
+"""A line between two hosts that delays packets, and lets some overtake others: two TUN devices, threads between."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def test_without_ucx_the_message_says_so_and_auto_takes_the_next(pair, tmp_path,
                             cold=True)
     if refused:
         for rank in (0, 1):
-            assert "native on rank 0: between hosts it needs UCX, which is not installed; pip install" \
-                " 'hvkeras[hosts]'" in outputs[rank].splitlines()[-1]
+            said = "native on rank 0: between hosts it needs UCX, which is not installed; pip install 'hvkeras[hosts]'"
+            assert said in outputs[rank].splitlines()[-1]
     else:
         assert re.search(r"backend (horovod|tfdist) \(", outputs[0])
 

@@ -18,8 +18,8 @@ struct Agreement::Notice {
   std::vector<char> packed() const {
     const bool is_error = !ready.error.empty();
     const std::string& said = is_error ? ready.error : ready.details;
-    const Head head{ready.key, ready.details_hash,   ready.rank, kind, is_error ? 1u : 0u,
-                    static_cast<uint32_t>(std::min(said.size(), Matching::kText))};
+    const Head head{ready.key, ready.details_hash, ready.rank,
+                    kind,      is_error ? 1u : 0u, static_cast<uint32_t>(std::min(said.size(), Matching::kText))};
     std::vector<char> message(sizeof head + head.text_bytes + data.size());
     std::memcpy(message.data(), &head, sizeof head);
     std::memcpy(message.data() + sizeof head, said.data(), head.text_bytes);
@@ -54,13 +54,7 @@ struct Agreement::Notice {
 };
 
 Agreement::Agreement(Matching& matching, Link& link, int host, int hosts, bool crowded, int bell, const Abort& abort)
-    : matching_(matching),
-      link_(link),
-      host_(host),
-      hosts_(hosts),
-      crowded_(crowded),
-      bell_(bell),
-      abort_(abort) {}
+    : matching_(matching), link_(link), host_(host), hosts_(hosts), crowded_(crowded), bell_(bell), abort_(abort) {}
 
 Agreement::~Agreement() = default;
 
@@ -176,8 +170,7 @@ void Agreement::settle_mixed(const Key& key) {
     const std::deque<Notice>& notices = parts->second.from[static_cast<size_t>(host)];
     if (notices.empty()) continue;
     const Matching::Ready& other = notices.front().ready;
-    if (error.error.empty())
-      error.error = Matching::difference(error.details, error.rank, other.details, other.rank);
+    if (error.error.empty()) error.error = Matching::difference(error.details, error.rank, other.details, other.rank);
     offering.push_back(static_cast<char>(host));
   }
   if (tally->second.hosts + static_cast<int>(offering.size()) == hosts_) run_everywhere(error, offering);

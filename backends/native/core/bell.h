@@ -1,5 +1,5 @@
-// What wakes the leader of a host that sleeps until something comes from other hosts: a pipe with a name, into which the
-// ranks of the host write when they have something for it.
+// What wakes the leader of a host that sleeps until something comes from other hosts: a pipe with a name, into which
+// the ranks of the host write when they have something for it.
 #pragma once
 
 #include <string>

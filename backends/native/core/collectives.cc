@@ -146,7 +146,8 @@ Spans::Spans(std::vector<Span> spans, size_t element_bytes)
 }
 
 Span Spans::within(size_t start, size_t stop) const {
-  const size_t place = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+  const size_t place =
+      static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
   if (start >= stop || stop > starts_[place + 1]) return {nullptr, nullptr, 0};
   const size_t offset = (start - starts_[place]) * element_bytes_;
   return {spans_[place].in + offset, spans_[place].out + offset, stop - start};

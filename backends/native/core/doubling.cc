@@ -4,8 +4,8 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-constexpr int kFewHosts = 8;              // up to which each sends to all others
-constexpr size_t kLargest = 64 * 1024;    // bytes; beyond, sending all of it at each step takes longer
+constexpr int kFewHosts = 8;            // up to which each sends to all others
+constexpr size_t kLargest = 64 * 1024;  // bytes; beyond, sending all of it at each step takes longer
 
 }  // namespace
 

@@ -254,9 +254,9 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
           if (piece.to != me || piece.bytes == 0) continue;
           const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
           // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
-          const char* const place = is_local ? outgoing(round) + sent.start_of(hosts.host()) +
-                                                   (piece.place - received.start_of(hosts.host()))
-                                             : incoming(round) + piece.place;
+          const char* const place =
+              is_local ? outgoing(round) + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
+                       : incoming(round) + piece.place;
           copy(out + starts_out[piece.from] + round * room, place, piece.bytes);
         }
       });

@@ -167,8 +167,7 @@ bool Matching::ready() const { return shared_->log_length.now() != read_; }
 
 Matching::Entry Matching::next() {
   const auto& entry = shared_->log[read_++ % kLog];
-  return Entry{entry.key, entry.step,
-               entry.error == 0 ? std::string() : std::string(shared_->errors[entry.error - 1])};
+  return Entry{entry.key, entry.step, entry.error == 0 ? std::string() : std::string(shared_->errors[entry.error - 1])};
 }
 
 bool Matching::await(int64_t microseconds, bool asleep) {

@@ -17,8 +17,8 @@ static_assert(kWires <= Hosts::kAreas);
 // So many segments before its turn a segment's parts may come, as other hosts may be ahead.
 constexpr size_t kAhead = 2;
 
-// Elements [0, count) of a segment are divided among the hosts: host h reduces [bounds[h], bounds[h + 1]). Bounds of one
-// part mean all for each host.
+// Elements [0, count) of a segment are divided among the hosts: host h reduces [bounds[h], bounds[h + 1]). Bounds of
+// one part mean all for each host.
 using Bounds = std::vector<size_t>;
 
 // A segment: elements [start, stop) of the tensors.

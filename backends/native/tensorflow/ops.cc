@@ -154,8 +154,7 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   }
   const auto all = std::make_shared<const Allreduce>(Allreduce{
       Spans(std::move(spans), size_of(type)), type, static_cast<Reduction>(kernel.reduction), kernel.factors()});
-  submit(
-      kernel, call, details, [held = std::move(held), all](Channel& channel) { allreduce(channel, *all); }, all);
+  submit(kernel, call, details, [held = std::move(held), all](Channel& channel) { allreduce(channel, *all); }, all);
 }
 
 void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {

@@ -126,8 +126,7 @@ void allreduce_call(char** out, const void** in, const Description& description)
   const Type type = description.type();
   const auto all = std::make_shared<const Allreduce>(
       Allreduce{Spans(std::move(spans), size_of(type)), type, description.reduction(), description.factors()});
-  run(
-      description, [&](Channel& channel) { allreduce(channel, *all); }, all);
+  run(description, [&](Channel& channel) { allreduce(channel, *all); }, all);
 }
 
 void broadcast_call(char** out, const void** in, const Description& description) {

@@ -147,7 +147,8 @@ void half_average(Engine& engine) {
   char* const place = reinterpret_cast<char*>(halves.data());
   const std::string error = call(
       engine, "an average of halves", "",
-      Allreduce{Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()}});
+      Allreduce{
+          Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()}});
   require(error.empty(), error);
   for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
 }
@@ -306,8 +307,14 @@ int main(int count, char** arguments) {
   }
   const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
   check_halves();
-  const std::vector<std::vector<int>> places{{0},    {0, 0},    {0, 0, 0},       {0, 0, 0, 0},
-                                             {0, 1}, {0, 1, 0}, {0, 0, 1, 2, 2}, {0, 1, 0, 1, 0, 2},
+  const std::vector<std::vector<int>> places{{0},
+                                             {0, 0},
+                                             {0, 0, 0},
+                                             {0, 0, 0, 0},
+                                             {0, 1},
+                                             {0, 1, 0},
+                                             {0, 0, 1, 2, 2},
+                                             {0, 1, 0, 1, 0, 2},
                                              {0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}};
   for (const std::vector<int>& host_of : places) check(host_of, seconds / static_cast<double>(places.size()));
   return 0;

@@ -12,9 +12,9 @@
 namespace ours = hvkeras::ucx;
 
 // The same place and size of a field.
-#define SAME(our_type, our_field, their_type, their_field)                                    \
-  static_assert(offsetof(ours::our_type, our_field) == offsetof(their_type, their_field) &&   \
-                    sizeof(ours::our_type::our_field) == sizeof(their_type::their_field), \
+#define SAME(our_type, our_field, their_type, their_field)                                  \
+  static_assert(offsetof(ours::our_type, our_field) == offsetof(their_type, their_field) && \
+                    sizeof(ours::our_type::our_field) == sizeof(their_type::their_field),   \
                 #our_type "::" #our_field)
 // The same parameters and result, but for the names of types.
 template <typename Ours, typename Theirs>
@@ -60,8 +60,7 @@ SAME(EndpointParameters, on_error, ucp_ep_params_t, err_handler.cb);
 SAME(EndpointParameters, argument, ucp_ep_params_t, err_handler.arg);
 static_assert(ours::kHasAddress == UCP_EP_PARAM_FIELD_REMOTE_ADDRESS &&
               ours::kHasErrorMode == UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE &&
-              ours::kHasOnError == UCP_EP_PARAM_FIELD_ERR_HANDLER &&
-              ours::kReportsPeers == UCP_ERR_HANDLING_MODE_PEER);
+              ours::kHasOnError == UCP_EP_PARAM_FIELD_ERR_HANDLER && ours::kReportsPeers == UCP_ERR_HANDLING_MODE_PEER);
 
 SAME(RequestParameters, mask, ucp_request_param_t, op_attr_mask);
 SAME(RequestParameters, flags, ucp_request_param_t, flags);

@@ -1,5 +1,5 @@
-// What Python calls to open links, through ctypes. Functions return nullptr on success, else a text that lives until the
-// thread's next call.
+// What Python calls to open links, through ctypes. Functions return nullptr on success, else a text that lives until
+// the thread's next call.
 #include "exports.h"
 
 #include <map>

@@ -14,13 +14,13 @@ namespace hvkeras::ucx {
 
 namespace {
 
-constexpr unsigned kMajor = 1, kMinor = 12;    // the interface that api.h describes
-constexpr int kNotices = Link::kResults + 1;   // further streams, of messages
+constexpr unsigned kMajor = 1, kMinor = 12;   // the interface that api.h describes
+constexpr int kNotices = Link::kResults + 1;  // further streams, of messages
 constexpr int kGreetings = kNotices + 1;
 constexpr uint64_t kAnyHost = ~(uint64_t{0xffff} << 16), kExactly = ~uint64_t{0};
-constexpr int64_t kClosing = 2'000'000;        // microseconds for all that is left to leave, and for closing
-constexpr int64_t kGivingUp = 200'000;         // microseconds for what was given up to end
-constexpr int64_t kMessage = 10'000'000;       // microseconds for the rest of a message whose beginning is there
+constexpr int64_t kClosing = 2'000'000;   // microseconds for all that is left to leave, and for closing
+constexpr int64_t kGivingUp = 200'000;    // microseconds for what was given up to end
+constexpr int64_t kMessage = 10'000'000;  // microseconds for the rest of a message whose beginning is there
 
 const RequestParameters kPlain{};
 
@@ -95,7 +95,8 @@ void UcxLink::greet(double timeout) {
     under_way.emplace_back(
         host, started(api_.tag_receive(worker_, place, 1, tag(host, kGreetings), kExactly, &kPlain), host, true));
     Endpoint* const endpoint = peers_[static_cast<size_t>(host)].endpoint;
-    under_way.emplace_back(host, started(api_.tag_send(endpoint, &sent, 1, tag(host_, kGreetings), &kPlain), host, false));
+    under_way.emplace_back(host,
+                           started(api_.tag_send(endpoint, &sent, 1, tag(host_, kGreetings), &kPlain), host, false));
   }
   for (const auto& [host, ticket] : under_way) {
     while (!done(ticket)) {
@@ -215,7 +216,8 @@ void UcxLink::sleep(int64_t microseconds, int bell) {
   if (status == kBusy) return;  // there is something to progress
   require(status, "wait");
   pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {bell, POLLIN, 0}};
-  const timespec limit{static_cast<time_t>(microseconds / 1'000'000), static_cast<long>(microseconds % 1'000'000) * 1'000};
+  const timespec limit{static_cast<time_t>(microseconds / 1'000'000),
+                       static_cast<long>(microseconds % 1'000'000) * 1'000};
   if (ppoll(descriptors, bell < 0 ? 1 : 2, &limit, nullptr) > 0 && descriptors[1].revents != 0) silence(bell);
 }
 

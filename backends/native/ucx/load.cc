@@ -79,7 +79,8 @@ Api* loaded_from(const std::string& chosen) {
   find(services, "ucs_global_opts_set_value", api->set_global);
   api->push_log_handler(log_line);
   // Names that this UCX does not know are none of what it would do.
-  for (const auto& [name, value] : {std::pair{"VFS_ENABLE", "n"}, {"MEMTYPE_CACHE", "n"}, {"WARN_UNUSED_ENV_VARS", "n"}})
+  for (const auto& [name, value] :
+       {std::pair{"VFS_ENABLE", "n"}, {"MEMTYPE_CACHE", "n"}, {"WARN_UNUSED_ENV_VARS", "n"}})
     api->set_global(name, value);
   return api.release();  // for the process's life
 }

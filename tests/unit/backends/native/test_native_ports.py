@@ -43,12 +43,11 @@ def test_only_hosts_of_the_job_reach_the_port_and_later_nobody(guarded: tuple[po
     watched.admit(["::1", "10.1.2.3", JOB])
     assert reaches(listening, JOB)
     assert not reaches(listening, STRANGER)
-    with connected(listening, JOB) as early:
-        with accepted_from(listening, early) as accepted:
-            watched.close()
-            assert not reaches(listening, JOB)
-            early.sendall(b"goes on")
-            assert accepted.recv(10) == b"goes on"
+    with connected(listening, JOB) as early, accepted_from(listening, early) as accepted:
+        watched.close()
+        assert not reaches(listening, JOB)
+        early.sendall(b"goes on")
+        assert accepted.recv(10) == b"goes on"
 
 
 def accepted_from(listening: socket.socket, other: socket.socket) -> socket.socket:
