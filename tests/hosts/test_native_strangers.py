@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from hosts.jobs import ports_of, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 
+WORKERS = Path(__file__).parent / "workers"
 # Tries ports of an address again and again: connects, sends what UCX's TCP sends first and garbage, and reports.
 STRANGER = """
 import socket, struct, sys, time
@@ -60,3 +63,17 @@ def test_a_stranger_at_all_ports_while_ranks_connect_changes_nothing(tmp_path):
             for stranger in strangers:
                 stranger.kill()
                 stranger.communicate()
+
+
+def test_an_address_of_ucx_that_is_replayed_reaches_nobody(tmp_path):
+    """Neither from elsewhere nor from a host of the job, with UCX itself: the port is closed by then."""
+    with machines.network(3) as network, running(network, (1, 1, 0), tmp_path, WORKERS / "recorded.py") as job:
+        job.wait_for("step 1\n")
+        address = re.findall(r"^address (\w+)$", job.text(1), re.MULTILINE)[0]
+        for host in network.hosts[2], network.hosts[0]:
+            done = subprocess.run(host.command(sys.executable, str(WORKERS / "replayed.py"), address,
+                                               machines.CABLE), cwd=tmp_path, capture_output=True, text=True,
+                                  timeout=60)
+            assert re.search("^UCX (does not reach|has lost) a rank of the job", done.stdout), done
+        before = [job.text(rank).count("step") for rank in (0, 1)]
+        job.wait_for(f"step {50 * (max(before) + 1)}\n")
