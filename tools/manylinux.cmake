@@ -23,5 +23,4 @@ set(CMAKE_CXX_COMPILER "${ZIG};c++;-target;${MACHINE}-linux-gnu.2.28")
 if(NOT MACHINE STREQUAL CMAKE_HOST_SYSTEM_PROCESSOR)
   set(CMAKE_SYSTEM_NAME Linux)
   set(CMAKE_SYSTEM_PROCESSOR "${MACHINE}")
-  set(CMAKE_DISABLE_FIND_PACKAGE_MPI ON)  # what is found here is this machine's
 endif()

@@ -42,26 +42,28 @@ class Job:
     found: list[Mapping[str, str]]
 
 
-def launcher_for(backend: str, ranks: int) -> str:
+def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
     """The first launcher to which the backend has no objection.
 
     Args:
         backend: The backend's name.
         ranks: The number of ranks.
+        hosts: The hosts that they run on; "" for this one alone.
 
     Raises:
         UsageError: It objects to all.
     """
     objections = {}
     for name, (launcher, rendezvous, mpi) in _LAUNCHES.items():
-        objection = backend_class(backend).objection(Launch(launcher, 0, ranks, rendezvous, mpi=mpi), False)
+        objection = backend_class(backend).objection(Launch(launcher, 0, ranks, rendezvous, mpi=mpi),
+                                                     bool(hosts))
         if not objection:
             return name
         objections[name] = objection
-    raise UsageError(explain("A backend must serve hvkeras run or mpirun on one host to be tested", **objections))
+    raise UsageError(explain("A backend must serve hvkeras run or mpirun to be tested", **objections))
 
 
-def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, folder: Path) -> Job:
+def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, folder: Path, hosts: str = "") -> Job:
     """Runs a part of the contract.
 
     Args:
@@ -70,12 +72,13 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
         ranks: The number of ranks.
         launcher: `hvkeras` or `mpirun`.
         deadline: Seconds for each clause.
-        folder: Where the ranks write what they found.
+        folder: Where the ranks write what they found; all hosts see it at this path.
+        hosts: The hosts and their slots, as launchers take them; "" for this one alone.
     """
-    start = {"hvkeras": [_beside_python("hvkeras"), "run", "-np", str(ranks)],
-             "mpirun": [_beside_python("mpirun"), "-np", str(ranks)]}[launcher]
-    command = [*start, sys.executable, "-m", "hvkeras.backends.contract.rank", "--backend", backend, "--part", part,
-               "--results", str(folder), "--deadline", str(deadline)]
+    start = {"hvkeras": [_beside_python("hvkeras"), "run"], "mpirun": [_beside_python("mpirun")]}[launcher]
+    placement = ["-np", str(ranks), *(["-H", hosts] if hosts else [])]
+    command = [*start, *placement, sys.executable, "-m", "hvkeras.backends.contract.rank", "--backend", backend,
+               "--part", part, "--results", str(folder), "--deadline", str(deadline)]
     with (folder / "output").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | _ENVIRONMENT,
                                    cwd=folder)

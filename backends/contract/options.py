@@ -18,6 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ranks", metavar="N,N", default="2,4", help="numbers of ranks to run on (default: 2,4)")
     group.addoption("--launcher", choices=("auto", "hvkeras", "mpirun"), default="auto", help="what starts the ranks"
                     " (default: hvkeras run, or mpirun where the backend objects to that)")
+    group.addoption("--hosts", metavar="HOST:N,HOST:N", default="", help="hosts to run the ranks on, and their slots,"
+                    " which see this folder and the temporary one at the same paths (default: this host)")
     group.addoption("--clause-deadline", type=float, default=60.0, metavar="SECONDS", help="the time within which a"
                     " clause must end (default: 60)")
 
@@ -54,13 +56,13 @@ def job(request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.T
         ) -> Callable[[str, int], Job]:
     """Runs a part of the contract on some ranks, once a session."""
     jobs: dict[tuple[str, int], Job] = {}
-    chosen = request.config.getoption("--launcher")
+    chosen, hosts = request.config.getoption("--launcher"), request.config.getoption("--hosts")
 
     def once(part: str, ranks: int) -> Job:
         if (part, ranks) not in jobs:
-            launcher = launcher_for(backend, ranks) if chosen == "auto" else chosen
+            launcher = launcher_for(backend, ranks, hosts) if chosen == "auto" else chosen
             jobs[part, ranks] = run(backend, part, ranks, launcher, request.config.getoption("--clause-deadline"),
-                                    tmp_path_factory.mktemp(part))
+                                    tmp_path_factory.mktemp(part), hosts)
         return jobs[part, ranks]
 
     return once

@@ -1,26 +1,23 @@
-"""The native engine: C++ collectives in shared memory within a host, and over MPI between hosts."""
+"""The native engine: C++ collectives in shared memory within a host, and over UCX between hosts."""
 
 from __future__ import annotations
 
-import atexit
 import functools
-import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
-from hvkeras.backends.native.network import LOST, Network, built_for, objection_to_hosts
+from hvkeras.backends.native.groups import Groups
+from hvkeras.backends.native.network import INSTALL, LOST, Network, objection_to_hosts, ucx_folder
 from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.cpp_library import loading
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles
-    from hvkeras.control.client import ControlClient
     from hvkeras.launch_environments import Launch
-    from hvkeras.settings import Settings
 
 # The values of the core's enumeration.
 _REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.PRODUCT: 3}
@@ -34,7 +31,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
     A collective is matched by its key when it is about to run: the last rank to arrive places it in an order that all
     ranks follow (backends/native/core/matching.h). With several hosts, the first rank of each host exchanges the data
-    of its host with the others over MPI.
+    of its host with the others over UCX.
     """
 
     name = "native"
@@ -47,10 +44,9 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
-        self._network: Network | None = None  # between hosts; stays open until the process ends
+        self._network: Network | None = None  # between hosts
         self._start: Start | None = None
-        self._groups: dict[tuple[int, ...], int] = {}  # graphs contain the numbers, so they are never reused
-        self._open: set[tuple[int, ...]] = set()
+        self._groups: Groups | None = None
         self._sessions = 0
         self._compiled: CompiledOperations | None = None
 
@@ -58,13 +54,12 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     def availability(cls) -> Availability:
         if objection := loading.objection():
             return Availability(False, objection)
-        between = f"between hosts over {mpi}" if (mpi := built_for()) else \
-            "within one host, since it was built without MPI"
+        between = "between hosts as well" if ucx_folder() else f"within one host; between hosts: {INSTALL}"
         return Availability(True, f"its C++ library is installed, and works {between}")
 
     @classmethod
     def objection(cls, launch: Launch, several_hosts: bool) -> str:
-        return objection_to_hosts(launch) if several_hosts else ""
+        return objection_to_hosts() if several_hosts else ""
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int:
@@ -72,25 +67,21 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
     @classmethod
     def built_with(cls) -> frozenset[str]:
-        return frozenset()  # MPI carries its data between hosts alone
+        return frozenset()
 
     def start(self, start: Start) -> int:
-        if self._engine is None:
+        if self._engine is None or self._groups is None:
             self._engine = Engine(loading.library())
-        if self._network is None and not start.topology.is_one_host:
-            self._network = Network(start)
-            self._engine.use_network(self._network.table)
-            atexit.register(self._network.close)  # runs before MPI's finalization, which was registered first
+            self._groups = Groups(self._engine)
         self._start = start
         self._sessions += 1
-        self._open_group(range(start.topology.size))
+        self._network = None if start.topology.is_one_host else Network(start, loading.library(), self._label)
+        self._groups.open(range(start.topology.size), start, self._network, self._label)
         return start.topology.size
 
     def stop(self) -> None:
-        if self._engine is not None:
-            for ranks in self._open:
-                self._engine.close_group(self._groups[ranks])
-        self._open.clear()
+        if self._groups is not None:
+            self._groups.close_all()
 
     def abort(self, reason: str) -> None:
         if self._engine is not None:
@@ -102,7 +93,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     @property
     def engine(self) -> str:
         how = f" ({self._engine.instructions})" if self._engine is not None else ""
-        between = f" and {self._network.mpi}" if self._network is not None else ""
+        between = f" and {self._network.description}" if self._network is not None else ""
         return f"shared memory{how}{between}"
 
     @property
@@ -136,12 +127,13 @@ class NativeBackend(CompiledByXla, RecordsTimes):
         return self._engine.times(key, capacity)
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        self._open_group(ranks)
+        assert self._groups is not None
+        assert self._start is not None
+        self._groups.open(ranks, self._start, self._network, self._label)
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        if tuple(ranks) in self._open and self._engine is not None:
-            self._open.discard(tuple(ranks))
-            self._engine.close_group(self._groups[tuple(ranks)])
+        if self._groups is not None:
+            self._groups.close(ranks)
 
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
@@ -192,8 +184,9 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
     def _place(self, group: int) -> tuple[int, int]:
         """Returns this rank's place in a group, and the group's size."""
+        assert self._groups is not None
         assert self._start is not None
-        ranks = next(ranks for ranks, number in self._groups.items() if number == group)
+        ranks = self._groups.ranks(group)
         return ranks.index(self._start.topology.rank), len(ranks)
 
     def _identity(self, key: str, ranks: Sequence[int]) -> dict[str, Any]:
@@ -205,7 +198,8 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
         from hvkeras.compat.graphs import compiled_by_xla, of_functions  # noqa: PLC0415 - imports TensorFlow
 
-        group = self._groups[tuple(ranks)]
+        assert self._groups is not None
+        group = self._groups.number(ranks)
         if tf.executing_eagerly():
             return {"key": "", "group": group, "order": [], "named": [_letters(key)]}
         order: list[Any] = []
@@ -219,42 +213,9 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
         return OrderHandles()
 
-    def _open_group(self, ranks: Sequence[int]) -> None:
-        """Makes all members on a host map the same new shared memory, whose name is then unlinked."""
-        members = tuple(ranks)
-        if members in self._open:
-            return
-        assert self._start is not None
-        assert self._engine is not None
-        topology, control, settings = self._start.topology, self._start.control, self._start.settings
-        rank = topology.rank
-        here = [member for member in members if topology.host_numbers[member] == topology.host_numbers[rank]]
-        hosts = [topology.host_numbers[member] for member in members]
-        number = self._groups.setdefault(members, len(self._groups))
-        self._open.add(members)
-        label = f"native {self._sessions} {number}"
-        name = ""
-        try:
-            if rank in here[:1]:
-                name = f"/hvkeras-{secrets.token_hex(8)}"
-                self._engine.open_group(number, name, True, members.index(rank), members, hosts, self._crowded())
-            names = self._gathered(control, f"{label} name", name, settings)
-            if rank in here[1:]:
-                self._engine.open_group(number, names[here[0]], False, members.index(rank), members, hosts,
-                                         self._crowded())
-            self._gathered(control, f"{label} mapped", True, settings)
-        finally:
-            if name:
-                self._engine.unlink(name)
-
-    def _gathered(self, control: ControlClient | None, label: str, value: Any, settings: Settings) -> list[Any]:
-        return [value] if control is None else control.gather(label, value, settings.start_timeout)
-
-    def _crowded(self) -> bool:
-        """Whether ranks share cores, in which case a waiting rank must yield its core immediately."""
-        assert self._start is not None
-        topology = self._start.topology
-        return 0 < topology.local_cores < topology.local_size
+    @property
+    def _label(self) -> str:
+        return f"native {self._sessions}"
 
 
 @functools.lru_cache(1024)

@@ -1,4 +1,4 @@
-"""The native engine's functions in the C++ library: groups of ranks, the network, and XLA."""
+"""The native engine's functions in the C++ library: groups of ranks, and XLA."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ class Engine:
         self._functions.hvkeras_open_group.restype = ctypes.c_char_p
         self._functions.hvkeras_close_group.argtypes = [ctypes.c_int64]
         self._functions.hvkeras_close_group.restype = None
-        self._functions.hvkeras_use_network.argtypes = [ctypes.c_void_p]
-        self._functions.hvkeras_use_network.restype = None
         self._functions.hvkeras_unlink.argtypes = self._functions.hvkeras_abort.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_unlink.restype = self._functions.hvkeras_abort.restype = None
         self._functions.hvkeras_instructions.restype = ctypes.c_char_p
@@ -45,6 +43,8 @@ class Engine:
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
                    crowded: bool) -> None:
         """Maps the shared memory of a group of ranks, and starts its engine.
+
+        The first rank of each host has connected the group's link before, if there are several hosts.
 
         Args:
             number: The number that identifies the group in graphs.
@@ -64,10 +64,6 @@ class Engine:
         if error is not None:
             raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
                                        "free space in /dev/shm, or use the backend tfdist"))
-
-    def use_network(self, table: int) -> None:
-        """Sets the functions by which groups communicate between hosts (see `network.Network`)."""
-        self._functions.hvkeras_use_network(table)
 
     def close_group(self, number: int) -> None:
         """Stops a group's engine; collectives still in flight fail with an error."""

@@ -1,137 +1,157 @@
-"""The native engine's transport between hosts: a separate library, compiled for one MPI and loaded only if needed."""
+"""The native engine's network between hosts: UCX, and the network cards that it uses."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import re
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvkeras.cpp_library.paths import path_of
-from hvkeras.errors import MachineError, explain
-from hvkeras.host.mpi import mpi_world
+import psutil
+
+from hvkeras.backends.native.ports import Connection, Ports
+from hvkeras.backends.native.ucx import Ucx
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.network import interface_of, own_addresses, own_networks, shared_address
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
-    from hvkeras.launch_environments import Launch
+    from hvkeras.cpp_library.loading import Library
 
-PATH = path_of("libhvkeras_native_mpi.so")
-_BUILD = re.compile(rb"hvkeras is built for ([^\0]+)\0")
-LOST = "MPI cannot "  # prefix of the library's messages about MPI connection errors
-_BUILD_AGAIN = "install hvkeras from its sources (pip install --force-reinstall --no-deps --no-binary hvkeras hvkeras)"
+LOST = "UCX has lost "  # prefix of the engine's messages about other hosts
+INSTALL = "pip install 'hvkeras[hosts]'"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
+_INFINIBAND = Path("/sys/class/infiniband")  # the cards that have RDMA, on InfiniBand and on Ethernet
+_NAME = "libucp.so.0"
+_SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
+           "/opt/ucx/lib")
 
 
-def objection_to_hosts(launch: Launch) -> str:
+def ucx_folder() -> str:
+    """Finds the folder with UCX's libraries, without loading them; "" if there is none.
+
+    The wheel's come first, except on a machine whose cards have RDMA, which the wheel's UCX was built without.
+    """
+    system = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), f"{sys.prefix}/lib", *_SYSTEM]
+    spec = find_spec("libucx")
+    wheel = [f"{folder}/lib" for folder in (spec.submodule_search_locations if spec is not None else None) or ()]
+    has_rdma = _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
+    folders = system + wheel if has_rdma else wheel + system
+    return next((folder for folder in folders if folder and Path(folder, _NAME).is_file()), "")
+
+
+def objection_to_hosts() -> str:
     """Explains what is missing for a job on several hosts; "" if nothing is missing."""
-    if not PATH.is_file():
-        return ("it works within one host, since no MPI was found when its library was built;"
-                f" {_BUILD_AGAIN} where mpicc is found, and {_OTHERS}")
-    if not launch.mpi:
-        return f"between hosts it needs MPI, so the job must be launched by mpirun or mpiexec; {_OTHERS}"
-    if importlib.util.find_spec("mpi4py") is None:
-        return f"between hosts it needs mpi4py, built for the MPI of {launch.launcher}; {_OTHERS}"
-    return ""
+    return "" if ucx_folder() else f"between hosts it needs UCX, which is not installed; {INSTALL}, or {_OTHERS}"
 
 
-def mpi_of(text: str) -> tuple[str, str]:
-    """Parses the family and the version of an MPI implementation from its description.
-
-    Example:
-        >>> mpi_of("Open MPI v4.1.8, package: Open MPI root@builder Distribution")
-        ('Open MPI', '4.1.8')
-
-    Args:
-        text: The result of `MPI_Get_library_version`, or the description of the MPI that the library was built for.
-
-    Returns:
-        The name of the family and the version; the text and "" for an unknown family.
-    """
-    patterns = {"Open MPI": r"Open MPI v?(\d[\w.]*)", "Intel MPI": r"Intel(?:\(R\))? MPI(?: Library)? (\d[\d.]*)",
-                "MPICH": r"MPICH(?: Version:)?\s+(\d[\w.]*)"}
-    for family, pattern in patterns.items():
-        if match := re.search(pattern, text):
-            return family, match[1]
-    return text.strip(), ""
-
-
-def built_for() -> str:
-    """Returns the MPI that the library was compiled for (`Open MPI 4.1.8`) without loading it; "" for none."""
-    match = _BUILD.search(PATH.read_bytes()) if PATH.is_file() else None
-    return match[1].decode() if match else ""
-
-
-def require_built_for(running: str) -> str:
-    """Checks that the running MPI matches the MPI that the library was compiled for.
-
-    Args:
-        running: The result of `MPI_Get_library_version`.
-
-    Returns:
-        The family and version of the running MPI.
-
-    Raises:
-        MachineError: The families or major versions differ.
-    """
-    found, built = mpi_of(running), mpi_of(built_for())
-    if _kind(found) != _kind(built):
-        raise MachineError(explain(
-            "The native engine must run on the MPI that it was built for, since each numbers its types differently",
-            f"{_BUILD_AGAIN} where the mpicc of {found[0]} is the first in the PATH, or use the backend horovod or"
-            " tfdist",
-            built_for=" ".join(built), running=" ".join(found)))
-    return " ".join(found)
-
-
-def _kind(mpi: tuple[str, str]) -> tuple[str, str]:
-    """Returns the family and the major version, which for Intel MPI is a year or a number that begins with a year."""
-    family, version = mpi
-    return family, version[:4] if family == "Intel MPI" else version.split(".")[0]
+def rdma_devices(interface: str, ports: Path = Path("/sys/class/net")) -> list[str]:
+    """Finds UCX's names for a network card as far as it has RDMA, such as `mlx5_0:1`."""
+    card = ports / interface
+    devices = sorted(entry.name for entry in (card / "device" / "infiniband").glob("*"))
+    try:
+        port = int((card / "dev_port").read_text()) + 1
+    except (OSError, ValueError):
+        port = 1
+    return [f"{device}:{port}" for device in devices]
 
 
 class Network:
-    """The running MPI, used by the leader of each host; all ranks of the job open it together.
+    """UCX, as the leaders of the hosts use it to reach each other; all ranks of a job create it together.
 
     Args:
         start: The start parameters of the backend.
+        library: The C++ library.
+        label: A name that is the same on all ranks, and different for each start.
 
     Attributes:
-        mpi: The running MPI, such as `Open MPI 4.1.8`.
-        table: The address of the functions that the engine calls.
+        ucx: UCX.
+        addresses: The network addresses of all hosts of the job.
+        interfaces: The network interfaces that are used on this host.
+        settings: The settings for UCX.
 
     Raises:
-        MachineError: The library was built for a different MPI than the running one, or MPI is not usable.
+        MachineError: UCX is not installed, or cannot be loaded.
+        UsageError: This host has none of the given interfaces.
         PeerError: Not all ranks arrived.
     """
 
-    def __init__(self, start: Start) -> None:
-        launch, timeout = start.launch, start.settings.start_timeout
-        if objection := objection_to_hosts(launch):
-            raise MachineError(explain(f"The native engine must reach the other hosts: {objection}",
-                                       hosts=sorted(set(start.topology.hosts))))
-        world = mpi_world(launch.launcher, launch.size, timeout)
-        world.Free()
-        from mpi4py import MPI
+    def __init__(self, start: Start, library: Library, label: str) -> None:
+        assert start.control is not None
+        topology = start.topology
+        folder = ucx_folder()
+        if not folder:
+            raise MachineError(explain("The native engine must reach the other hosts: " + objection_to_hosts(),
+                                       hosts=sorted(set(topology.hosts))))
+        self.ucx = Ucx(library, folder)
+        own = {"networks": own_networks(), "addresses": own_addresses()}
+        told = start.control.gather(f"{label} networks", own, start.settings.start_timeout)
+        self.addresses: list[str] = sorted({address for one in told for address in one["addresses"]})
+        others = [one["networks"] for one, host in zip(told, topology.host_numbers, strict=True)
+                  if host != topology.host_numbers[topology.rank]]
+        address = shared_address(own["networks"], others) or start.control.local_address
+        self.interfaces: list[str] = _chosen(start.settings.network_interfaces) or [interface_of(address)]
+        rdma = [device for interface in self.interfaces for device in rdma_devices(interface)]
+        self.settings: dict[str, str] = {
+            "NET_DEVICES": ",".join([*rdma, *self.interfaces]),
+            "TLS": "ib,tcp" if rdma else "tcp",
+            "MAX_EAGER_RAILS": str(len(self.interfaces)),
+        }
+        if not rdma:  # over TCP, an announcement of what is to be sent would wait behind the data that is on its way
+            self.settings["RNDV_THRESH"] = "inf"
 
-        self.mpi: str = require_built_for(MPI.Get_library_version())
-        try:
-            self._functions = ctypes.CDLL(str(PATH))
-        except OSError as error:
-            raise MachineError(explain("The native engine's library for MPI must load",
-                                       f"{_BUILD_AGAIN} for this MPI", path=str(PATH), running=self.mpi,
-                                       error=str(error))) from None
-        self._functions.hvkeras_mpi_open.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double,
-                                                     ctypes.POINTER(ctypes.c_void_p)]
-        self._functions.hvkeras_mpi_open.restype = ctypes.c_char_p
-        self._functions.hvkeras_mpi_close.restype = None
-        table = ctypes.c_void_p()
-        problem = self._functions.hvkeras_mpi_open(launch.rank, launch.size, timeout, ctypes.byref(table))
-        if problem is not None:
-            raise MachineError(explain(f"The native engine must reach the other hosts over MPI: {problem.decode()}",
-                                       "let hvd.init() start MPI, or start it with MPI_THREAD_MULTIPLE",
-                                       mpi=self.mpi))
-        self.table: int = int(table.value or 0)
+    @property
+    def description(self) -> str:
+        """UCX's version, and the interfaces that it uses."""
+        return f"UCX {self.ucx.version} on {', '.join(self.interfaces)}"
+
+
+class Link:
+    """One leader's end of the connections between the hosts of a group.
+
+    Args:
+        network: The network.
+        group: The group's number.
+        hosts: The number of the group's hosts.
+
+    Attributes:
+        address: UCX's address of this end, as text.
+
+    Raises:
+        MachineError: UCX cannot use the interfaces.
+    """
+
+    def __init__(self, network: Network, group: int, hosts: int) -> None:
+        self._network, self._group = network, group
+        self._ports = Ports()
+        self.address: str = network.ucx.open(group, network.settings, hosts).hex()
+        self._ports.admit(network.addresses)
+
+    def connect(self, host: int, addresses: Sequence[str], names: Sequence[str], mark: int,
+                timeout: float) -> list[Connection]:
+        """Connects to the other hosts; returns the connections, which `close_port` compares."""
+        self._network.ucx.connect(self._group, host, [bytes.fromhex(address) for address in addresses], names, mark,
+                                  timeout)
+        return self._ports.connections()
+
+    def close_port(self, connections: Sequence[Sequence[Connection]]) -> None:
+        """Lets nobody else connect, and checks that nobody else has; `connections` are those of each leader."""
+        self._ports.close()
+        self._ports.require_known(connections)
 
     def close(self) -> None:
-        """Ends all use of MPI before the process finalizes it."""
-        self._functions.hvkeras_mpi_close()
+        """Closes the connections, unless the engine has taken them over."""
+        self._ports.close()
+        self._network.ucx.close(self._group)
+
+
+def _chosen(names: tuple[str, ...]) -> list[str]:
+    """The interfaces of this machine among `names`, in their order; none if there are no names."""
+    here = psutil.net_if_addrs()
+    found = [name for name in names if name in here]
+    if names and not found:
+        raise UsageError(explain("A network interface of this machine must have the given name",
+                                 "the interfaces here are " + ", ".join(sorted(here)), interfaces=list(names)))
+    return found

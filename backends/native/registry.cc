@@ -12,7 +12,8 @@
 #include <map>
 #include <mutex>
 
-#include "mpi_link.h"
+#include "core/bell.h"
+#include "ucx/exports.h"
 
 namespace hvkeras {
 
@@ -36,14 +37,10 @@ class SharedMemory {
     errno = reason;
     fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "shared memory cannot be mapped", name);
   }
-  ~SharedMemory() {
-    if (!kept_) munmap(base_, bytes_);
-  }
+  ~SharedMemory() { munmap(base_, bytes_); }
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
   void* base() const { return base_; }
-  // Leaves it mapped until the process ends.
-  void keep() { kept_ = true; }
 
  private:
   [[noreturn]] void fail(const std::string& what, const std::string& name) const {
@@ -53,28 +50,34 @@ class SharedMemory {
 
   size_t bytes_;
   void* base_ = MAP_FAILED;
-  bool kept_ = false;
 };
+
+// Where the pipe is that belongs to a shared memory.
+std::string path_of_bell(const std::string& name) { return "/dev/shm" + name + ".bell"; }
 
 // An engine in memory of its own. Declared in this order, the engine ends before its memory.
 struct Group {
+  std::unique_ptr<Bell> bell;  // of a group on several hosts
   SharedMemory memory;
   Engine engine;
 
   Group(const std::string& name, bool create, Engine::Shape shape)
-      : memory(name,
+      : bell(shape.placement.hosts() > 1 ? std::make_unique<Bell>(path_of_bell(name), create) : nullptr),
+        memory(name,
                Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes, shape.placement.hosts()),
                create),
-        engine(memory.base(), std::move(shape)) {}
-  ~Group() {
-    if (engine.close()) memory.keep();
+        engine(memory.base(), with_bell(std::move(shape))) {}
+
+ private:
+  Engine::Shape with_bell(Engine::Shape shape) const {
+    if (bell) shape.bell = bell->descriptor();
+    return shape;
   }
 };
 
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
-  const HvkerasNetwork* network = nullptr;  // between hosts
 };
 
 Registry& registry() {
@@ -94,12 +97,7 @@ Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, c
     if (member < rank) ++shape.rank;
     shape.global_ranks.push_back(ranks[static_cast<size_t>(member)]);
   }
-  if (shape.placement.hosts() > 1 && shape.rank == 0) {
-    if (registry().network == nullptr) throw Failure("a group on several hosts needs a network");
-    std::vector<int> leaders;
-    for (const std::vector<int>& members : ranks_on) leaders.push_back(ranks[static_cast<size_t>(members[0])]);
-    shape.link = mpi_link(*registry().network, group, leaders);
-  }
+  if (shape.placement.hosts() > 1 && shape.rank == 0) shape.link = ucx::take_link(group);
   return shape;
 }
 
@@ -132,7 +130,8 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 extern "C" {
 
 // `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
-// from others. The ranks of one host open the same memory, which the first of them creates.
+// from others. The ranks of one host open the same memory, which the first of them creates; on several hosts it has
+// connected its link before.
 EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
                                         const int32_t* global_ranks, const int32_t* hosts, int crowded) {
   using namespace hvkeras;
@@ -146,10 +145,10 @@ EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int cre
   });
 }
 
-// The table of the library that talks over MPI; it stays for the process's life.
-EXPORTED void hvkeras_use_network(const HvkerasNetwork* network) { hvkeras::registry().network = network; }
-
-EXPORTED void hvkeras_unlink(const char* name) { shm_unlink(name); }
+EXPORTED void hvkeras_unlink(const char* name) {
+  shm_unlink(name);
+  unlink(hvkeras::path_of_bell(name).c_str());
+}
 
 EXPORTED void hvkeras_close_group(int64_t group) {
   using namespace hvkeras;

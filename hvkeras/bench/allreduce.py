@@ -12,14 +12,16 @@ import tensorflow as tf
 from hvkeras.backends.interface import Reduction
 from hvkeras.bench import peers
 from hvkeras.bench.participant import Participant
-from hvkeras.bench.plan import Stage
+from hvkeras.bench.plan import TCP, Stage, rate_of, without_rate
 from hvkeras.bench.ranks import WrongResultError
-from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, TCP_ALONE, Row, title_of
+from hvkeras.bench.streams import Streams
 from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
 
 LONGEST = 100  # maximum number of links in a chain; large tensors have fewer
 CHAIN_BYTES = 1024**3  # maximum bytes that a chain reduces, unless two links exceed it
+CHAIN_SECONDS = 0.5  # maximum seconds that a chain's bytes take on the network, unless one link exceeds it
 _ITEM = 4  # bytes of a float32
 _SMALLEST = 2.0**-20  # the unit of the ranks' values
 _GROWTH = 110  # powers of two by which a sum may grow before it is scaled down to stay within float32
@@ -27,9 +29,16 @@ _GROWTH = 110  # powers of two by which a sum may grow before it is scaled down 
 Reduce = Callable[[Any, str], Any]
 
 
-def links_for(size: int) -> int:
-    """The number of allreduces in a chain, for tensors of `size` bytes."""
-    return max(2, min(LONGEST, CHAIN_BYTES // size))
+def links_for(size: int, rate: float = math.inf) -> int:
+    """The number of allreduces in a chain.
+
+    Args:
+        size: Bytes of the tensor.
+        rate: The network's bandwidth in bytes per second.
+    """
+    if math.isinf(rate):
+        return max(2, min(LONGEST, CHAIN_BYTES // size))
+    return max(1, min(LONGEST, int(CHAIN_SECONDS * rate / size)))
 
 
 class Task:
@@ -40,14 +49,15 @@ class Task:
     leave the range of float32.
 
     Args:
-        label: The size as the user wrote it.
+        label: The size as the user wrote it, and perhaps a bandwidth.
         rank: This rank.
         ranks: The number of ranks.
+        links: The number of allreduces; 0 for one that suits the size and the bandwidth.
     """
 
-    def __init__(self, label: str, rank: int, ranks: int) -> None:
-        self.label, self.bytes = label, size_in_bytes(label)
-        self.links = links_for(self.bytes)
+    def __init__(self, label: str, rank: int, ranks: int, links: int = 0) -> None:
+        self.label, self.bytes = label, size_in_bytes(without_rate(label))
+        self.links = links or links_for(self.bytes, rate_of(label))
         self.period = int(_GROWTH / math.log2(ranks))
         self.scale = float(ranks) ** -self.period
         self.own = self._values(rank)
@@ -163,7 +173,10 @@ def participants(stage: Stage, label: str) -> list[Participant]:
         label: The size as the user wrote it.
     """
     ranks, peer = stage.ranks, stage.peer
-    task = Task(label, ranks.rank, ranks.size)
+    task = Task(label, ranks.rank, ranks.size, stage.plan.links)
+    if stage.plan.backend == TCP:
+        row = Row(label, TCP_ALONE, REFERENCE, "a plain stream from each host to the next")
+        return [Streams(row, task.bytes, ranks)]
     if not stage.plan.backend:
         description = "MPI on NumPy's arrays, no TensorFlow"
         return [MpiChain(Row(label, MPI_ALONE, REFERENCE, description), task, peers.mpi(ranks))]

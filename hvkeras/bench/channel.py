@@ -1,17 +1,22 @@
-"""The channel between `hvkeras bench` and rank 0 of each of its jobs: JSON messages over the loopback interface."""
+"""The channel between `hvkeras bench` and rank 0 of each of its jobs: JSON messages over a socket in a folder.
+
+A folder, unlike the loopback interface, is the same for all hosts that are made of network namespaces; and only the
+user who runs the benchmark can open it.
+"""
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import json
-import secrets
+import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import PeerError
 
-_LOOPBACK = "127.0.0.1"
-_GREETING_TIMEOUT = 10.0  # seconds in which a client must send the key
+_NAME = "channel"
 
 
 class ChannelClosedError(PeerError):
@@ -30,11 +35,12 @@ class Channel:
         self._read = b""
 
     @classmethod
-    def to(cls, port: int, key: str) -> Channel:
-        """Connects and sends the key."""
-        channel = cls(socket.create_connection((_LOOPBACK, port)))
-        channel.send(key)
-        return channel
+    def to(cls, folder: Path) -> Channel:
+        """Connects to the listener in a folder."""
+        connection = socket.socket(socket.AF_UNIX)
+        with _address(folder) as address:
+            connection.connect(address)
+        return cls(connection)
 
     def send(self, message: Any) -> None:
         """Sends a message that JSON can represent.
@@ -81,33 +87,35 @@ class Channel:
 class Listener:
     """The listening socket to which rank 0 of a job connects.
 
-    Attributes:
-        port: The port on this machine.
-        key: The secret that a client must send.
+    Args:
+        folder: The folder of the job.
     """
 
-    def __init__(self) -> None:
-        self._socket = socket.create_server((_LOOPBACK, 0))
-        self.port: int = self._socket.getsockname()[1]
-        self.key = secrets.token_hex(16)
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        with _address(folder) as address:
+            self._socket.bind(address)
+        self._socket.listen()
 
     def accept(self, timeout: float) -> Channel | None:
-        """Waits for a connection that sends the key; returns None if there was none."""
+        """Waits for a connection; returns None if there was none."""
         self._socket.settimeout(timeout)
         try:
             connection, _ = self._socket.accept()
         except TimeoutError:
             return None
-        channel = Channel(connection)
-        try:
-            shown = channel.receive(_GREETING_TIMEOUT)
-        except (TimeoutError, ValueError, ChannelClosedError):
-            shown = None
-        if isinstance(shown, str) and hmac.compare_digest(shown, self.key):
-            return channel
-        channel.close()
-        return None
+        return Channel(connection)
 
     def close(self) -> None:
         """Stops accepting connections."""
         self._socket.close()
+
+
+@contextlib.contextmanager
+def _address(folder: Path) -> Iterator[str]:
+    """The address of the socket in a folder; the folder's own path may be longer than an address may be."""
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{_NAME}"
+    finally:
+        os.close(descriptor)

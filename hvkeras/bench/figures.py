@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hvkeras.bench.plan import rate_of
 from hvkeras.bench.row import FORWARD_BACKWARD, ONE_PROCESS, REFERENCE, UPDATE, Row
 
 
@@ -28,6 +29,25 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
     """
     return bandwidth(size, seconds) * 2 * (ranks - 1) / ranks
+
+
+def least_seconds(work: str, size: int, hosts: int) -> float:
+    """The time that an allreduce takes at least, since each host must send and receive so much of the tensor.
+
+    Args:
+        work: The piece of work, which may name the bandwidth of the hosts' cables.
+        size: Bytes of the tensor.
+        hosts: The number of hosts.
+
+    Returns:
+        Seconds; 0 if there is no such bandwidth.
+    """
+    return 2 * (hosts - 1) / hosts * size / rate_of(work)
+
+
+def share_of_bound(row: Row) -> float | None:
+    """The share of that time in the median time of a row; None if either is unknown."""
+    return row.least / quartiles(row.blocks)[1] if row.least and row.blocks else None
 
 
 def speed_up(of: Row, over: Row) -> float | None:
@@ -114,6 +134,7 @@ def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
                          "exposed_communication": exposed(row)}
             else:
                 data |= {"algorithm_bandwidth": bandwidth(row.bytes, median),
-                         "bus_bandwidth": bus_bandwidth(row.bytes, median, ranks)}
+                         "bus_bandwidth": bus_bandwidth(row.bytes, median, ranks),
+                         "share_of_bound": share_of_bound(row)}
         done.append(data)
     return done

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvkeras.bench.figures import least_seconds
 from hvkeras.bench.jobs import DescribeFailure, End, Job, Remote, Watchdog
-from hvkeras.bench.plan import ONE, Plan
+from hvkeras.bench.plan import ONE, TCP, Plan
 from hvkeras.bench.rounds import Effort, run_rounds
-from hvkeras.bench.row import APART, ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.row import APART, ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, TCP_ALONE, Row, title_of
 
 BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds per block
 _ORDER = {"allreduce": (ENGINE, PEER, REFERENCE), "step": (REFERENCE, ENGINE, PEER)}
@@ -24,18 +25,24 @@ class LaunchMethod:
     """How jobs are started.
 
     Attributes:
+        suffix: What the names of its rows end with, to tell them from those of other launchers.
         command: Returns the command line that starts a number of ranks; the job's folder is appended to it.
         objection: Returns why a backend cannot run in jobs started this way, or "".
         describe_failure: Returns why a job failed, in one line.
         end: Ends the process that `command` started.
         mpi: Whether the ranks have MPI.
+        environment: Variables in addition to this process's own.
+        tcp: Whether to measure plain TCP streams between the hosts as well.
     """
 
+    suffix: str
     command: Callable[[int], Sequence[str]]
     objection: Callable[[str], str]
     describe_failure: DescribeFailure
     end: End
     mpi: bool
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tcp: bool = False
 
 
 @dataclass
@@ -49,6 +56,7 @@ class EngineGroup:
         job: The job.
         reason: Why there is no job, or "".
         peer_reason: Why the peer cannot participate, or "".
+        suffix: What the names of its rows end with.
     """
 
     name: str
@@ -57,9 +65,16 @@ class EngineGroup:
     job: Job | None = None
     reason: str = ""
     peer_reason: str = ""
+    suffix: str = ""
 
     def participants(self, work: str) -> list[Remote]:
         """The participants for a piece of work; the row of one that cannot run contains the reason."""
+        found = self._participants(work)
+        for one in found:
+            one.row.name += self.suffix
+        return found
+
+    def _participants(self, work: str) -> list[Remote]:
         reason = self.reason
         if self.job is not None and not self.job.reason:
             answer = self.job.ask("work", work)
@@ -78,13 +93,17 @@ class InterleavedRun:
 
     Args:
         plan: The plan of the jobs; the backend is set for each of them.
-        method: How jobs are started.
+        methods: How jobs are started: each backend's in each of these ways, other jobs in the first one.
         effort: How long to measure each piece of work.
         show: Called with the fraction done and the current activity.
+        before: Called before each piece of work is measured.
+        hosts: The number of hosts.
     """
 
-    def __init__(self, plan: Plan, method: LaunchMethod, effort: Effort, show: Callable[[float, str], None]) -> None:
-        self._plan, self._method, self._effort, self._show = plan, method, effort, show
+    def __init__(self, plan: Plan, methods: Sequence[LaunchMethod], effort: Effort, show: Callable[[float, str], None],
+                 before: Callable[[str], None], hosts: int) -> None:
+        self._hosts = hosts
+        self._plan, self._methods, self._effort, self._show, self._before = plan, methods, effort, show, before
         self._deadline = time.monotonic() + plan.timeout
         self._watchdog = Watchdog()
         self._jobs: list[Job] = []
@@ -101,21 +120,28 @@ class InterleavedRun:
         Raises:
             TimeIsUpError: The benchmark takes too long.
         """
-        groups = [self._engine_group(name, peers) for name in backends]
+        groups = [self._engine_group(name, peers, method) for name in backends for method in self._methods]
+        first = self._methods[0]
         if peers:
             groups += [EngineGroup("", peer=title_of(name), peer_reason=f"it shares the core of the backend {name}, so"
                                    " --backends must include that as well")
                        for name in ("horovod", "tfdist") if name not in backends]
         if self._plan.kind == "step":
-            groups.insert(0, EngineGroup(ONE_PROCESS, REFERENCE, job=self._started(ONE_PROCESS, ONE, 1, False)))
-            groups.insert(1, EngineGroup(APART, REFERENCE, job=self._started(APART, "", self._plan.ranks, False)))
-        elif self._method.mpi:
-            groups.append(EngineGroup(MPI_ALONE, REFERENCE, job=self._started(MPI_ALONE, "", self._plan.ranks, False)))
+            groups.insert(0, EngineGroup(ONE_PROCESS, REFERENCE, job=self._started(ONE_PROCESS, ONE, 1, False, first)))
+            job = self._started(APART, "", self._plan.ranks, False, first)
+            groups.insert(1, EngineGroup(APART, REFERENCE, job=job))
+        else:
+            groups += [EngineGroup(MPI_ALONE, REFERENCE, job=self._started(MPI_ALONE, "", self._plan.ranks, False, one))
+                       for one in self._methods if one.mpi]
+            if first.tcp:
+                job = self._started(TCP_ALONE, TCP, self._plan.ranks, False, first)
+                groups.append(EngineGroup(TCP_ALONE, REFERENCE, job=job))
         for number, item in enumerate(work):
             def show(share: float, what: str, number: int = number) -> None:
                 self._show((number + share) / len(work), what)
 
             show(0.0, f"{item}: preparing")
+            self._before(item)
             rows += self._measured(groups, item, show)
 
     def close(self) -> None:
@@ -131,24 +157,28 @@ class InterleavedRun:
             if group.name == ONE_PROCESS and found[0].row.reason:
                 return [found[0].row]  # without it there are no reference weights
             participants += found
+        for one in participants if self._plan.kind == "allreduce" else ():
+            one.row.least = least_seconds(item, one.row.bytes, self._hosts)
         participants.sort(key=lambda one: _ORDER[self._plan.kind].index(one.row.kind))
         run_rounds(participants, self._effort, show)
         return [one.row for one in participants]
 
-    def _engine_group(self, name: str, peers: bool) -> EngineGroup:
-        group = EngineGroup(name, peer=title_of(name) if peers else "", reason=self._method.objection(name))
+    def _engine_group(self, name: str, peers: bool, method: LaunchMethod) -> EngineGroup:
+        group = EngineGroup(name, peer=title_of(name) if peers else "", reason=method.objection(name),
+                            suffix=method.suffix)
         if not group.reason:
-            group.job = self._started(name, name, self._plan.ranks, bool(group.peer))
+            group.job = self._started(name + method.suffix, name, self._plan.ranks, bool(group.peer), method)
             group.reason = group.job.reason
         group.peer_reason = f"it shares the core of the backend {name}, which did not start" if group.reason else ""
         return group
 
-    def _started(self, name: str, backend: str, ranks: int, peer: bool) -> Job:
+    def _started(self, name: str, backend: str, ranks: int, peer: bool, method: LaunchMethod) -> Job:
         self._show(0.0, f"starting {name}")
         folder = Path(self._plan.shared) / name.replace(" ", "-")
-        job = Job(folder, self._method.command(ranks), self._method.describe_failure, self._method.end, self._deadline)
+        job = Job(folder, method.command(ranks), method.describe_failure, method.end, self._deadline)
         self._jobs.append(job)
         plan = dataclasses.replace(self._plan, backend=backend, peer=peer)
-        environment = {**os.environ, "HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
+        patience = {"HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
+        environment = {**os.environ, **method.environment, **patience}
         job.start(dataclasses.asdict(plan), environment, self._watchdog)
         return job

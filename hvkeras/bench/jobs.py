@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
-from hvkeras.bench.row import Row
+from hvkeras.bench.row import KEPT_BY_THE_BENCHMARK, Row
 
 TICK = 0.1  # seconds between two checks of a job
 EXIT_GRACE = 20.0  # seconds that a job has to end and report the cause after its rank 0 is gone
@@ -92,7 +92,7 @@ class Job:
         """Starts the ranks, waits until they are ready, and stops them. If they fail, `reason` says why.
 
         Args:
-            plan: Their plan; `port` and `key` are added.
+            plan: Their plan.
             environment: Their environment.
             watchdog: The watchdog that their processes are registered with.
 
@@ -100,9 +100,9 @@ class Job:
             TimeIsUpError: The benchmark takes too long.
         """
         self.folder.mkdir()
-        listener = Listener()
+        listener = Listener(self.folder)
         try:
-            (self.folder / "plan.json").write_text(json.dumps({**plan, "port": listener.port, "key": listener.key}))
+            (self.folder / "plan.json").write_text(json.dumps(plan))
             with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as errors:
                 self._process = subprocess.Popen(self._command, env=dict(environment), stdin=subprocess.DEVNULL,
                                                  stdout=out, stderr=errors, start_new_session=True)
@@ -214,12 +214,16 @@ class Remote:
         """Builds and traces the participant, runs it once, and verifies the result."""
         self._update(self._ask("prepare"))
 
-    def timed(self, calls: int, part: str = "") -> float:
-        """Runs a block of the whole work, or of a part of it, and returns the mean seconds per call."""
+    def timed(self, calls: int, part: str = "") -> tuple[float, float]:
+        """Runs a block of the whole work, or of a part of it, and verifies its result.
+
+        Returns:
+            The mean seconds per call, and the CPU's of all ranks.
+        """
         answer = self._ask("time", calls, part)
-        seconds, row = answer or (0.0, None)
+        seconds, busy, row = answer or (0.0, 0.0, None)
         self._update(row)
-        return float(seconds)
+        return float(seconds), float(busy)
 
     def finish(self) -> None:
         """Runs the checks that are only possible at the end."""
@@ -230,10 +234,11 @@ class Remote:
         return self._job.ask(what, self._place, *arguments)
 
     def _update(self, answer: Mapping[str, Any] | None) -> None:
-        """Updates the row from the ranks' copy, except for its times, which are kept here."""
+        """Updates the row from the ranks' copy, except for what is kept here."""
         if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:
             before, self.row = self.row, Row.from_json(answer)
-            self.row.blocks, self.row.calls = before.blocks, before.calls
+            for name in KEPT_BY_THE_BENCHMARK:
+                setattr(self.row, name, getattr(before, name))
             self.row.parts |= before.parts

@@ -61,14 +61,17 @@ def prepare(one: Participant, ranks: Ranks) -> None:
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
 
-def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> float:
-    """Runs a block on all ranks, verifies its result, and returns the mean seconds per call.
+def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> tuple[float, float]:
+    """Runs a block on all ranks, and verifies its result.
 
     Args:
         one: The participant.
-        calls: How often its work is done.
+        calls: The number of calls in the block.
         part: The part of the work to do instead, or "".
         ranks: The ranks.
+
+    Returns:
+        The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
     """
     def run(calls: int) -> None:
         if part:
@@ -76,16 +79,18 @@ def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> float:
         else:
             one.run(calls)
 
-    def block() -> float:
+    def block() -> tuple[float, float]:
         run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
-        begun = time.perf_counter()
+        begun, busy = time.perf_counter(), time.process_time()
         run(calls)
-        seconds = (time.perf_counter() - begun) / calls
+        seconds, busy = time.perf_counter() - begun, time.process_time() - busy
         one.check()
-        return seconds
+        return seconds / calls, busy / calls
 
-    seconds, one.row.reason, one.row.wrong = ranks.run_on_all(block)
-    return 0.0 if one.row.reason else float(sum(seconds) / len(seconds))
+    found, one.row.reason, one.row.wrong = ranks.run_on_all(block)
+    if one.row.reason:
+        return 0.0, 0.0
+    return sum(seconds for seconds, _ in found) / len(found), sum(busy for _, busy in found)
 
 
 def finish(one: Participant, ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,37 @@ if TYPE_CHECKING:
     from hvkeras.bench.ranks import Ranks
 
 ONE = "local"  # the backend of the single-process job
+TCP = "TCP"  # in place of a backend: plain streams between hosts
+SILENT = ("", TCP)  # in place of a backend, where no engine starts
+UNLIMITED = "no limit"
+AT = " at "  # between a size or model and the bandwidth at which it is measured
+
+
+def without_rate(work: str) -> str:
+    """The size or model of a piece of work that may name a bandwidth, such as `1MiB at 1gbit`."""
+    return work.partition(AT)[0]
+
+
+def rate_of(work: str) -> float:
+    """The bandwidth that a piece of work names, in bytes per second; infinite if it names none.
+
+    Raises:
+        ValueError: It is no bandwidth such as `100mbit`.
+    """
+    _, at, text = work.partition(AT)
+    return float("inf") if not at or text == UNLIMITED else bytes_per_second(text)
+
+
+def bytes_per_second(rate: str) -> float:
+    """Reads a bandwidth as `tc` does: `100mbit`, `2.5gbit`.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    found = re.fullmatch(r"([\d.]+)([kmg])bit", rate)
+    if found is None:
+        raise ValueError("a bandwidth is a number with kbit, mbit or gbit")
+    return float(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]] / 8
 
 
 @dataclass(frozen=True)
@@ -18,7 +50,7 @@ class Plan:
 
     Attributes:
         kind: `allreduce` or `step`.
-        backend: The engine; "" for MPI alone, or for processes that do not communicate.
+        backend: The engine; "" for MPI alone, or for processes that do not communicate; `TCP`.
         ranks: The number of ranks in the benchmark; the single-process job has fewer.
         peer: Whether to also measure the engine used directly, without hvkeras.
         jit: Whether to also compile steps with XLA, if the engine supports it.
@@ -27,8 +59,7 @@ class Plan:
         pin: Whether each rank is pinned to its own core.
         timeout: Seconds until the benchmark must be over.
         shared: The folder of the benchmark, through which jobs exchange files.
-        port: The port that rank 0 connects to.
-        key: The secret that it sends there.
+        links: The number of allreduces in a chain; 0 for one that suits the size.
     """
 
     kind: str
@@ -41,8 +72,7 @@ class Plan:
     pin: bool
     timeout: float
     shared: str
-    port: int = 0
-    key: str = ""
+    links: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.bench.figures import bandwidth, bus_bandwidth, efficiency, exposed, part, quartiles, rate, speed_up
-from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, UPDATE, Row
+from hvkeras.bench.figures import (
+    bandwidth,
+    bus_bandwidth,
+    efficiency,
+    exposed,
+    part,
+    quartiles,
+    rate,
+    share_of_bound,
+    speed_up,
+)
+from hvkeras.bench.plan import AT
+from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, TCP_ALONE, UPDATE, Row
 
 UNKNOWN = "-"
 MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves the weights further
@@ -32,6 +43,10 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
         f"share of\n{ranks} x one\nprocess", "off by"]
     work = ["size", "engine", "allreduce\n(quartiles)"] if kind == "allreduce" else [
         "model", "engine", "step\n(quartiles)"]
+    if any(row.least for row in rows):
+        figures.append("share of\nthe bound")
+    if any(AT in row.work for row in rows):
+        figures.append("CPU of\nall ranks")
     headers = [*work, *figures, "memory\nMB", *(f"times\n{name}" for name in names)]
     for place, header in enumerate(headers):
         made.add_column(header, justify="right" if place > 1 else "left", no_wrap=True, vertical="bottom")
@@ -71,6 +86,11 @@ def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
         cells += [UNKNOWN if samples is None else f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}",
                   UNKNOWN if share is None else f"{share:.0%}",
                   UNKNOWN if row.difference is None else f"{row.difference:.0e}" if row.difference else "0"]
+    if any(each.least for each in rows):
+        bound = share_of_bound(row)
+        cells.append(UNKNOWN if bound is None else f"{bound:.2f}")
+    if any(AT in each.work for each in rows):
+        cells.append(duration(quartiles(row.busy)[1]) if row.busy else UNKNOWN)
     return [*cells, UNKNOWN if row.memory is None else f"{row.memory / 1e6:,.0f}"]
 
 
@@ -106,7 +126,7 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
     engines = {row.name: row.engine for row in rows if row.engine and row.blocks}
     lines = [f"{name}: {engine}" for name, engine in engines.items()]
     if kind == "allreduce":
-        links = {row.work: row.links for row in rows if row.blocks}
+        links = {row.work: row.links for row in rows if row.blocks and row.name != TCP_ALONE}
         lines.append("allreduce: float32, one in a chain of "
                      + ", ".join(f"{count} at {work}" for work, count in links.items())
                      + " that depend on each other, in one tf.function")
@@ -125,5 +145,11 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
             lines.append(f"off by, on {work}: changing only the last bits of the initial weights moves the result by"
                          f" {rounding:.0e} of the distance")
         lines.append("weights of all ranks were the same, to the last bit, at the end")
+    if any(row.least for row in rows):
+        lines.append("share of the bound: the time in which the hosts' cables can carry what an allreduce must send,"
+                     " over the time that it took")
+    if any(AT in row.work for row in rows):
+        lines.append("CPU of all ranks: their time of the processor for the same, of all hosts together, which share"
+                     " the cores of this machine")
     lines.append("memory: how much the peak of a rank rose while the engine started, was traced, and first ran")
     return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]

@@ -9,6 +9,8 @@ from typing import Any
 ONE_PROCESS, APART, MPI_ALONE = "one process", "apart", "MPI alone"
 FORWARD_BACKWARD, UPDATE = "forward and backward", "update"  # the parts of a step
 ENGINE, PEER, REFERENCE = "engine", "peer", "reference"
+TCP_ALONE = "TCP alone"
+KEPT_BY_THE_BENCHMARK = ("name", "blocks", "busy", "calls", "least")  # fields that ranks do not set
 
 _PEERS = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
 
@@ -31,6 +33,7 @@ class Row:
         wrong: Whether the reason is that a result was wrong.
         blocks: Seconds of one allreduce or one training step, block by block: each the mean over `calls` calls
             and `links` links, and over the ranks.
+        busy: Seconds of the processor that all ranks together took for the same, block by block.
         calls: The number of calls timed in each block.
         links: The number of allreduces in a call that depend on each other; 1 for a step.
         bytes: Bytes of the tensor, or of all gradients.
@@ -41,6 +44,7 @@ class Row:
             they moved; None if nothing was compared.
         rounding: The distance that the weights change, in the same measure, when only the last bits of the initial
             weights change: how strongly training this model amplifies rounding.
+        least: Seconds that an allreduce takes at least at the bandwidth of the hosts' cables; 0 if there is none.
         first: Seconds of the first step, in which it is traced and compiled; None for an allreduce.
         parts: Seconds of a part of a step that runs alone, block by block, as in `blocks`: `FORWARD_BACKWARD`, and
             `UPDATE` with gradients that are there already. Empty for an allreduce, and where a step has no parts.
@@ -53,6 +57,7 @@ class Row:
     reason: str = ""
     wrong: bool = False
     blocks: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
     calls: int = 0
     links: int = 1
     bytes: int = 0
@@ -60,6 +65,7 @@ class Row:
     memory: int | None = None
     difference: float | None = None
     rounding: float | None = None
+    least: float = 0.0
     first: float | None = None
     parts: dict[str, list[float]] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from hvkeras import compat
 from hvkeras.backends.capabilities import objection_to_xla
 from hvkeras.bench.models import MODELS, OPTIMIZERS, Model
 from hvkeras.bench.participant import Participant
-from hvkeras.bench.plan import ONE, Plan, Stage
+from hvkeras.bench.plan import ONE, Plan, Stage, without_rate
 from hvkeras.bench.ranks import Ranks, WrongResultError
 from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row, title_of
 from hvkeras.errors import explain
@@ -279,7 +279,7 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         name: The model.
     """
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer
-    task = Task(MODELS[name], plan, ranks.rank)
+    task = Task(MODELS[without_rate(name)], plan, ranks.rank)
     if plan.backend in (ONE, ""):
         row_name = ONE_PROCESS if plan.backend else APART
         description = "no communication" if plan.backend else f"{ranks.size} processes side by side, no communication"

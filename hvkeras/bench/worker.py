@@ -14,7 +14,7 @@ import hvkeras
 from hvkeras.bench import participant
 from hvkeras.bench.channel import Channel, ChannelClosedError
 from hvkeras.bench.memory import PeakMemory
-from hvkeras.bench.plan import Plan, Stage
+from hvkeras.bench.plan import SILENT, Plan, Stage
 from hvkeras.bench.ranks import Ranks
 from hvkeras.host.cores import usable_cores
 from hvkeras.host.machine import spread
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
     memory: int | None = None
-    if plan.backend:
+    if plan.backend not in SILENT:
         import tensorflow as tf  # noqa: F401 - imported first, so that its memory is not attributed to the engine
 
         before = PeakMemory()
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     else:
         job = init_without_engine()
     ranks = Ranks(job, plan.timeout)
-    channel = Channel.to(plan.port, plan.key) if ranks.rank == 0 else None
+    channel = Channel.to(folder) if ranks.rank == 0 else None
     pids = ranks.gather(os.getpid())
     if channel is not None:
         channel.send(pids)
@@ -83,7 +83,7 @@ def _serve(stage: Stage, channel: Channel | None) -> None:
             one = found[arguments[0]]
             if what == "time":
                 calls, part = arguments[1:]
-                answer = [participant.timed(one, calls, part, ranks), one.row.to_json()]
+                answer = [*participant.timed(one, calls, part, ranks), one.row.to_json()]
             else:
                 {"prepare": participant.prepare, "finish": participant.finish}[what](one, ranks)
                 answer = one.row.to_json()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import math
 import os
 import shlex
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from hvkeras.bench import report
 from hvkeras.bench.figures import with_figures
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
+from hvkeras.bench.launches import LAUNCHERS, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
-from hvkeras.bench.plan import Plan
+from hvkeras.bench.plan import AT, Plan, rate_of
 from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
 from hvkeras.bench.row import PEER, Row
@@ -32,11 +34,10 @@ from hvkeras.comparison.command import exiting_on_signals
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host import machine
 from hvkeras.host.cores import usable_cores
-from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import find_command, version_of, why_not
+from hvkeras.host.namespaces import Network, missing, network
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
-from hvkeras.launcher.trial import end, hvkeras_run, timeout_message
+from hvkeras.launcher.trial import end, timeout_message
 from hvkeras.settings import Settings, size_in_bytes
 
 PROG = "hvkeras bench"
@@ -45,14 +46,8 @@ SIZES = "4KiB,1MiB,4MiB,64MiB"
 TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
 TIMEOUT = 3600.0  # seconds that everything may take by default
 WIDEST = 200  # columns that the table may have; it takes only what it needs, and is never truncated
-_LAUNCHES = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi")}
-
-# Runs a rank of this installation; not with `-m`, which would search the current folder first.
-_RANK = """import sys
-sys.path[:] = filter(None, sys.path)
-from pathlib import Path
-from hvkeras.bench.worker import main
-main(Path(sys.argv[1]))"""
+RATES = "1gbit"  # of the cables of hosts that are made of namespaces
+BURSTS = {1e8: "16kb", 1e9: "128kb", 1e10: "512kb"}  # what may pass at once after a pause, up to which bits per second
 
 _EPILOG = """Each engine has processes of its own, which are stopped while others are timed, and every result is
 verified. The exit code is 0 if all backends that were asked for served, and were right.
@@ -64,8 +59,8 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(prog=PROG, description="Measures backends against each other, in alternation.", epilog=_EPILOG,
                   allow_abbrev=False)
     made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
-    made.add_argument("-np", "--np", "--num-proc", type=int, default=2, dest="np", metavar="N",
-                      help="Number of processes on this machine, at least 2 (default: 2).")
+    made.add_argument("-np", "--np", "--num-proc", type=int, dest="np", metavar="N",
+                      help="Number of processes on this machine, at least 2 (default: 2, or one for each of --hosts).")
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
     made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
     made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
@@ -76,8 +71,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
                       f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
     made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
-    made.add_argument("--launcher", choices=tuple(_LAUNCHES), default="hvkeras", help="What starts the ranks; under"
-                      " mpirun Horovod uses MPI, and MPI without TensorFlow is a row as well (default: hvkeras).")
+    made.add_argument("--links", type=int, default=0, metavar="N", help="Allreduces in a chain (default: by size).")
+    made.add_argument("--launcher", metavar="NAME", default="hvkeras", help=f"What starts the ranks: one of"
+                      f" {', '.join(LAUNCHERS)}; under mpirun Horovod uses MPI, and MPI without TensorFlow is a row as"
+                      " well. With --hosts several, separated by commas (default: hvkeras).")
+    made.add_argument("--hosts", type=int, default=1, metavar="N", help="Spreads the processes over so many hosts,"
+                      " which are made of network namespaces of this machine; needs root.")
+    made.add_argument("--rates", metavar="RATE,...", help="Bandwidths of the hosts' cables, such as 100mbit,1gbit, or"
+                      f" 'no limit' (default: {RATES}).")
     made.add_argument("--pin", action=argparse.BooleanOptionalAction, help="Whether each rank has one core of its own"
                       " (default: for steps, where there are enough cores).")
     made.add_argument("--peers", action="store_true", help="Also uses Horovod and tf.distribute without hvkeras.")
@@ -133,20 +134,29 @@ def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
         sizes = _names(flags.sizes or SIZES, "--sizes", SIZES)
         for size in sizes:
             _require_size(size)
-        return sizes
+        return _at_rates(sizes, flags.rates)
     models = _names(flags.models or ",".join(MODELS), "--models", ",".join(MODELS))
     for model in models:
         if model not in MODELS:
             raise UsageError(explain(f"A model is one of {', '.join(MODELS)}", model=model))
-    return models
+    return _at_rates(models, flags.rates)
+
+
+def _at_rates(work: Sequence[str], rates: Sequence[str]) -> list[str]:
+    """Each size or model at each bandwidth, if there are any."""
+    return [f"{item}{AT}{rate}" for rate in rates for item in work] if rates else list(work)
 
 
 def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
     """Raises UsageError for flags that contradict each other, or have impossible values."""
+    if flags.np is None:
+        flags.np = max(2, flags.hosts)
     if flags.np < 2:
         raise UsageError(explain("At least two processes are needed to reduce anything", f"{PROG} {flags.kind} -np 2",
                                  np=flags.np))
-    for name, kind in (("sizes", "allreduce"), ("models", "step"), ("jit", "step"), ("plain-update", "step")):
+    _check_hosts(flags)
+    for name, kind in (("sizes", "allreduce"), ("links", "allreduce"), ("models", "step"), ("jit", "step"),
+                       ("plain-update", "step")):
         if getattr(flags, name.replace("-", "_")) and flags.kind != kind:
             raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
@@ -159,6 +169,32 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
             raise UsageError(explain("Files must be writable", "choose another one", file=path))
     if flags.plot:
         require_matplotlib()
+
+
+def _check_hosts(flags: argparse.Namespace) -> None:
+    """Raises UsageError for launchers, hosts and bandwidths that do not go together."""
+    flags.launchers = _names(flags.launcher, "--launcher", "hvkeras,mpirun")
+    for launcher in flags.launchers:
+        if launcher not in LAUNCHERS or (launcher == "tf_config" and flags.hosts == 1):
+            names = [name for name in LAUNCHERS if flags.hosts > 1 or name != "tf_config"]
+            raise UsageError(explain(f"A launcher is one of {', '.join(names)}", launcher=launcher))
+    if flags.hosts == 1:
+        if flags.rates or len(flags.launchers) > 1:
+            raise UsageError(explain("Bandwidths and several launchers are for hosts made of namespaces",
+                                     f"{PROG} {flags.kind} --hosts 2", rates=flags.rates, launcher=flags.launcher))
+        flags.rates = []
+        return
+    if flags.hosts < 1 or flags.np % flags.hosts:
+        raise UsageError(explain("Each host has as many processes as the others", f"-np {2 * max(1, flags.hosts)}",
+                                 np=flags.np, hosts=flags.hosts))
+    flags.rates = _names(flags.rates or RATES, "--rates", "100mbit,1gbit")
+    for rate in flags.rates:
+        try:
+            rate_of(f"{AT}{rate}")
+        except ValueError as error:
+            raise UsageError(explain(f"--rates must be readable ({error})", f"--rates {RATES}", rate=rate)) from None
+    if reason := missing():
+        raise MachineError(explain(f"--hosts makes hosts of network namespaces: {reason}", "run it as root"))
 
 
 def _names(text: str, flag: str, example: str) -> list[str]:
@@ -185,30 +221,13 @@ def _backends(flags: argparse.Namespace) -> list[str]:
         for name in names:
             backend_class(name)
         return names
-    names = [name for name in backend_names() if not _objection(flags, name)]
+    several = flags.hosts > 1
+    names = [name for name in backend_names()
+             if any(not objection(launcher, name, flags.np, several) for launcher in flags.launchers)]
     if not names:
-        raise MachineError(explain(f"A backend must work here under {_LAUNCHES[flags.launcher][0]}",
+        raise MachineError(explain(f"A backend must work here under {LAUNCHERS[flags.launchers[0]][0]}",
                                    "see hvkeras run --check-build"))
     return names
-
-
-def _objection(flags: argparse.Namespace, name: str) -> str:
-    """Returns why a backend cannot be used, or ""."""
-    title, kind = _LAUNCHES[flags.launcher]
-    launch = Launch(title, 0, flags.np, Rendezvous(kind), mpi=flags.launcher == "mpirun")
-    return why_not(name, launch, "")
-
-
-def _command(flags: argparse.Namespace, ranks: int) -> list[str]:
-    """Returns the command line that starts a job; the caller appends the job's folder."""
-    rank = [sys.executable, "-c", _RANK]
-    if flags.launcher == "hvkeras":
-        return hvkeras_run(["-np", str(ranks), "--", *rank])
-    mpirun = find_command("mpirun")
-    if not mpirun or not version_of("mpi4py"):
-        raise MachineError(explain("--launcher mpirun needs Open MPI and mpi4py", "pip install 'hvkeras[mpi]'"))
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *rank]
 
 
 def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path, rows: list[Row]) -> str:
@@ -225,24 +244,51 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
             activity = what
             progress.update(task, completed=share, description=what)
 
-        mpi = flags.launcher == "mpirun"
-        method = LaunchMethod(lambda ranks: _command(flags, ranks), lambda name: _objection(flags, name),
-                              _last_line_of_hvkeras if mpi else root_cause, end, mpi)
         plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
-                    flags.timeout, str(folder))
+                    flags.timeout, str(folder), flags.links)
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
+        hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
         try:
-            with contextlib.closing(InterleavedRun(plan, method, effort, show)) as interleaved_run:
+            with hosts as made, contextlib.closing(InterleavedRun(plan, _methods(flags, folder, made), effort, show,
+                                                                  _limiting(made), flags.hosts)) as interleaved_run:
                 interleaved_run.run(names, flags.peers, work, rows)
         except TimeIsUpError:
             return f"{timeout_message(flags.timeout)}; the last activity: {activity}"
     return ""
 
 
+def _methods(flags: argparse.Namespace, folder: Path, hosts: Network | None) -> list[LaunchMethod]:
+    """How each launcher starts jobs."""
+    methods = []
+    for launcher in flags.launchers:
+        starter = Starter(launcher, folder, hosts, flags.np // flags.hosts)
+        methods.append(LaunchMethod(
+            f", {starter.title}" if len(flags.launchers) > 1 else "", starter.command,
+            functools.partial(objection, launcher, ranks=flags.np, several_hosts=flags.hosts > 1),
+            root_cause if launcher == "hvkeras" else _last_line_of_hvkeras, end, launcher == "mpirun",
+            starter.environment(), hosts is not None))
+    return methods
+
+
+def _limiting(hosts: Network | None) -> Callable[[str], None]:
+    """Gives the hosts' cables the bandwidth that a piece of work names."""
+    limited = False
+
+    def limit(work: str) -> None:
+        nonlocal limited
+        rate = rate_of(work)
+        if hosts is not None and (limited or not math.isinf(rate)):
+            burst = next((burst for most, burst in BURSTS.items() if rate * 8 <= most), "1mb")
+            hosts.limit("" if math.isinf(rate) else work.partition(AT)[2], burst)
+            limited = not math.isinf(rate)
+
+    return limit
+
+
 def _last_line_of_hvkeras(text: str, code: int) -> str:
-    """Returns why an mpirun job failed: the last message of hvkeras in its output."""
+    """Returns why a job failed that hvkeras has not started: the last message of hvkeras in its output."""
     lines = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
-    return lines[-1] if lines else f"mpirun exited with code {code}"
+    return lines[-1] if lines else f"it exited with code {code}"
 
 
 def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
@@ -252,7 +298,8 @@ def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[s
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)
     made, notes = report.table(flags.kind, rows, flags.np)
     placement = "each on a core of its own" if flags.pin else f"on {len(usable_cores())} cores"
-    console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes, {placement}", markup=False)
+    hosts = f" on {flags.hosts} hosts" if flags.hosts > 1 else ""
+    console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes{hosts}, {placement}", markup=False)
     console.print()
     console.print(made)
     console.print()
@@ -276,8 +323,8 @@ def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Seque
                 facts: Mapping[str, Any], reason: str) -> None:
     content = {
         "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,
-        "launcher": flags.launcher, "pinned": flags.pin, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "failure": reason,
+        "hosts": flags.hosts, "launcher": flags.launcher, "pinned": flags.pin,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "failure": reason,
         "machine": dict(facts),
         "rows": with_figures(rows, flags.np),
     }

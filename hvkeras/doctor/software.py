@@ -14,11 +14,11 @@ from typing import Any
 from hvkeras import __version__
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.native import NativeBackend
-from hvkeras.backends.native.network import built_for, mpi_of
 from hvkeras.cpp_library import loading
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.doctor.schedulers import findings as schedulers
 from hvkeras.errors import UsageError
+from hvkeras.host.mpi import mpi_of
 from hvkeras.launcher.check_build import find_command as path_of
 from hvkeras.launcher.check_build import version_of, version_output
 from hvkeras.requirements import TENSORFLOW
@@ -151,11 +151,6 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
                       " --no-binary :all: mpi4py, for the MPI that is installed")
     else:
         yield _compare_mpi(launcher, launcher_version, known["library"])
-    if built := built_for():
-        library = mpi_of(known["library"]) if known and "library" in known else mpi_of(launcher_version)
-        same = library[0] == mpi_of(built)[0] and _major(library[1]) == _major(mpi_of(built)[1])
-        yield check_result("native over MPI", f"built for {built}", "" if same else
-                           f"jobs here would run on {' '.join(library)}", loading.INSTALL, NOTE)
 
 
 def _launcher_version(launcher: str) -> str:

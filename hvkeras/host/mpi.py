@@ -69,6 +69,27 @@ def finalize_mpi() -> None:
         _started.clear()
 
 
+def mpi_of(text: str) -> tuple[str, str]:
+    """Parses the family and the version of an MPI implementation from its description.
+
+    Example:
+        >>> mpi_of("Open MPI v4.1.8, package: Open MPI root@builder Distribution")
+        ('Open MPI', '4.1.8')
+
+    Args:
+        text: The result of `MPI_Get_library_version`, or what a launcher says of its version.
+
+    Returns:
+        The name of the family and the version; the text and "" for an unknown family.
+    """
+    patterns = {"Open MPI": r"Open MPI v?(\d[\w.]*)", "Intel MPI": r"Intel(?:\(R\))? MPI(?: Library)? (\d[\d.]*)",
+                "MPICH": r"MPICH(?: Version:)?\s+(\d[\w.]*)"}
+    for family, pattern in patterns.items():
+        if match := re.search(pattern, text):
+            return family, match[1]
+    return text.strip(), ""
+
+
 def wait_for(request: Any, what: str, timeout: float) -> None:
     """Completes a non-blocking MPI request, or raises at the deadline.
 

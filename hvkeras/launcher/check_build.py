@@ -53,7 +53,7 @@ def _built_without(part: str, there: bool) -> str:
     return "" if there else f"Horovod was built without {part}: {installed.BUILD}"
 
 
-def why_not(name: str, launch: Launch, launcher_problem: str) -> str:
+def why_not(name: str, launch: Launch, launcher_problem: str, several_hosts: bool = False) -> str:
     """Returns why a backend and a launcher do not work together here; "" if they do."""
     try:
         backend = backend_class(name)
@@ -61,7 +61,7 @@ def why_not(name: str, launch: Launch, launcher_problem: str) -> str:
         return launcher_problem or str(error)
     available = backend.availability()
     unavailable = "" if available.ok else available.reason
-    return launcher_problem or unavailable or backend.objection(launch, several_hosts=False)
+    return launcher_problem or unavailable or backend.objection(launch, several_hosts)
 
 
 def check_build() -> int:

@@ -1,117 +1,13 @@
-"""Real hosts on one machine: network namespaces with host names of their own, joined by a virtual switch."""
+"""Real hosts on one machine; see `hvkeras.host.namespaces`."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
-_ETC = Path("/etc/netns")
-NETWORK = "10.199.7"  # of all hosts; the namespaces see nothing else
-CABLE = "cable"  # the device of a host; the switch has one for each
+from hvkeras.host.namespaces import CABLE, NETWORK, Host, Network, missing, network, remote_shell
 
-
-@dataclass(frozen=True)
-class Host:
-    """One host.
-
-    Attributes:
-        name: Its host name.
-        address: Its address.
-        namespace: Its network namespace.
-    """
-
-    name: str
-    address: str
-    namespace: str
-
-    @property
-    def names_file(self) -> Path:
-        """The /etc/hosts of this host, which may be appended to while processes run there."""
-        return _ETC / self.namespace / "hosts"
-
-    def command(self, *arguments: str) -> list[str]:
-        """Returns a command line that runs on this host."""
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c",
-                f'hostname {self.name}; exec "$@"', "sh", *arguments]
-
-
-def missing() -> str:
-    """What this machine lacks for making hosts, or ""."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    absent = [tool for tool in ("ip", "unshare") if shutil.which(tool) is None]
-    if absent:
-        return f"{', '.join(absent)} not found (Debian: apt-get install iproute2 util-linux)"
-    probe = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=10)
-    return probe.stderr.strip()
-
-
-@dataclass(frozen=True)
-class Network:
-    """Hosts that reach each other, and nothing else, through a switch.
-
-    Attributes:
-        hosts: The hosts.
-        switch: The network namespace of the switch.
-    """
-
-    hosts: tuple[Host, ...]
-    switch: str
-
-    def limits(self, rate: str, burst: str) -> list[list[str]]:
-        """Returns the command lines that give each host's cable a bandwidth, in both directions.
-
-        Args:
-            rate: As `tc` reads it, such as `100mbit`; "" takes the limit away.
-            burst: What may pass at once after a pause, such as `16kb`.
-        """
-        ends = [(host.namespace, CABLE) for host in self.hosts]
-        ends += [(self.switch, f"{CABLE}{place}") for place in range(len(self.hosts))]
-        if not rate:
-            return [["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"] for namespace, device in ends]
-        return [["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst,
-                 "latency", "100ms"] for namespace, device in ends]
-
-
-@contextlib.contextmanager
-def network(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
-    """Makes hosts that reach each other and nothing else; they are gone afterwards.
-
-    Args:
-        count: How many.
-        names: Their names, which need not differ from those of hosts elsewhere; made up by default.
-    """
-    mark = uuid.uuid4().hex[:6]
-    hosts = tuple(Host(names[place] if names else f"host{place}-{mark}", f"{NETWORK}.{place + 1}",
-                       f"hvk-{mark}-{place}") for place in range(count))
-    made = Network(hosts, f"hvk-{mark}-switch")
-    try:
-        _ip("netns", "add", made.switch)
-        _ip("-n", made.switch, "link", "add", "switch", "type", "bridge")
-        _ip("-n", made.switch, "link", "set", "switch", "up")
-        for place, host in enumerate(hosts):
-            _ip("netns", "add", host.namespace)
-            # `ip netns exec` shows this folder's files in /etc: the hosts know each other by name, as they would.
-            (_ETC / host.namespace).mkdir(parents=True)
-            (_ETC / host.namespace / "hosts").write_text(
-                "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in hosts))
-            port = f"{CABLE}{place}"
-            _ip("-n", made.switch, "link", "add", port, "type", "veth", "peer", "name", CABLE, "netns", host.namespace)
-            _ip("-n", made.switch, "link", "set", port, "master", "switch", "up")
-            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", CABLE)
-            _ip("-n", host.namespace, "link", "set", CABLE, "up")
-            _ip("-n", host.namespace, "link", "set", "lo", "up")
-        yield made
-    finally:
-        for namespace in (*(host.namespace for host in hosts), made.switch):
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=10)
-            shutil.rmtree(_ETC / namespace, ignore_errors=True)
+__all__ = ["CABLE", "NETWORK", "Host", "Network", "missing", "network", "remote_shell", "two_hosts"]
 
 
 @contextlib.contextmanager
@@ -119,20 +15,3 @@ def two_hosts() -> Iterator[tuple[Host, ...]]:
     """Makes two hosts; see `network`."""
     with network(2) as made:
         yield made.hosts
-
-
-def remote_shell(hosts: Sequence[Host], folder: Path) -> Path:
-    """Writes a stand-in for ssh that takes an address and a command, and runs it on the host that has the address."""
-    script = folder / "remote-shell"
-    cases = "\n".join(
-        f"{host.address}) exec ip netns exec {host.namespace} unshare --uts sh -c 'hostname {host.name}; '\"$*\" ;;"
-        for host in hosts)
-    script.write_text(f'#!/bin/sh\naddress=$1\nshift\ncase "$address" in\n{cases}\nesac\nexit 1\n')
-    script.chmod(0o755)
-    return script
-
-
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=10)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

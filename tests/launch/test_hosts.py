@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missin
 
 WORKERS = Path(__file__).parent / "workers"
 ACROSS = WORKERS / "across_hosts.py"
+UCX = r"backend native \(shared memory \(\w+\) and UCX [\d.]+ on cable\)"
 SECRET = {"HVKERAS_SECRET": "not a secret outside of this test"}
 
 
@@ -57,7 +58,7 @@ def facts(text):
     return [json.loads(found) for found in re.findall(r"FACTS (\{.*?\})", text)]
 
 
-@pytest.mark.parametrize(("backend", "cold"), [("tfdist", True), ("horovod", False)])
+@pytest.mark.parametrize(("backend", "cold"), [("tfdist", True), ("horovod", False), ("native", False)])
 def test_tf_config_spans_two_hosts(pair, tmp_path, backend, cold):
     outputs = run_tf_config(pair, tmp_path, backend, "meet.py", cold=cold)
     for rank in (0, 1):
@@ -105,21 +106,53 @@ def test_mpirun_spans_two_hosts(pair, tmp_path, backend, cold):
     assert [fact["local"] for fact in found] == [[0, 2], [1, 2]] * 2
     assert [fact["cross"] for fact in found] == [[0, 2], [0, 2], [1, 2], [1, 2]]
     assert "4 ranks on 2 hosts" in output
-    assert backend != "native" or re.search(r"backend native \(shared memory \(\w+\) and Open MPI 4[\d.]+\)", output)
+    assert backend != "native" or re.search(UCX, output)
 
 
-def test_native_between_hosts_asks_for_mpi(pair, tmp_path):
-    outputs = run_tf_config(pair, tmp_path, "native", "meet.py", expect=1)
-    for rank in (0, 1):
-        assert re.search(r"native on rank 0: between hosts it needs MPI, so the job must be launched by mpirun.* the"
-                         " backends horovod and tfdist work between hosts as well", outputs[rank].splitlines()[-1])
+@pytest.mark.parametrize("backend", ["native", "auto"])
+def test_without_ucx_the_message_says_so_and_auto_takes_the_next(pair, tmp_path, backend):
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "libucx.py").touch()  # no package, so that it has no folder with libraries
+    path = f"{tmp_path / 'hidden'}{os.pathsep}{clean_environment(tmp_path)['PYTHONPATH']}"
+    refused = backend == "native"
+    outputs = run_tf_config(pair, tmp_path, backend, "meet.py", expect=int(refused), extra={"PYTHONPATH": path},
+                            cold=True)
+    if refused:
+        for rank in (0, 1):
+            said = "native on rank 0: between hosts it needs UCX, which is not installed; pip install 'hvkeras[hosts]'"
+            assert said in outputs[rank].splitlines()[-1]
+    else:
+        assert re.search(r"backend (horovod|tfdist) \(", outputs[0])
+
+
+def test_ucx_keeps_out_of_the_process_and_leaves_nothing_in_it(pair, tmp_path):
+    for output in run_tf_config(pair, tmp_path, "native", "keeps_out.py", cold=True):
+        (loaded,) = (json.loads(found) for found in re.findall(r"LOADED (\{.*\})", output))
+        assert loaded["environment"] == [] and loaded["signals"][0] == loaded["signals"][1]
+        first, second = (json.loads(found) for found in re.findall(r"STATE (\{.*\})", output))
+        assert first["sum"] == second["sum"] == 2.0
+        for what in ("threads", "descriptors"):
+            assert first[what] == second[what] != first["inside"][what]
+
+
+def run_hvkeras(pair, tmp_path, script, results):
+    """Runs two ranks of the engine native on each host by `hvkeras run`, and returns what they printed."""
+    machines.remote_shell(pair, tmp_path)
+    environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": "native", RESULTS: str(results)}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+    hosts = ",".join(f"{host.address}:2" for host in pair)
+    done = subprocess.run(pair[0].command(str(BIN / "hvkeras"), "run", "-H", hosts, *warm.python(environment),
+                                          str(script)), env=environment, cwd=tmp_path, text=True, timeout=240,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def across(pair, tmp_path_factory):
     """What each rank found in `across_hosts.py`, by check."""
     folder = tmp_path_factory.mktemp("across")
-    output = run_mpirun(pair, folder, "native", ACROSS, results=folder)
+    output = run_hvkeras(pair, folder, ACROSS, folder)
     ranks = [json.loads((folder / f"rank.{rank}.json").read_text()) for rank in range(4)]
     assert all("error" not in one for rank in ranks for one in rank.values()), output
     return {check: [rank[check]["value"] for rank in ranks] for check in ranks[0]}

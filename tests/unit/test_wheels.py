@@ -18,12 +18,11 @@ from elftools.elf.elffile import ELFFile
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "hvkeras/backends/native"
-CORE, MPI = f"{FOLDER}/libhvkeras_native.so", f"{FOLDER}/libhvkeras_native_mpi.so"
+CORE = f"{FOLDER}/libhvkeras_native.so"
 WHEELS = sorted((ROOT / "dist").glob("*manylinux*.whl"))
 HERE = [path for path in WHEELS if path.stem.endswith(f"_{platform.machine()}")]
 # Of the system, and in every manylinux; the last is the name of the loader on each processor.
 SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
-OPEN_MPI = "libmpi.so.40"  # brought by the job; only jobs on several hosts load what needs it
 wheels = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem.rpartition("-")[2]) for path in WHEELS])
 
 
@@ -38,7 +37,7 @@ def test_a_wheel_keeps_what_its_tag_promises(path: Path) -> None:
     tag = path.stem.rpartition("-")[2]
     assert tag.startswith("manylinux_2_28_")
     found = analyze_wheel_abi(Libc.GLIBC, Architecture(tag.removeprefix("manylinux_2_28_")), path,
-                              frozenset({OPEN_MPI}), disable_isa_ext_check=False, allow_graft=False)
+                              frozenset(), disable_isa_ext_check=False, allow_graft=False)
     # Its tag is the policy that auditwheel gives it, or a newer one.
     assert not found.overall_policy < found.policies.get_policy_by_name(tag), found
     with zipfile.ZipFile(path) as archive:
@@ -50,12 +49,12 @@ def test_a_wheel_keeps_what_its_tag_promises(path: Path) -> None:
 @wheels
 def test_its_libraries_need_the_system_alone_and_export_our_functions_alone(path: Path) -> None:
     found = libraries(path)
-    assert set(found) - {MPI} == {CORE}
-    for name, library in found.items():
+    assert set(found) == {CORE}
+    for library in found.values():
         dynamic = library.get_section_by_name(".dynamic")
         assert isinstance(dynamic, DynamicSection)
         needed = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
-        assert {one for one in needed if not SYSTEM.fullmatch(one)} == ({OPEN_MPI} if name == MPI else set())
+        assert {one for one in needed if not SYSTEM.fullmatch(one)} == set()
         assert not [tag for kind in ("DT_RPATH", "DT_RUNPATH") for tag in dynamic.iter_tags(kind)]
         symbols = library.get_section_by_name(".dynsym").iter_symbols()
         exported = {symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"}

@@ -1,7 +1,7 @@
 """Measures allreduces and training steps between hosts at set bandwidths, to check projections against.
 
 Hosts are network namespaces of this machine, behind a switch whose cables `tc` limits; it needs root, iproute2, and
-Open MPI for the backend native. From the repository's folder:
+UCX for the backend native. From the repository's folder:
 
     python tools/projection/measure.py measured.json
     python tools/projection/judge.py measured.json
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from harness import hosts as machines  # noqa: E402 - it is found by the line above
-from harness.launchers import BIN, clean_environment  # noqa: E402
+from harness.launchers import clean_environment  # noqa: E402
 from hvkeras.settings import size_in_bytes  # noqa: E402
 
 SIZES = {"4KiB": 20, "64KiB": 10, "1MiB": 4, "4MiB": 2, "16MiB": 1}  # and how many in a chain
@@ -63,9 +63,6 @@ def _job(backend: str, layout: str, flags: argparse.Namespace, folder: Path) -> 
     """Runs a job, and returns what its rank 0 has found."""
     count, on_each = map(int, layout.split("x"))
     with machines.network(count) as network:
-        for host in network.hosts:  # what most machines use, whatever this one does
-            subprocess.run(["ip", "-n", host.namespace, "route", "replace", f"{machines.NETWORK}.0/24", "dev", "cable",
-                            "src", host.address, "congctl", "cubic"], check=True, timeout=10)
         conditions: dict[str, Any] = {"unlimited": ([], 0)}
         if count > 1:
             conditions = {rate: (network.limits(rate, burst), int(_bytes_per_second(rate) * PROBED))
@@ -78,9 +75,8 @@ def _job(backend: str, layout: str, flags: argparse.Namespace, folder: Path) -> 
         script = [sys.executable, str(Path(__file__).parent / "rank.py"), str(plan)]
         environment = clean_environment(folder) | {"HVKERAS_RENDEZVOUS_DIR": str(folder), "HVKERAS_BUCKET_SIZE": BUCKET,
                                                    "HVKERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        start = _under_mpirun if backend == "native" and count > 1 else _with_tf_config
         print(f"{backend} on {layout} ...", flush=True)
-        _await(start(network.hosts, on_each, script, environment, folder))
+        _await(_with_tf_config(network.hosts, on_each, script, environment, folder))
         found: dict[str, Any] = json.loads((folder / "results.json").read_text())
         return found
 
@@ -96,18 +92,6 @@ def _with_tf_config(hosts: Sequence[machines.Host], on_each: int, script: Sequen
     cluster = {"worker": [f"{host.address}:{2222 + rank}" for rank, host in enumerate(places)]}
     return [_start(host.command(*script), {**environment, "TF_CONFIG": json.dumps(
         {"cluster": cluster, "task": {"type": "worker", "index": rank}})}, folder) for rank, host in enumerate(places)]
-
-
-def _under_mpirun(hosts: Sequence[machines.Host], on_each: int, script: Sequence[str],
-                  environment: Mapping[str, str], folder: Path) -> list[subprocess.Popen[str]]:
-    network = f"{machines.NETWORK}.0/24"
-    names = [name for name in environment if name.startswith(("HVKERAS_", "TF_", "PATH", "PYTHONPATH", "LD_LIBRARY"))]
-    command = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-               "-H", ",".join(f"{host.address}:{on_each}" for host in hosts),
-               "--mca", "plm_rsh_agent", str(machines.remote_shell(hosts, folder)), "--mca", "btl", "self,tcp",
-               "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network,
-               *(word for name in names for word in ("-x", name)), *script]
-    return [_start(hosts[0].command(*command), environment, folder)]
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> subprocess.Popen[str]:

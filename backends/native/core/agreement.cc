@@ -2,49 +2,83 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace hvkeras {
 
-// What leaders tell each other: to the first host that a key is ready, from there that it is to be run.
+// What leaders tell each other: to the first host that a key is ready, from there that it is to be run, and to all a
+// part of a small allreduce. Data are the part, or the numbers of the hosts whose parts are to be thrown away.
 struct Agreement::Notice {
-  Key key;
-  uint64_t details_hash = 0;
-  int32_t rank = 0;
-  uint32_t is_error = 0;  // whether the text says what differs; else it is the beginning of the details
-  uint32_t length = 0;
-  char text[Matching::kText] = {};
+  enum Kind : uint32_t { kReady, kRun, kPart };
 
+  Kind kind = kReady;
+  Matching::Ready ready;
+  std::vector<char> data;
+
+  std::vector<char> packed() const {
+    const bool is_error = !ready.error.empty();
+    const std::string& said = is_error ? ready.error : ready.details;
+    const Head head{ready.key, ready.details_hash, ready.rank,
+                    kind,      is_error ? 1u : 0u, static_cast<uint32_t>(std::min(said.size(), Matching::kText))};
+    std::vector<char> message(sizeof head + head.text_bytes + data.size());
+    std::memcpy(message.data(), &head, sizeof head);
+    std::memcpy(message.data() + sizeof head, said.data(), head.text_bytes);
+    if (!data.empty()) std::memcpy(message.data() + sizeof head + head.text_bytes, data.data(), data.size());
+    return message;
+  }
+
+  static Notice unpacked(const std::vector<char>& message) {
+    Head head;
+    if (message.size() < sizeof head) throw Failure("a message of another host is too short");
+    std::memcpy(&head, message.data(), sizeof head);
+    const char* const text = message.data() + sizeof head;
+    if (head.text_bytes > message.size() - sizeof head) throw Failure("a message of another host is cut off");
+    const std::string said(text, head.text_bytes);
+    return {static_cast<Kind>(head.kind),
+            {head.key, head.details_hash, head.rank, head.is_error != 0 ? "" : said, head.is_error != 0 ? said : ""},
+            std::vector<char>(text + head.text_bytes, message.data() + message.size())};
+  }
+
+ private:
+  struct Head {
+    Key key;
+    uint64_t details_hash = 0;
+    int32_t rank = 0;
+    uint32_t kind = 0, is_error = 0, text_bytes = 0;
+  };
+
+ public:
   Notice() = default;
-  explicit Notice(const Matching::Ready& ready)
-      : key(ready.key), details_hash(ready.details_hash), rank(ready.rank), is_error(!ready.error.empty()) {
-    const std::string& said = is_error != 0 ? ready.error : ready.details;
-    length = static_cast<uint32_t>(std::min(said.size(), sizeof text));
-    std::memcpy(text, said.data(), length);
-  }
-  Matching::Ready ready() const {
-    const std::string said(text, length);
-    return {key, details_hash, rank, is_error != 0 ? "" : said, is_error != 0 ? said : ""};
-  }
+  Notice(Kind what, Matching::Ready about, std::vector<char> with)
+      : kind(what), ready(std::move(about)), data(std::move(with)) {}
 };
+
+Agreement::Agreement(Matching& matching, Link& link, int host, int hosts, bool crowded, int bell, const Abort& abort)
+    : matching_(matching), link_(link), host_(host), hosts_(hosts), crowded_(crowded), bell_(bell), abort_(abort) {}
+
+Agreement::~Agreement() = default;
 
 void Agreement::step() {
   for (const Matching::Ready& ready : matching_.take_ready()) {
     if (host_ == 0) {
       count(ready);
     } else {
-      const Notice notice(ready);
-      link_.tell(0, &notice, sizeof notice);
+      link_.tell(0, Notice(Notice::kReady, ready, {}).packed());
     }
   }
-  Notice heard;
+  std::vector<char> message;
   int from = 0;
-  while (link_.hear(&heard, sizeof heard, &from)) {
-    const Matching::Ready ready = heard.ready();
-    if (host_ == 0) {
-      count(ready);
-    } else {
-      matching_.append(ready.key, ready.error);
-    }
+  while (link_.hear(&message, &from)) hear(Notice::unpacked(message), from);
+}
+
+void Agreement::hear(const Notice& notice, int from) {
+  if (notice.kind == Notice::kPart) {
+    keep(notice, from);
+  } else if (host_ == 0) {
+    count(notice.ready);
+  } else {
+    for (const char host : notice.data) drop(notice.ready.key, host);
+    matching_.append(notice.ready.key, Matching::Step::kRun, notice.ready.error);
   }
 }
 
@@ -60,23 +94,119 @@ void Agreement::count(const Matching::Ready& ready) {
       tally.first.error = Matching::difference(tally.first.details, tally.first.rank, ready.details, ready.rank);
     }
   }
-  if (++tally.hosts < hosts_) return;
-  const Notice notice(tally.first);
-  for (int host = 1; host < hosts_; ++host) link_.tell(host, &notice, sizeof notice);
-  matching_.append(tally.first.key, tally.first.error);
+  if (++tally.hosts == hosts_) return run_everywhere(Matching::Ready(tally.first), {});
+  settle_mixed(ready.key);
+}
+
+// On the first host. `offered` are the hosts that have sent parts, which nobody is to use.
+void Agreement::run_everywhere(const Matching::Ready& ready, const std::vector<char>& offered) {
+  const Notice notice(Notice::kRun, ready, offered);
+  for (int host = 1; host < hosts_; ++host) link_.tell(host, notice.packed());
+  for (const char host : offered) drop(ready.key, host);
   tallies_.erase(ready.key);
+  matching_.append(ready.key, Matching::Step::kRun, ready.error);
+}
+
+void Agreement::offer(const Key& key, const std::string& details, std::vector<char> part) {
+  const Notice notice(Notice::kPart, matching_.own(key, details), std::move(part));
+  for (int step = 1; step < hosts_; ++step) link_.tell((host_ + step) % hosts_, notice.packed());
+  keep(notice, host_);
+}
+
+Parts Agreement::take(const Key& key) {
+  const auto found = complete_.find(key);
+  if (found == complete_.end()) throw Failure("the parts of an allreduce were lost");
+  Parts parts = std::move(found->second);
+  complete_.erase(found);
+  return parts;
+}
+
+Agreement::Offered& Agreement::offered(const Key& key) {
+  Offered& offered = offered_[key];
+  offered.from.resize(static_cast<size_t>(hosts_));
+  offered.unwanted.resize(static_cast<size_t>(hosts_));
+  return offered;
+}
+
+void Agreement::keep(const Notice& notice, int from) {
+  const Key key = notice.ready.key;
+  Offered& all = offered(key);
+  if (all.unwanted[static_cast<size_t>(from)] > 0) {
+    --all.unwanted[static_cast<size_t>(from)];
+    return forget_if_empty(key);
+  }
+  all.from[static_cast<size_t>(from)].push_back(notice);
+  settle(key);
+}
+
+// If the parts of all hosts are there, they are for the allreduce, or differ in what they are parts of.
+void Agreement::settle(const Key& key) {
+  Offered& all = offered(key);
+  if (std::any_of(all.from.begin(), all.from.end(), [](const auto& notices) { return notices.empty(); }))
+    return settle_mixed(key);
+  Parts parts;
+  std::string error;
+  const Matching::Ready first = all.from[0].front().ready;
+  for (std::deque<Notice>& notices : all.from) {
+    const Matching::Ready& other = notices.front().ready;
+    if (error.empty() && other.details_hash != first.details_hash)
+      error = Matching::difference(first.details, first.rank, other.details, other.rank);
+    parts.push_back(std::move(notices.front().data));
+    notices.pop_front();
+  }
+  forget_if_empty(key);
+  if (error.empty()) complete_[key] = std::move(parts);
+  matching_.append(key, error.empty() ? Matching::Step::kFinish : Matching::Step::kRun, error);
+}
+
+// On the first host: where some hosts have sent parts, and all others are ready for something larger, they differ.
+void Agreement::settle_mixed(const Key& key) {
+  const auto tally = tallies_.find(key);
+  const auto parts = offered_.find(key);
+  if (tally == tallies_.end() || parts == offered_.end()) return;
+  std::vector<char> offering;
+  Matching::Ready error = tally->second.first;
+  for (int host = 0; host < hosts_; ++host) {
+    const std::deque<Notice>& notices = parts->second.from[static_cast<size_t>(host)];
+    if (notices.empty()) continue;
+    const Matching::Ready& other = notices.front().ready;
+    if (error.error.empty()) error.error = Matching::difference(error.details, error.rank, other.details, other.rank);
+    offering.push_back(static_cast<char>(host));
+  }
+  if (tally->second.hosts + static_cast<int>(offering.size()) == hosts_) run_everywhere(error, offering);
+}
+
+// Throws away a part, now or when it comes.
+void Agreement::drop(const Key& key, int host) {
+  Offered& all = offered(key);
+  std::deque<Notice>& notices = all.from[static_cast<size_t>(host)];
+  if (notices.empty()) {
+    ++all.unwanted[static_cast<size_t>(host)];
+  } else {
+    notices.pop_front();
+  }
+  forget_if_empty(key);
+}
+
+void Agreement::forget_if_empty(const Key& key) {
+  const Offered& all = offered(key);
+  const bool expected = std::any_of(all.unwanted.begin(), all.unwanted.end(), [](int count) { return count != 0; });
+  const bool kept = std::any_of(all.from.begin(), all.from.end(), [](const auto& notices) { return !notices.empty(); });
+  if (!expected && !kept) offered_.erase(key);
 }
 
 bool Agreement::await(int64_t microseconds) {
   const int64_t end = microseconds_now() + microseconds;
-  Pauses pauses(crowded_);
+  Polling polling(crowded_);
   for (;;) {
     abort_.check();
+    link_.progress();
     step();
     if (matching_.ready()) return true;
     const int64_t left = end - microseconds_now();
     if (left <= 0) return false;
-    if (const int64_t pause = pauses.next()) matching_.await_ready(std::min(pause, left));
+    if (!polling.goes_on())
+      matching_.sleep_unless_ready([&] { link_.sleep(std::min(left, Polling::kLongestSleep), bell_); });
   }
 }
 

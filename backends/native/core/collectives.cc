@@ -145,6 +145,14 @@ Spans::Spans(std::vector<Span> spans, size_t element_bytes)
   for (const Span& span : spans_) starts_.push_back(starts_.back() + span.count);
 }
 
+Span Spans::within(size_t start, size_t stop) const {
+  const size_t place =
+      static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+  if (start >= stop || stop > starts_[place + 1]) return {nullptr, nullptr, 0};
+  const size_t offset = (start - starts_[place]) * element_bytes_;
+  return {spans_[place].in + offset, spans_[place].out + offset, stop - start};
+}
+
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors) {
   const Reducer reduce = reducer_of(type, reduction);
   if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));

@@ -30,6 +30,8 @@ class Spans {
 
   size_t count() const { return starts_.back(); }
   size_t element_bytes() const { return element_bytes_; }
+  // Elements [start, stop), if they are of one tensor; else a span without any.
+  Span within(size_t start, size_t stop) const;
   // Calls visit(in, out, bytes before it in the range, elements) for each piece of elements [start, stop).
   template <typename Visit>
   void visit(size_t start, size_t stop, Visit&& visit) const;
@@ -61,7 +63,20 @@ struct Factors {
   double before = 1.0, after = 1.0;
 };
 
+// An allreduce as a whole.
+struct Allreduce {
+  Spans spans;
+  Type type;
+  Reduction reduction;
+  Factors factors;
+
+  size_t bytes() const { return spans.count() * spans.element_bytes(); }
+};
+
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors);
+inline void allreduce(Channel& channel, const Allreduce& all) {
+  allreduce(channel, all.spans, all.type, all.reduction, all.factors);
+}
 void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int root);
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate);
 // `rows_to[r]` rows go to rank r, one after the other from `in`.

@@ -27,7 +27,8 @@ Engine::Engine(void* memory, Shape shape)
     : shape_(std::move(shape)),
       channel_(static_cast<char*>(memory) + paged(Matching::bytes()), shape_.rank, ranks_here(), shape_.slot_bytes,
                patience(shape_.crowded), abort_),
-      matching_(memory, shape_.rank, ranks_here(), shape_.global_ranks.data(), abort_, shape_.placement.hosts() > 1) {
+      matching_(memory, shape_.rank, ranks_here(), shape_.global_ranks.data(), abort_, shape_.placement.hosts() > 1,
+                shape_.bell) {
   if (shape_.placement.hosts() > 1) {
     char* const areas = static_cast<char*>(memory) + bytes(ranks_here(), shape_.slot_bytes);
     hosts_ = std::make_unique<Hosts>(areas, shape_.placement, shape_.slot_bytes, shape_.link.get(), channel_,
@@ -35,21 +36,20 @@ Engine::Engine(void* memory, Shape shape)
     channel_.set_hosts(hosts_.get());
   }
   if (shape_.link) {
-    agreement_ =
-        std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(), shape_.crowded, abort_);
+    agreement_ = std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(), shape_.crowded,
+                                             shape_.bell, abort_);
     hosts_->meanwhile([this] { agreement_->step(); });
   }
   worker_ = std::thread([this] { work(); });
 }
 
-bool Engine::close() {
+void Engine::close() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
   abort("the engine was shut down");
   if (worker_.joinable()) worker_.join();
-  return hosts_ && hosts_->busy();
 }
 
 void Engine::submit(std::unique_ptr<Request> request) {
@@ -63,12 +63,10 @@ void Engine::submit(std::unique_ptr<Request> request) {
       return;
     }
     Waiting& queue = waiting_[key];
-    const bool first = queue.empty();
-    const std::string details = request->details;
     queue.push_back(std::move(request));
     ++count_;
     try {
-      if (first) matching_.post(key, details);
+      if (queue.size() == 1) post(key, *queue.front());
     } catch (const Failure& failure) {
       error = failure.what();
     }
@@ -78,15 +76,20 @@ void Engine::submit(std::unique_ptr<Request> request) {
   while (take_turn()) {  // if another thread has it, that thread sees the request
     bool ran = false;
     try {
-      ran = matching_.ready() || (help != 0 && await(help, shape_.crowded));
-      if (ran) run_next();
+      ran = run_one(help, shape_.crowded);
     } catch (const Failure& failure) {
-      abort(failure.what());
+      give_up(failure.what());
       ran = false;
     }
     if (!ran) return give_turn_back();
     help = 0;  // further requests are worth no waiting
   }
+}
+
+// Says that this rank is ready for a request, the first of its key.
+void Engine::post(const Key& key, const Request& request) {
+  const bool offers = hosts_ && request.allreduce && between_hosts::is_small(*request.allreduce, hosts_->hosts());
+  matching_.post(key, request.details, offers);
 }
 
 // Waits until the log has an entry for this rank, for at most so long. A leader brings it there.
@@ -104,46 +107,102 @@ bool Engine::take_turn() {
 
 void Engine::give_turn_back() {
   bool failed = false;
+  const bool unsent = shape_.link && !shape_.link->all_sent();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     running_ = false;
     failed = abort_.raised();
-    if (count_ != 0) changed_.notify_one();
+    unsent_ = unsent && !failed;
+    if (count_ != 0 || unsent_) changed_.notify_one();
   }
   if (failed) fail_all();
 }
 
-// Runs the next entry of the log, gives the turn back, and hands the result out: what follows from it may take long,
-// and may hand in further requests.
-void Engine::run_next() {
+// Moves on what the link holds back, until there is something else to do; returns whether there is.
+bool Engine::send_rest() {
+  for (;;) {
+    const bool sent = !unsent_ || shape_.link->all_sent();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (count_ != 0 || sent || stopping_ || abort_.raised()) return count_ != 0;
+    }
+    matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kLongestSleep, shape_.bell); });
+    shape_.link->progress();
+  }
+}
+
+// Runs what the log asks for until a request has ended, which gives the turn back; or returns false, with the turn, if
+// there is nothing for so long.
+bool Engine::run_one(int64_t microseconds, bool asleep) {
+  while (matching_.ready() || (microseconds != 0 && await(microseconds, asleep))) {
+    if (run_next()) return true;
+  }
+  return false;
+}
+
+// Runs the next entry of the log. If that ends a request, gives the turn back, and hands the result out: what follows
+// from it may take long, and may hand in further requests.
+bool Engine::run_next() {
   const Matching::Entry entry = matching_.next();
+  if (entry.step == Matching::Step::kOffer) {
+    offer(entry.key);
+    return false;
+  }
   std::unique_ptr<Request> request = taken(entry.key);
   std::string error = entry.error;
   if (error.empty()) {
     try {
-      const SmallNumbersKept kept;
-      request->run(channel_);
+      run(*request, entry);
     } catch (const Failure& failure) {
       error = failure.what();
-      abort(error);
+      give_up(error);
     }
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    running_ = false;
-    if (count_ != 0) changed_.notify_one();
-  }
+  give_turn_back();
   request->run = nullptr;  // lets go of the tensors, so that what follows from them may use their memory
+  request->allreduce = nullptr;
   request->done(error);
+  return true;
 }
 
-// The request that was posted under a key; the next one of that key, if there is one, is posted instead.
+void Engine::run(Request& request, const Matching::Entry& entry) {
+  const SmallNumbersKept kept;
+  if (entry.step == Matching::Step::kFinish) {
+    between_hosts::finish(channel_, *request.allreduce, agreement_ ? agreement_->take(entry.key) : Parts());
+  } else {
+    request.run(channel_);
+  }
+}
+
+// Gives the other hosts what this one has of a small allreduce, which is finished when they have done so, too.
+void Engine::offer(const Key& key) {
+  const SmallNumbersKept kept;
+  const Request& request = first(key);
+  std::vector<char> part = between_hosts::part_of_host(channel_, *request.allreduce);
+  if (agreement_) agreement_->offer(key, request.details, std::move(part));
+}
+
+// Ends everything, once a collective has failed in the midst of it.
+void Engine::give_up(const std::string& reason) {
+  if (shape_.link) shape_.link->give_up();
+  abort(reason);
+}
+
+// The request that was posted under a key. Nobody else takes it: this thread has the turn.
+Request& Engine::first(const Key& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) throw Failure("the ranks' order of collectives was lost");
+  return *found->second.front();
+}
+
+// The same, taken away; the next one of that key, if there is one, is posted instead.
 std::unique_ptr<Request> Engine::taken(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) throw Failure("the ranks' order of collectives was lost");
   Waiting& queue = found->second;
-  if (queue.size() > 1) matching_.post(key, queue[1]->details);
+  if (queue.size() > 1) post(key, *queue[1]);
   std::unique_ptr<Request> request = std::move(queue.front());
   queue.pop_front();
   --count_;
@@ -180,17 +239,16 @@ void Engine::work() {
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || (count_ != 0 && !running_); });
+      changed_.wait(lock, [this] { return stopping_ || ((count_ != 0 || unsent_) && !running_); });
       if (stopping_ && !running_) break;
-      if (running_ || count_ == 0) continue;
+      if (running_ || (count_ == 0 && !unsent_)) continue;
       running_ = true;
     }
     bool ran = false;
     try {
-      ran = matching_.ready() || await(kLook, true);
-      if (ran) run_next();
+      ran = send_rest() && run_one(kLook, true);
     } catch (const Failure& failure) {
-      abort(failure.what());
+      give_up(failure.what());
       ran = false;
     }
     if (!ran) give_turn_back();

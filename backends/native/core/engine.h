@@ -14,6 +14,7 @@
 #include "agreement.h"
 #include "collectives.h"
 #include "hosts.h"
+#include "small.h"
 
 namespace hvkeras {
 
@@ -23,6 +24,8 @@ struct Request {
   std::string details;  // what must be equal on all ranks, see Matching::post
   // Runs the collective; all ranks are there. Throws Failure.
   std::function<void(Channel&)> run;
+  // What that does, if it is an allreduce: a small one goes another way between hosts.
+  std::shared_ptr<const Allreduce> allreduce = {};
   // Called once, from any thread, with "" or with what went wrong.
   std::function<void(const std::string& error)> done;
 };
@@ -34,9 +37,11 @@ class Engine {
     std::vector<int> global_ranks;  // of these ranks, for messages
     size_t slot_bytes = 0;
     bool crowded = false;  // whether there are more ranks than cores
-    // Of a group on several hosts: who is where, and on the first rank of each host the way to the others.
+    // Of a group on several hosts: who is where, on the first rank of each host the way to the others, and what wakes
+    // that rank (see bell.h).
     Placement placement = {};
     std::unique_ptr<Link> link = {};
+    int bell = -1;
   };
 
   // `ranks` are those on this host, and `hosts` all that the group has ranks on.
@@ -55,9 +60,8 @@ class Engine {
   void submit(std::unique_ptr<Request> request);
   // Ends all requests, now and later, with an error.
   void abort(const std::string& reason);
-  // Ends what is left with an error, and the group's thread. Returns whether the network still uses the memory, as an
-  // abort may leave it: then that must not go.
-  bool close();
+  // Ends what is left with an error, and the group's thread.
+  void close();
 
  private:
   using Waiting = std::deque<std::unique_ptr<Request>>;  // of one key; the first one is posted
@@ -66,7 +70,14 @@ class Engine {
   bool await(int64_t microseconds, bool asleep);
   bool take_turn();
   void give_turn_back();
-  void run_next();
+  bool send_rest();
+  bool run_one(int64_t microseconds, bool asleep);
+  bool run_next();
+  void run(Request& request, const Matching::Entry& entry);
+  void offer(const Key& key);
+  void give_up(const std::string& reason);
+  void post(const Key& key, const Request& request);
+  Request& first(const Key& key);
   std::unique_ptr<Request> taken(const Key& key);
   void fail_all();
   void work();
@@ -82,6 +93,7 @@ class Engine {
   std::condition_variable changed_;
   std::unordered_map<Key, Waiting, KeyHash> waiting_;
   size_t count_ = 0;      // requests in waiting_
+  bool unsent_ = false;   // whether the link may hold something back that other hosts wait for
   bool running_ = false;  // whether some thread has its turn to read the log and run collectives
   bool stopping_ = false;
   std::thread worker_;

@@ -2,6 +2,8 @@
 // leaders exchange it, and the ranks read what came. Called through collectives.h, whose arguments they share.
 #pragma once
 
+#include <utility>
+
 #include "collectives.h"
 
 namespace hvkeras::between_hosts {
@@ -14,5 +16,25 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
 void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
                    Reduction reduction, Factors factors);
 void barrier(Channel& channel);
+
+// The factors of a reduction for the ranks of a host, and for what the hosts have. Sums of half precisions are scaled
+// before they are rounded: an average must not overflow on its way.
+inline std::pair<Factors, Factors> split(Type type, Reduction reduction, Factors factors) {
+  const bool early = (type == Type::kFloat16 || type == Type::kBfloat16) && reduction == Reduction::kSum;
+  return {{factors.before, early ? factors.after : 1.0}, {1.0, early ? 1.0 : factors.after}};
+}
+inline std::pair<Factors, Factors> split(const Allreduce& all) { return split(all.type, all.reduction, all.factors); }
+
+// Rounds on their way, each in three steps that alternate with those of others: while one passes through this host's
+// memory, others pass through the network. A round's second and third step come so many rounds after its first.
+template <typename Prepare, typename Exchange, typename Read>
+void in_flight(size_t rounds, size_t exchange_after, size_t read_after, Prepare&& prepare, Exchange&& exchange,
+               Read&& read) {
+  for (size_t step = 0; step < rounds + read_after; ++step) {
+    if (step < rounds) prepare(step);
+    if (step >= exchange_after && step - exchange_after < rounds) exchange(step - exchange_after);
+    if (step >= read_after) read(step - read_after);
+  }
+}
 
 }  // namespace hvkeras::between_hosts

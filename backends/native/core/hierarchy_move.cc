@@ -11,15 +11,25 @@ constexpr size_t kOneHop = 16 * 1024;  // bytes up to which a broadcast goes str
 // Before data is put into areas: no rank of this host reads there any more.
 void begin(Channel& channel) { channel.exchange(); }
 
+// So many rounds after it has begun, what other hosts have sent is read. The area of the round before may still be read
+// by some rank then, so that a round's area is free for the one after the next.
+constexpr size_t kReadAfter = 2, kPlaces = kReadAfter + 2;
+constexpr size_t kExchangesReadAfter = 1, kExchangePlaces = kExchangesReadAfter + 2;  // with two areas each
+static_assert(kPlaces <= Hosts::kAreas && 2 * kExchangePlaces <= Hosts::kAreas);
+
+using Tickets = std::vector<Link::Ticket>;
+
 // The end of a round: what the leader started has come, and its host may read it.
-void finish(Hosts& hosts) {
+void finish(Hosts& hosts, Tickets& started) {
   if (hosts.leads()) {
-    hosts.await(hosts.started());
+    hosts.await(started);
     hosts.announce();
   } else {
     hosts.await_announced();
   }
 }
+
+void nothing(size_t) {}
 
 size_t length_of(size_t bytes, size_t done, size_t room) { return done < bytes ? std::min(bytes - done, room) : 0; }
 
@@ -29,32 +39,48 @@ void gather_bytes(Channel& channel, const char* in, const std::vector<size_t>& b
   const Placement& placement = hosts.placement();
   const size_t room = hosts.area_bytes() / bytes.size();
   const size_t most = *std::max_element(bytes.begin(), bytes.end());
-  begin(channel);
-  std::vector<size_t> places(bytes.size()), blocks(placement.ranks_on.size() + 1);
-  for (size_t done = 0, round = 0; done < most; done += room, ++round) {
-    char* const area = hosts.area(round % 2);
+  const auto rank_place = [&](size_t round) {
+    std::vector<size_t> places(bytes.size() + 1);  // of the ranks' bytes in an area, and the end
     size_t place = 0;
-    for (size_t host = 0; host < placement.ranks_on.size(); ++host) {
-      blocks[host] = place;
-      for (const int rank : placement.ranks_on[host]) {
+    for (const std::vector<int>& ranks : placement.ranks_on) {
+      for (const int rank : ranks) {
         places[static_cast<size_t>(rank)] = place;
-        place += length_of(bytes[static_cast<size_t>(rank)], done, room);
+        place += length_of(bytes[static_cast<size_t>(rank)], round * room, room);
       }
     }
-    blocks.back() = place;
-    const size_t me = static_cast<size_t>(placement.rank), here = static_cast<size_t>(hosts.host());
-    if (const size_t length = length_of(bytes[me], done, room)) copy(area + places[me], in + done, length);
-    channel.exchange();
-    for (int host = 0; hosts.leads() && host < hosts.hosts(); ++host) {
-      const size_t block = static_cast<size_t>(host);
-      hosts.receive(host, area + blocks[block], blocks[block + 1] - blocks[block]);
-      hosts.send(host, area + blocks[here], blocks[here + 1] - blocks[here]);
-    }
-    finish(hosts);
-    for (size_t rank = 0; rank < bytes.size(); ++rank) {
-      if (const size_t length = length_of(bytes[rank], done, room)) copy(out[rank] + done, area + places[rank], length);
-    }
-  }
+    places.back() = place;
+    return places;
+  };
+  const size_t me = static_cast<size_t>(placement.rank);
+  Tickets started[kPlaces];
+  begin(channel);
+  in_flight(
+      divided_up(most, room), 0, kReadAfter,
+      [&](size_t round) {
+        const std::vector<size_t> places = rank_place(round);
+        char* const area = hosts.area(round % kPlaces);
+        if (const size_t length = length_of(bytes[me], round * room, room))
+          copy(area + places[me], in + round * room, length);
+        channel.exchange();
+        if (!hosts.leads()) return;
+        const auto start_of = [&](int host) {
+          return host == hosts.hosts() ? places.back()
+                                       : places[static_cast<size_t>(placement.ranks_on[static_cast<size_t>(host)][0])];
+        };
+        const auto size_of = [&](int host) { return start_of(host + 1) - start_of(host); };
+        for (const int host : hosts.others()) hosts.receive(host, area + start_of(host), size_of(host));
+        for (const int host : hosts.others()) hosts.send(host, area + start_of(hosts.host()), size_of(hosts.host()));
+        started[round % kPlaces] = hosts.started();
+      },
+      nothing,
+      [&](size_t round) {
+        const std::vector<size_t> places = rank_place(round);
+        finish(hosts, started[round % kPlaces]);
+        for (size_t rank = 0; rank < bytes.size(); ++rank) {
+          if (const size_t length = length_of(bytes[rank], round * room, room))
+            copy(out[rank] + round * room, hosts.area(round % kPlaces) + places[rank], length);
+        }
+      });
 }
 
 // Numbers of each rank, equally many: what all must know before the data can go.
@@ -106,32 +132,60 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
     const std::vector<int>& ranks = placement.ranks_on[static_cast<size_t>(host)];
     if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) source = host;
   }
+  // The source gives each host a part, which that gives to the others; or all of it.
+  const auto length_at = [&](size_t round) { return length_of(bytes, round * hosts.area_bytes(), hosts.area_bytes()); };
+  const auto is_direct = [&](size_t round) { return length_at(round) <= kOneHop; };
+  const auto part_of = [&](size_t round, int host) {
+    const size_t length = length_at(round);
+    if (is_direct(round)) return std::pair<size_t, size_t>{0, length};
+    const size_t part = rounded_up(divided_up(length, static_cast<size_t>(hosts.hosts())), kAligned);
+    const size_t start = std::min(static_cast<size_t>(host) * part, length);
+    return std::pair<size_t, size_t>{start, std::min(part, length - start)};
+  };
+  const auto send = [&](size_t round, int to, int part, Link::Stream stream) {
+    const auto [start, size] = part_of(round, part);
+    hosts.send(to, hosts.area(round % kPlaces) + start, size, stream);
+  };
+  const auto receive = [&](size_t round, int from, int part, Link::Stream stream) {
+    const auto [start, size] = part_of(round, part);
+    hosts.receive(from, hosts.area(round % kPlaces) + start, size, stream);
+  };
+  Tickets own[kPlaces], started[kPlaces];
   begin(channel);
-  for (size_t done = 0, round = 0; done < bytes; done += hosts.area_bytes(), ++round) {
-    const size_t length = length_of(bytes, done, hosts.area_bytes());
-    char* const area = hosts.area(round % 2);
-    if (is_root) copy(area, in + done, length);
-    channel.exchange();
-    // The source gives each host all of it, or a part which that host gives to the others.
-    const bool direct = length <= kOneHop;
-    const size_t part = direct ? length : rounded_up(divided_up(length, static_cast<size_t>(hosts.hosts())), kAligned);
-    const auto start_of = [&](int host) { return direct ? 0 : std::min(static_cast<size_t>(host) * part, length); };
-    const auto part_of = [&](int host) { return std::min(part, length - start_of(host)); };
-    for (int host = 0; hosts.leads() && host < hosts.hosts(); ++host) {
-      if (hosts.host() == source) hosts.send(host, area + start_of(host), part_of(host));
-    }
-    if (hosts.leads() && hosts.host() != source)
-      hosts.receive(source, area + start_of(hosts.host()), part_of(hosts.host()));
-    if (hosts.leads() && !direct) {
-      hosts.await(hosts.started());
-      for (int host = 0; host < hosts.hosts(); ++host) {
-        if (hosts.host() != source) hosts.receive(host, area + start_of(host), part_of(host));
-        if (host != source) hosts.send(host, area + start_of(hosts.host()), part_of(hosts.host()));
-      }
-    }
-    finish(hosts);
-    if (!is_root) copy(out + done, area, length);
-  }
+  in_flight(
+      divided_up(bytes, hosts.area_bytes()), 1, kReadAfter,
+      [&](size_t round) {
+        if (is_root) copy(hosts.area(round % kPlaces), in + round * hosts.area_bytes(), length_at(round));
+        channel.exchange();
+        if (!hosts.leads()) return;
+        if (hosts.host() == source) {
+          for (const int host : hosts.others()) send(round, host, host, Link::kParts);
+          for (const int host : hosts.others()) {
+            if (!is_direct(round)) send(round, host, source, Link::kResults);
+          }
+        } else {
+          receive(round, source, hosts.host(), Link::kParts);
+          own[round % kPlaces] = hosts.started();
+          for (const int host : hosts.others()) {
+            if (!is_direct(round)) receive(round, host, host, Link::kResults);
+          }
+        }
+        started[round % kPlaces] = hosts.started();
+      },
+      [&](size_t round) {
+        if (!hosts.leads()) return;
+        hosts.await(own[round % kPlaces]);
+        for (const int host : hosts.others()) {
+          if (hosts.host() != source && host != source && !is_direct(round))
+            send(round, host, hosts.host(), Link::kResults);
+        }
+        const Tickets sent = hosts.started();
+        started[round % kPlaces].insert(started[round % kPlaces].end(), sent.begin(), sent.end());
+      },
+      [&](size_t round) {
+        finish(hosts, started[round % kPlaces]);
+        if (!is_root) copy(out + round * hosts.area_bytes(), hosts.area(round % kPlaces), length_at(round));
+      });
   if (is_root && in != out && bytes != 0) copy(out, in, bytes);
 }
 
@@ -165,36 +219,47 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   char* const out = allocate(rows_from);
   const size_t room = hosts.area_bytes() / (ranks * placement.most_on_a_host());
   if (room == 0) throw Failure("there are too many ranks for an alltoall. Received: ranks=" + std::to_string(ranks));
-  begin(channel);
   const std::vector<int>& here = placement.ranks_on[static_cast<size_t>(hosts.host())];
-  for (size_t done = 0, round = 0; done < most; done += room, ++round) {
-    char* const outgoing = hosts.area(2 * (round % 2));
-    char* const incoming = hosts.area(2 * (round % 2) + 1);
-    Pieces sent, received;
-    for (const std::vector<int>& there : placement.ranks_on) {
-      sent.add(here, there, bytes, done, room);
-      received.add(there, here, bytes, done, room);
-    }
-    for (const Piece& piece : sent.all) {
-      if (piece.from == me && piece.bytes != 0)
-        copy(outgoing + piece.place, in + starts_in[piece.to] + done, piece.bytes);
-    }
-    channel.exchange();
-    for (int host = 0; hosts.leads() && host < hosts.hosts(); ++host) {
-      hosts.receive(host, incoming + received.start_of(host), received.bytes_of(host));
-      hosts.send(host, outgoing + sent.start_of(host), sent.bytes_of(host));
-    }
-    finish(hosts);
-    for (const Piece& piece : received.all) {
-      if (piece.to != me || piece.bytes == 0) continue;
-      const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
-      // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
-      const char* const place =
-          is_local ? outgoing + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
-                   : incoming + piece.place;
-      copy(out + starts_out[piece.from] + done, place, piece.bytes);
-    }
-  }
+  const auto pieces_of = [&](size_t round, bool are_sent) {
+    Pieces pieces;
+    for (const std::vector<int>& there : placement.ranks_on)
+      pieces.add(are_sent ? here : there, are_sent ? there : here, bytes, round * room, room);
+    return pieces;
+  };
+  const auto outgoing = [&](size_t round) { return hosts.area(2 * (round % kExchangePlaces)); };
+  const auto incoming = [&](size_t round) { return hosts.area(2 * (round % kExchangePlaces) + 1); };
+  Tickets started[kExchangePlaces];
+  begin(channel);
+  in_flight(
+      divided_up(most, room), 0, kExchangesReadAfter,
+      [&](size_t round) {
+        const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
+        for (const Piece& piece : sent.all) {
+          if (piece.from == me && piece.bytes != 0)
+            copy(outgoing(round) + piece.place, in + starts_in[piece.to] + round * room, piece.bytes);
+        }
+        channel.exchange();
+        if (!hosts.leads()) return;
+        for (const int host : hosts.others())
+          hosts.receive(host, incoming(round) + received.start_of(host), received.bytes_of(host));
+        for (const int host : hosts.others())
+          hosts.send(host, outgoing(round) + sent.start_of(host), sent.bytes_of(host));
+        started[round % kExchangePlaces] = hosts.started();
+      },
+      nothing,
+      [&](size_t round) {
+        const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
+        finish(hosts, started[round % kExchangePlaces]);
+        for (const Piece& piece : received.all) {
+          if (piece.to != me || piece.bytes == 0) continue;
+          const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
+          // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
+          const char* const place =
+              is_local ? outgoing(round) + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
+                       : incoming(round) + piece.place;
+          copy(out + starts_out[piece.from] + round * room, place, piece.bytes);
+        }
+      });
 }
 
 void barrier(Channel& channel) { gather_sizes(channel, {0}); }

@@ -1,6 +1,7 @@
 #include "hosts.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace hvkeras {
@@ -8,10 +9,6 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kSlack = 1024;  // for the alignment of a host's part of an area: 64 elements of the largest type
-
-// Looks before a wait for data sleeps. All hosts are there, so it will not be long, and a network moves on with each
-// look.
-constexpr int kYields = 10'000;
 
 size_t paged(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -58,35 +55,49 @@ Hosts::Hosts(void* base, Placement placement, size_t area_bytes, Link* link, Cha
       area_bytes_(area_bytes),
       link_(link),
       channel_(channel),
-      crowded_(crowded) {}
+      crowded_(crowded) {
+  for (int step = 1; step < hosts(); ++step) others_.push_back((host() + step) % hosts());
+}
 
 char* Hosts::area(size_t number) const {
   return base_ + paged(sizeof(Counter)) + number * spaced(hosts(), area_bytes_);
 }
 
-void Hosts::send(int host, const void* data, size_t bytes) {
-  if (host == placement_.host || bytes == 0) return;
-  started_.push_back(link_->send(host, data, bytes));
-  ++under_way_;
+void Hosts::Freed::operator()(char* memory) const { std::free(memory); }
+
+char* Hosts::own_memory(size_t bytes) {
+  if (bytes > own_bytes_) {
+    own_memory_.reset();
+    own_memory_.reset(static_cast<char*>(std::aligned_alloc(4096, paged(bytes))));
+    if (!own_memory_) throw Failure("there is no memory for " + std::to_string(bytes) + " bytes of other hosts");
+    own_bytes_ = bytes;
+  }
+  return own_memory_.get();
 }
 
-void Hosts::receive(int host, void* data, size_t bytes) {
+void Hosts::send(int host, const void* data, size_t bytes, Link::Stream stream) {
   if (host == placement_.host || bytes == 0) return;
-  started_.push_back(link_->receive(host, data, bytes));
-  ++under_way_;
+  started_.push_back(link_->send(host, stream, data, bytes));
+}
+
+void Hosts::receive(int host, void* data, size_t bytes, Link::Stream stream) {
+  if (host == placement_.host || bytes == 0) return;
+  started_.push_back(link_->receive(host, stream, data, bytes));
 }
 
 std::vector<Link::Ticket> Hosts::started() { return std::exchange(started_, {}); }
 
 void Hosts::await(const std::vector<Link::Ticket>& tickets) {
+  Polling polling(crowded_);
   for (const Link::Ticket ticket : tickets) {
-    Pauses pauses(crowded_, kYields);
     while (!link_->done(ticket)) {
       channel_.abort().check();
-      if (meanwhile_) meanwhile_();
-      pauses.sleep();
+      if (!polling.goes_on()) {
+        if (meanwhile_) meanwhile_();
+        link_->sleep(Polling::kLongestSleep, -1);
+      }
+      link_->progress();
     }
-    --under_way_;
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "channel.h"
@@ -25,7 +26,7 @@ Placement placement_of(int rank, const std::vector<int>& host_of);
 
 class Hosts {
  public:
-  static constexpr int kAreas = 5;
+  static constexpr int kAreas = 7;
 
   static size_t bytes(int hosts, size_t area_bytes);
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks of the host, of which the first has
@@ -36,19 +37,21 @@ class Hosts {
   int host() const { return placement_.host; }
   int hosts() const { return placement_.hosts(); }
   bool leads() const { return link_ != nullptr; }
+  // The hosts but this one, each beginning with the next one, so that not all send to the same host at once.
+  const std::vector<int>& others() const { return others_; }
   size_t area_bytes() const { return area_bytes_; }
   // Memory that the ranks of this host share, for as much as `area_bytes` and some alignment of each host's part.
   char* area(size_t number) const;
+  // Memory of the leader's own, aligned to a cache line, the same at each call that asks for no more.
+  char* own_memory(size_t bytes);
 
   // The leader's steps: start to send and receive (nothing, if it is no bytes or this host), and wait for all of it.
-  void send(int host, const void* data, size_t bytes);
-  void receive(int host, void* data, size_t bytes);
+  void send(int host, const void* data, size_t bytes, Link::Stream stream = Link::kData);
+  void receive(int host, void* data, size_t bytes, Link::Stream stream = Link::kData);
   // All that was started since the last time this was asked for.
   std::vector<Link::Ticket> started();
   void await(const std::vector<Link::Ticket>& tickets);
-  // Whether something is still under way, as an abort leaves it: then the memory must stay.
-  bool busy() const { return under_way_ != 0; }
-  // What the leader does while it waits.
+  // What the leader does when it has waited for some time.
   void meanwhile(std::function<void()> step) { meanwhile_ = std::move(step); }
 
   // A word of the leader's to the ranks of its host, one after the other: the areas are ready to be read.
@@ -56,6 +59,10 @@ class Hosts {
   void await_announced();
 
  private:
+  struct Freed {
+    void operator()(char* memory) const;
+  };
+
   Counter& announced() const { return *reinterpret_cast<Counter*>(base_); }
 
   char* base_;
@@ -64,8 +71,10 @@ class Hosts {
   Link* link_;
   Channel& channel_;
   bool crowded_;
+  std::vector<int> others_;
+  std::unique_ptr<char, Freed> own_memory_;
+  size_t own_bytes_ = 0;
   std::vector<Link::Ticket> started_;
-  size_t under_way_ = 0;
   std::function<void()> meanwhile_;
   uint32_t announcements_ = 0;
 };

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bell.h"
+
 namespace hvkeras {
 
 namespace {
@@ -24,6 +26,8 @@ uint64_t hash_of(const std::string& text, uint64_t start) {
   hash *= 0x9e3779b97f4a7c15ULL;
   return hash ^ (hash >> 29);
 }
+
+uint64_t hash_of_details(const std::string& details) { return hash_of(details, 0xcbf29ce484222325ULL); }
 
 }  // namespace
 
@@ -70,6 +74,7 @@ struct Matching::Shared {
   uint32_t error_count;
   struct {
     Key key;
+    Step step;
     uint32_t error;
   } log[kLog];
   Pending pending[kPending];
@@ -98,17 +103,19 @@ class Matching::Lock {
 
 size_t Matching::bytes() { return sizeof(Shared); }
 
-Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts)
+Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts,
+                   int bell)
     : shared_(static_cast<Shared*>(base)),
       rank_(rank),
       ranks_(ranks),
       global_ranks_(global_ranks),
       abort_(abort),
-      between_hosts_(between_hosts) {}
+      between_hosts_(between_hosts),
+      bell_(bell) {}
 
-void Matching::post(const Key& key, const std::string& details) {
-  const uint64_t hash = hash_of(details, 0xcbf29ce484222325ULL);
-  bool complete = false;
+void Matching::post(const Key& key, const std::string& details, bool offers) {
+  const uint64_t hash = hash_of_details(details);
+  bool is_ready = false, is_in_log = false;
   {
     const Lock lock(shared_->locked, abort_);
     Pending* const all = shared_->pending;
@@ -124,15 +131,21 @@ void Matching::post(const Key& key, const std::string& details) {
       found->error = keep_error(difference(std::string(found->details, found->length), global_ranks_[found->first],
                                            details.substr(0, kDetails), global_ranks_[rank_]));
     }
-    complete = static_cast<int>(++found->posted) == ranks_;
-    if (complete && between_hosts_) {
+    if (static_cast<int>(++found->posted) == ranks_) {
+      // Ranks of one host that differ in what they post tell all others so.
+      is_ready = between_hosts_ && (!offers || found->error != 0);
+      is_in_log = !is_ready;
+    }
+    if (is_ready) {
       shared_->ready_here.set(shared_->ready_here.value.load(std::memory_order_relaxed) + 1);
-    } else if (complete) {
-      append_locked(key, found->error);
+    } else if (is_in_log) {
+      append_locked(key, between_hosts_ ? Step::kOffer : Step::kRun, found->error);
       *found = all[--shared_->pending_count];
     }
   }
-  if (complete) (between_hosts_ ? shared_->ready_here : shared_->log_length).wake();
+  if (is_in_log) shared_->log_length.wake();
+  // One that sleeps has said so before it has looked for the last time.
+  if ((is_ready || is_in_log) && shared_->ready_here.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell_);
 }
 
 // Keeps a message for all ranks, and returns its number.
@@ -144,9 +157,9 @@ uint32_t Matching::keep_error(const std::string& text) {
   return place + 1;
 }
 
-void Matching::append_locked(const Key& key, uint32_t error) {
+void Matching::append_locked(const Key& key, Step step, uint32_t error) {
   const uint32_t length = shared_->log_length.value.load(std::memory_order_relaxed);
-  shared_->log[length % kLog] = {key, error};
+  shared_->log[length % kLog] = {key, step, error};
   shared_->log_length.set(length + 1);  // under the lock, so that entries appear in order
 }
 
@@ -154,7 +167,7 @@ bool Matching::ready() const { return shared_->log_length.now() != read_; }
 
 Matching::Entry Matching::next() {
   const auto& entry = shared_->log[read_++ % kLog];
-  return Entry{entry.key, entry.error == 0 ? std::string() : std::string(shared_->errors[entry.error - 1])};
+  return Entry{entry.key, entry.step, entry.error == 0 ? std::string() : std::string(shared_->errors[entry.error - 1])};
 }
 
 bool Matching::await(int64_t microseconds, bool asleep) {
@@ -179,14 +192,22 @@ std::vector<Matching::Ready> Matching::take_ready() {
   return ready;
 }
 
-void Matching::await_ready(int64_t microseconds) {
-  shared_->ready_here.await_for(taken_ + 1, microseconds, true, abort_);
+Matching::Ready Matching::own(const Key& key, const std::string& details) const {
+  return {key, hash_of_details(details), global_ranks_[rank_], details.substr(0, kDetails), ""};
 }
 
-void Matching::append(const Key& key, const std::string& error) {
+bool Matching::begin_sleep() {
+  shared_->ready_here.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  return shared_->ready_here.value.load(std::memory_order_seq_cst) == taken_ &&
+         shared_->log_length.value.load(std::memory_order_seq_cst) == read_;
+}
+
+void Matching::end_sleep() { shared_->ready_here.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+
+void Matching::append(const Key& key, Step step, const std::string& error) {
   {
     const Lock lock(shared_->locked, abort_);
-    append_locked(key, error.empty() ? 0 : keep_error(error));
+    append_locked(key, step, error.empty() ? 0 : keep_error(error));
   }
   shared_->log_length.wake();
 }

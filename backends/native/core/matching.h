@@ -25,8 +25,12 @@ struct KeyHash {
 
 class Matching {
  public:
+  // What an entry of the log asks for: to run the collective; or, where it goes the short way between hosts (small.h),
+  // first to offer what this host has of it, and then to finish it.
+  enum class Step : uint32_t { kRun, kOffer, kFinish };
   struct Entry {
     Key key;
+    Step step;
     std::string error;  // what differs between ranks; empty if nothing does
   };
 
@@ -36,13 +40,16 @@ class Matching {
 
   static size_t bytes();
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all
-  // ranks of this host have posted is not in the log yet: the host's leader takes it, and appends what all hosts have.
-  Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false);
+  // ranks of this host have posted is not in the log yet: the host's leader, whom `bell` wakes, takes it, and appends
+  // what all hosts have.
+  Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false,
+           int bell = -1);
 
   // Posts a key. A rank posts one again only after it has read it from the log.
   // `details` is what must be equal on all ranks though the key does not say it: sizes found out when the graph runs,
-  // one for each tensor, separated by ";".
-  void post(const Key& key, const std::string& details);
+  // one for each tensor, separated by ";". With `offers`, the ranks of this host are to offer before other hosts are
+  // asked, so that it comes into the log at once.
+  void post(const Key& key, const std::string& details, bool offers = false);
   // Whether the log has an entry that this rank has not read.
   bool ready() const;
   // Reads the next entry, which must be there.
@@ -58,12 +65,15 @@ class Matching {
     std::string details;  // the beginning of them
     std::string error;    // what differs within the host
   };
-  // Takes what all ranks of this host have posted since the last time.
+  // Takes what all ranks of this host have posted since the last time, and do not offer.
   std::vector<Ready> take_ready();
-  // Sleeps until there may be more, for at most so long.
-  void await_ready(int64_t microseconds);
-  // Appends what all hosts have posted to the log.
-  void append(const Key& key, const std::string& error);
+  // What this rank itself would post.
+  Ready own(const Key& key, const std::string& details) const;
+  // Calls `sleep`, which the bell ends, unless there is more to take, or something in the log.
+  template <typename Sleep>
+  void sleep_unless_ready(Sleep&& sleep);
+  // Appends to the log what all hosts are ready for.
+  void append(const Key& key, Step step, const std::string& error);
   // What differs between two ranks' details, in words.
   static std::string difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other);
 
@@ -73,15 +83,24 @@ class Matching {
   class Lock;
 
   uint32_t keep_error(const std::string& text);
-  void append_locked(const Key& key, uint32_t error);
+  void append_locked(const Key& key, Step step, uint32_t error);
+  bool begin_sleep();
+  void end_sleep();
 
   Shared* shared_;
   int rank_, ranks_;
   const int* global_ranks_;
   const Abort& abort_;
   bool between_hosts_;
+  int bell_;
   uint32_t read_ = 0;
   uint32_t taken_ = 0;
 };
+
+template <typename Sleep>
+void Matching::sleep_unless_ready(Sleep&& sleep) {
+  if (begin_sleep()) sleep();
+  end_sleep();
+}
 
 }  // namespace hvkeras

@@ -14,7 +14,8 @@ namespace hvkeras {
 namespace {
 
 constexpr int64_t kLook = 20'000;  // microseconds after which a sleeper looks whether it was aborted
-constexpr int64_t kLongestPause = 500;
+constexpr int64_t kPolled = 100;   // microseconds: a few times a short message's way from host to host
+constexpr int kYields = 20;        // looks with the core offered to others in between
 
 // Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microseconds) {
@@ -77,24 +78,15 @@ bool Counter::await_for(uint32_t target, int64_t microseconds, bool asleep, cons
   return reached(target);
 }
 
-int64_t Pauses::next() {
-  const int look = looks_++;
-  if (look < spins_) {
-    pause();
-    return 0;
-  }
-  if (look < spins_ + yields_) {
+bool Polling::goes_on() {
+  ++looks_;
+  if (crowded_) {
     sched_yield();
-    return 0;
+    return looks_ < kYields;
   }
-  return std::min<int64_t>(kLongestPause, 10 + (look - spins_ - yields_) / 4);
-}
-
-void Pauses::sleep() {
-  if (const int64_t microseconds = next()) {
-    const timespec time{0, static_cast<long>(microseconds) * 1'000};
-    nanosleep(&time, nullptr);
-  }
+  if (looks_ == 1) end_ = microseconds_now() + kPolled;
+  pause();
+  return microseconds_now() < end_;
 }
 
 }  // namespace hvkeras

@@ -68,18 +68,20 @@ inline void pause() {
 #endif
 }
 
-// The time between two looks at what cannot wake its waiter, a network: short at first, and longer with every look.
-class Pauses {
+// How long to look at a network before sleeping until it has something, which takes two changes of threads.
+class Polling {
  public:
-  // With more ranks than cores, the core is offered to others at once; `yields` times, before sleeping begins.
-  explicit Pauses(bool crowded, int yields = 50) : spins_(crowded ? 0 : 300), yields_(yields) {}
-  // How many microseconds to sleep before the next look; those up to 0 have passed when this returns.
-  int64_t next();
-  void sleep();
+  static constexpr int64_t kLongestSleep = 20'000;  // microseconds, after which a sleeper looks whether it was aborted
+
+  // With more ranks than cores, the core is offered to others instead.
+  explicit Polling(bool crowded) : crowded_(crowded) {}
+  // Whether to look again at once; else it is time to sleep.
+  bool goes_on();
 
  private:
-  int spins_, yields_;
+  bool crowded_;
   int looks_ = 0;
+  int64_t end_ = 0;
 };
 
 }  // namespace hvkeras

@@ -125,12 +125,13 @@ struct Held {
 };
 
 void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::string& details,
-            std::function<void(Channel&)> run) {
+            std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}) {
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   auto request = std::make_unique<Request>();
   request->key = key_of(call->key());
   request->details = details;
   request->run = std::move(run);
+  request->allreduce = std::move(all);
   request->done = [call](const std::string& error) { call->finish(error); };
   engine->submit(std::move(request));
 }
@@ -151,10 +152,9 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
     held->tensors.push_back(call->output_for(index, shape));
     spans.push_back({in, data_of(held->tensors.back()), count});
   }
-  const auto all = std::make_shared<Spans>(std::move(spans), size_of(type));
-  submit(kernel, call, details,
-         [held = std::move(held), all, type, reduction = static_cast<Reduction>(kernel.reduction),
-          factors = kernel.factors()](Channel& channel) { allreduce(channel, *all, type, reduction, factors); });
+  const auto all = std::make_shared<const Allreduce>(Allreduce{
+      Spans(std::move(spans), size_of(type)), type, static_cast<Reduction>(kernel.reduction), kernel.factors()});
+  submit(kernel, call, details, [held = std::move(held), all](Channel& channel) { allreduce(channel, *all); }, all);
 }
 
 void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {

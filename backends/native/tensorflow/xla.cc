@@ -91,7 +91,8 @@ class Description {
 };
 
 // Hands a request in and waits for its end, which the engine brings about in any case: done, aborted or shut down.
-void run(const Description& description, std::function<void(Channel&)> body) {
+void run(const Description& description, std::function<void(Channel&)> body,
+         std::shared_ptr<const Allreduce> all = {}) {
   struct Waiting {
     std::mutex mutex;
     std::condition_variable changed;
@@ -103,6 +104,7 @@ void run(const Description& description, std::function<void(Channel&)> body) {
   request->key = key_of(description.text("key"));
   request->details = description.text("details");
   request->run = std::move(body);
+  request->allreduce = std::move(all);
   request->done = [waiting](const std::string& error) {
     const std::lock_guard<std::mutex> lock(waiting->mutex);
     waiting->error = error;
@@ -122,9 +124,9 @@ void allreduce_call(char** out, const void** in, const Description& description)
   std::vector<Span> spans;
   for (size_t place = 0; place < counts.size(); ++place) spans.push_back({in_of(in, place), out[place], counts[place]});
   const Type type = description.type();
-  const Spans all(std::move(spans), size_of(type));
-  run(description,
-      [&](Channel& channel) { allreduce(channel, all, type, description.reduction(), description.factors()); });
+  const auto all = std::make_shared<const Allreduce>(
+      Allreduce{Spans(std::move(spans), size_of(type)), type, description.reduction(), description.factors()});
+  run(description, [&](Channel& channel) { allreduce(channel, *all); }, all);
 }
 
 void broadcast_call(char** out, const void** in, const Description& description) {

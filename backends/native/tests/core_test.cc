@@ -2,12 +2,15 @@
 //
 //   core_test check [seconds]     thousands of mixed collectives in unlike orders, every result compared
 //   core_test time [ranks]        allreduce at several sizes
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <random>
 
+#include "../core/bell.h"
 #include "../core/small_numbers.h"
 #include "engine_calls.h"
 #include "threads_link.h"
@@ -110,13 +113,13 @@ void one_collective(Engine& engine, int number) {
     const bool in_place = number % 5 == 2;
     const size_t half = length / 2;
     float* const to = in_place ? in.data() : out.data();
-    error = call(engine, name, "", [&](Channel& channel) {
-      std::vector<Span> spans{
-          {reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(to), half},
-          {nullptr, nullptr, 0},
-          {reinterpret_cast<char*>(in.data() + half), reinterpret_cast<char*>(to + half), length - half}};
-      allreduce(channel, Spans(std::move(spans), sizeof(float)), Type::kFloat32, Reduction::kSum, {1.0, 0.5});
-    });
+    std::vector<Span> spans{
+        {reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(to), half},
+        {nullptr, nullptr, 0},
+        {reinterpret_cast<char*>(in.data() + half), reinterpret_cast<char*>(to + half), length - half}};
+    const Factors factors{number % 2 == 0 ? 1.0 : 2.0, number % 2 == 0 ? 0.5 : 0.25};
+    error = call(engine, name, "",
+                 Allreduce{Spans(std::move(spans), sizeof(float)), Type::kFloat32, Reduction::kSum, factors});
     for (size_t place = 0; place < length; ++place) {
       float sum = 0;
       for (int from = 0; from < ranks; ++from) sum += value_of(from, number, place);
@@ -141,11 +144,11 @@ void rank_of_check(Engine& engine, int start, int count, int threads) {
 void half_average(Engine& engine) {
   constexpr uint16_t k40000 = 0x78e2;
   std::vector<uint16_t> halves(5000, k40000);
-  const std::string error = call(engine, "an average of halves", "", [&](Channel& channel) {
-    char* const place = reinterpret_cast<char*>(halves.data());
-    allreduce(channel, Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum,
-              {1.0, 1.0 / engine.ranks()});
-  });
+  char* const place = reinterpret_cast<char*>(halves.data());
+  const std::string error = call(
+      engine, "an average of halves", "",
+      Allreduce{
+          Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()}});
   require(error.empty(), error);
   for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
 }
@@ -172,10 +175,9 @@ void handed_in_at_once(Engine& engine, int start, int count) {
 // The sum over all ranks of the smallest number of float16, whoever computes it.
 void sum_small_numbers(Engine& engine) {
   std::vector<uint16_t> in(1000, 1), out(1000);
-  const std::string error = call(engine, "small numbers", "", [&](Channel& channel) {
-    allreduce(channel, Spans({{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()}}, 2),
-              Type::kFloat16, Reduction::kSum, {});
-  });
+  const Span all{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()};
+  const std::string error =
+      call(engine, "small numbers", "", Allreduce{Spans({all}, 2), Type::kFloat16, Reduction::kSum, {}});
   require(error.empty(), error);
   for (const uint16_t sum : out) require(sum == engine.ranks(), "small numbers add up: " + std::to_string(sum));
 }
@@ -183,8 +185,12 @@ void sum_small_numbers(Engine& engine) {
 // Hosts whose ranks share memory: `host_of` has the host of each rank.
 struct Machines {
   explicit Machines(const std::vector<int>& host_of) : placement(placement_of(0, host_of)), network(placement.hosts()) {
-    for (const std::vector<int>& ranks : placement.ranks_on)
+    for (const std::vector<int>& ranks : placement.ranks_on) {
       memories.push_back(shared_memory(bytes(static_cast<int>(ranks.size()))));
+      const std::string path = "/tmp/core_test." + std::to_string(getpid());
+      bells.push_back(std::make_unique<Bell>(path, true));
+      unlink(path.c_str());
+    }
   }
   ~Machines() {
     for (size_t host = 0; host < memories.size(); ++host)
@@ -200,6 +206,7 @@ struct Machines {
     while (shape.global_ranks[static_cast<size_t>(shape.rank)] != rank) ++shape.rank;
     if (placement.hosts() > 1 && shape.rank == 0)
       shape.link = std::make_unique<ThreadsLink>(network, shape.placement.host);
+    shape.bell = bells[static_cast<size_t>(shape.placement.host)]->descriptor();
     return shape;
   }
   void* memory_of(int rank, const std::vector<int>& host_of) const {
@@ -210,6 +217,7 @@ struct Machines {
   Placement placement;
   ThreadsNetwork network;
   std::vector<void*> memories;
+  std::vector<std::unique_ptr<Bell>> bells;
 };
 
 void check(const std::vector<int>& host_of, double seconds) {
@@ -240,6 +248,20 @@ void check(const std::vector<int>& host_of, double seconds) {
       const bool named =
           error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
       require(ranks == 1 || named, "the mismatch is named: " + error);
+      // Some ranks have little, which they offer, and others much: the same key works again after it.
+      for (int time = 0; time < 3; ++time) {
+        std::vector<float> numbers(rank % 2 == 0 || time == 1 ? 3 : 30'000, 1.0f);
+        char* const place = reinterpret_cast<char*>(numbers.data());
+        const std::string mixed = call(
+            engine, "little and much", "[" + std::to_string(numbers.size()) + "]",
+            Allreduce{Spans({{place, place, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
+        if (ranks == 1 || time == 1) {
+          require(mixed.empty() && numbers[0] == static_cast<float>(ranks), "after a mismatch: " + mixed);
+        } else {
+          require(mixed.find("[3] on rank") != std::string::npos && mixed.find("[30000] on rank") != std::string::npos,
+                  "little and much: " + mixed);
+        }
+      }
       const std::string after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
       require(after.empty(), "a mismatch ends nothing else: " + after);
       std::thread aborting([&] { engine.abort("a test"); });
@@ -285,8 +307,15 @@ int main(int count, char** arguments) {
   }
   const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
   check_halves();
-  const std::vector<std::vector<int>> places{{0},    {0, 0},    {0, 0, 0},       {0, 0, 0, 0},
-                                             {0, 1}, {0, 1, 0}, {0, 0, 1, 2, 2}, {0, 1, 0, 1, 0, 2}};
+  const std::vector<std::vector<int>> places{{0},
+                                             {0, 0},
+                                             {0, 0, 0},
+                                             {0, 0, 0, 0},
+                                             {0, 1},
+                                             {0, 1, 0},
+                                             {0, 0, 1, 2, 2},
+                                             {0, 1, 0, 1, 0, 2},
+                                             {0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}};
   for (const std::vector<int>& host_of : places) check(host_of, seconds / static_cast<double>(places.size()));
   return 0;
 }

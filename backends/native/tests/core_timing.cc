@@ -108,9 +108,9 @@ Times times_of(Engine& engine, Plain& program, size_t bytes, int repeats) {
   };
   for (int repeat = 0; repeat < repeats; ++repeat) {
     timed(engines, [&] {
-      const std::string error = call(engine, "timed", "", [&](Channel& channel) {
-        allreduce(channel, Spans({{data, data, tensor.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {});
-      });
+      const std::string error =
+          call(engine, "timed", "",
+               Allreduce{Spans({{data, data, tensor.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
       require(error.empty(), error);
     });
     const auto meet = [&] {

@@ -30,7 +30,7 @@ inline std::vector<int> numbered(int ranks) {
 
 // Hands a request in and waits for it.
 inline std::string call(Engine& engine, const std::string& name, const std::string& details,
-                        std::function<void(Channel&)> run) {
+                        std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}) {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_done = false;
@@ -39,6 +39,7 @@ inline std::string call(Engine& engine, const std::string& name, const std::stri
   request->key = key_of(name);
   request->details = details;
   request->run = std::move(run);
+  request->allreduce = std::move(all);
   request->done = [&](const std::string& error) {
     const std::lock_guard<std::mutex> lock(mutex);
     result = error;
@@ -49,6 +50,12 @@ inline std::string call(Engine& engine, const std::string& name, const std::stri
   std::unique_lock<std::mutex> lock(mutex);
   changed.wait(lock, [&] { return is_done; });
   return result;
+}
+
+// The same for an allreduce, as TensorFlow's operations hand it in.
+inline std::string call(Engine& engine, const std::string& name, const std::string& details, Allreduce all) {
+  const auto shared = std::make_shared<const Allreduce>(std::move(all));
+  return call(engine, name, details, [shared](Channel& channel) { allreduce(channel, *shared); }, shared);
 }
 
 // Times allreduces of several sizes by ranks in processes of their own, and prints a line for each.

@@ -1,12 +1,16 @@
 // A network between hosts that are threads of one process: every message waits in a queue until somebody takes it.
 #pragma once
 
+#include <poll.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <vector>
 
+#include "../core/bell.h"
 #include "../core/link.h"
 
 namespace hvkeras {
@@ -15,10 +19,11 @@ namespace hvkeras {
 class ThreadsNetwork {
  public:
   explicit ThreadsNetwork(int hosts)
-      : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), data_(hosts_ * hosts_) {}
+      : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), data_(kStreams * hosts_ * hosts_) {}
 
  private:
   friend class ThreadsLink;
+  static constexpr size_t kStreams = 3;
   struct Wanted {
     char* place;
     size_t bytes;
@@ -29,7 +34,9 @@ class ThreadsNetwork {
     std::deque<Wanted*> wanted;
   };
   // From one host to another.
-  size_t way(int from, int to) const { return static_cast<size_t>(from) * hosts_ + static_cast<size_t>(to); }
+  size_t way(int from, int to, int stream = 0) const {
+    return (static_cast<size_t>(stream) * hosts_ + static_cast<size_t>(from)) * hosts_ + static_cast<size_t>(to);
+  }
 
   size_t hosts_;
   std::mutex mutex_;
@@ -41,33 +48,32 @@ class ThreadsLink : public Link {
  public:
   ThreadsLink(ThreadsNetwork& network, int host) : network_(network), host_(host) {}
 
-  void tell(int host, const void* message, size_t bytes) override {
+  void tell(int host, std::vector<char> message) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
-    const char* const start = static_cast<const char*>(message);
-    network_.messages_[network_.way(host_, host)].emplace_back(start, start + bytes);
+    network_.messages_[network_.way(host_, host)].push_back(std::move(message));
   }
-  bool hear(void* message, size_t bytes, int* host) override {
+  bool hear(std::vector<char>* message, int* host) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
     for (*host = 0; *host < static_cast<int>(network_.hosts_); ++*host) {
       auto& waiting = network_.messages_[network_.way(*host, host_)];
       if (waiting.empty()) continue;
-      std::memcpy(message, waiting.front().data(), bytes);
+      *message = std::move(waiting.front());
       waiting.pop_front();
       return true;
     }
     return false;
   }
-  Ticket send(int host, const void* data, size_t bytes) override {
+  Ticket send(int host, Stream stream, const void* data, size_t bytes) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
-    ThreadsNetwork::Way& way = network_.data_[network_.way(host_, host)];
+    ThreadsNetwork::Way& way = network_.data_[network_.way(host_, host, stream)];
     const char* const start = static_cast<const char*>(data);
     way.sent.emplace_back(start, start + bytes);
     deliver(way);
-    return new ThreadsNetwork::Wanted{nullptr, 0, true};
+    return nullptr;
   }
-  Ticket receive(int host, void* data, size_t bytes) override {
+  Ticket receive(int host, Stream stream, void* data, size_t bytes) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
-    ThreadsNetwork::Way& way = network_.data_[network_.way(host, host_)];
+    ThreadsNetwork::Way& way = network_.data_[network_.way(host, host_, stream)];
     auto* const wanted = new ThreadsNetwork::Wanted{static_cast<char*>(data), bytes, false};
     way.wanted.push_back(wanted);
     deliver(way);
@@ -76,10 +82,20 @@ class ThreadsLink : public Link {
   bool done(Ticket ticket) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
     auto* const wanted = static_cast<ThreadsNetwork::Wanted*>(ticket);
+    if (wanted == nullptr) return true;
     const bool is_there = wanted->is_there;
     if (is_there) delete wanted;
     return is_there;
   }
+  void progress() override {}
+  bool all_sent() override { return true; }
+  // Nothing here wakes a sleeper but the bell.
+  void sleep(int64_t microseconds, int bell) override {
+    const timespec limit{0, static_cast<long>(std::min<int64_t>(microseconds, 200)) * 1'000};
+    pollfd rung{bell, POLLIN, 0};
+    if (ppoll(&rung, 1, &limit, nullptr) > 0) silence(bell);
+  }
+  void give_up() override {}
 
  private:
   // What was sent first is for whom asked first; their sizes must be equal, which a network need not notice.

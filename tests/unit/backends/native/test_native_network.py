@@ -1,59 +1,79 @@
-"""What the native engine says of MPI before it uses it."""
+"""Which UCX the native engine takes, which cards it names, and what it says without UCX."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from importlib import util
 from pathlib import Path
 
 import pytest
 
-from hvkeras.backends.native import network
-from hvkeras.errors import MachineError
+from hvkeras.backends.native import NativeBackend, network
 from hvkeras.launch_environments import Launch
 
-OPEN_MPI = "Open MPI v4.1.8, package: Open MPI root@builder Distribution, ident: 4.1.8, repo rev: v4.1.8, Feb 04, 2025"
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the library would be."""
-    monkeypatch.setattr(network, "PATH", tmp_path / "libhvkeras_native_mpi.so")
-    return network.PATH
+def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without UCX."""
+    monkeypatch.setattr(network, "_SYSTEM", (str(tmp_path / "system"),))
+    monkeypatch.setattr(network, "_INFINIBAND", tmp_path / "infiniband")
+    monkeypatch.setattr(network, "find_spec", lambda name: None)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("text", "mpi"),
-    [(OPEN_MPI, ("Open MPI", "4.1.8")), ("Open MPI 5.0.3", ("Open MPI", "5.0.3")),
-     ("MPICH Version:      4.2.0\nMPICH Release date: Fri Feb  9", ("MPICH", "4.2.0")), ("MPICH 4.3", ("MPICH", "4.3")),
-     ("Intel(R) MPI Library 2021.11 for Linux* OS", ("Intel MPI", "2021.11")),
-     ("Intel MPI 20211100200", ("Intel MPI", "20211100200")), ("MVAPICH 3.0", ("MVAPICH 3.0", ""))],
-)
-def test_the_kind_of_mpi_is_read(text: str, mpi: tuple[str, str]) -> None:
-    assert network.mpi_of(text) == mpi
+def library(folder: Path) -> str:
+    folder.mkdir(parents=True)
+    (folder / "libucp.so.0").touch()
+    return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("built", "running", "same"),
-    [("Open MPI 4.1.2", OPEN_MPI, True), ("Open MPI 5.0.3", OPEN_MPI, False), ("MPICH 4.2.0", OPEN_MPI, False),
-     ("Intel MPI 20210900100", "Intel(R) MPI Library 2021.11 for Linux* OS", True)],
-)
-def test_the_mpi_of_the_build_must_be_the_one_that_runs(
-    built: str, running: str, same: bool, library: Path
-) -> None:
-    library.write_bytes(b"\x7fELF\0hvkeras is built for " + built.encode() + b"\0\0")
-    if same:
-        assert network.require_built_for(running).startswith(network.mpi_of(running)[0])
-        return
-    with pytest.raises(MachineError, match="must run on the MPI that it was built for") as raised:
-        network.require_built_for(running)
-    assert f"built_for='{built}', running='Open MPI 4.1.8'" in str(raised.value)
-    assert "HINT: install hvkeras from its sources" in str(raised.value)
-    assert "where the mpicc of Open MPI is the first in the PATH" in str(raised.value)
+def test_without_ucx_the_message_says_what_to_install(nothing: Path) -> None:
+    for launch in (Launch("mpirun (Open MPI)", mpi=True), Launch("TF_CONFIG")):
+        assert NativeBackend.objection(launch, several_hosts=False) == ""
+        assert NativeBackend.objection(launch, several_hosts=True) == (
+            "between hosts it needs UCX, which is not installed; pip install 'hvkeras[hosts]', or the backends horovod"
+            " and tfdist work between hosts as well")
+    assert "within one host; between hosts: pip install 'hvkeras[hosts]'" in NativeBackend.availability().reason
 
 
-def test_what_is_missing_between_hosts_is_said_in_words(library: Path) -> None:
-    by_mpirun, by_hand = Launch("mpirun (Open MPI)", mpi=True), Launch("TF_CONFIG")
-    assert "since no MPI was found when its library was built" in network.objection_to_hosts(by_mpirun)
-    library.touch()
-    assert network.objection_to_hosts(by_mpirun) == ""
-    assert "must be launched by mpirun" in network.objection_to_hosts(by_hand)
-    assert "the backends horovod and tfdist work between hosts" in network.objection_to_hosts(by_hand)
+def test_the_wheel_comes_first_except_beside_cards_with_rdma(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = library(nothing / "system")
+    assert network.ucx_folder() == system
+    assert NativeBackend.objection(Launch("TF_CONFIG"), several_hosts=True) == ""
+    wheel = library(nothing / "libucx" / "lib")
+    spec = util.spec_from_file_location("libucx", nothing / "libucx" / "__init__.py",
+                                        submodule_search_locations=[str(nothing / "libucx")])
+    monkeypatch.setattr(network, "find_spec", {"libucx": spec}.get)
+    assert network.ucx_folder() == wheel
+    (nothing / "infiniband" / "mlx5_0").mkdir(parents=True)
+    assert network.ucx_folder() == system
+    mine = library(nothing / "mine")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{mine}")
+    assert network.ucx_folder() == mine
+
+
+def test_a_card_with_rdma_has_another_name_for_ucx(tmp_path: Path) -> None:
+    for card, port in (("eth0", ""), ("eth1", "0\n"), ("ib1", "1\n")):
+        (tmp_path / card / "device").mkdir(parents=True)
+        if port:
+            (tmp_path / card / "dev_port").write_text(port)
+    for card in ("eth1", "ib1"):
+        (tmp_path / card / "device" / "infiniband" / "mlx5_3").mkdir(parents=True)
+    found = {card: network.rdma_devices(card, tmp_path) for card in ("eth0", "eth1", "ib1", "gone")}
+    assert found == {"eth0": [], "eth1": ["mlx5_3:1"], "ib1": ["mlx5_3:2"], "gone": []}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None or util.find_spec("libucx") is None,
+                    reason="needs g++, and UCX's headers: pip install libucx-cu12")
+def test_the_interface_of_ucx_is_as_it_is_declared() -> None:
+    spec = util.find_spec("libucx")
+    assert spec is not None and spec.submodule_search_locations
+    done = subprocess.run(["g++", "-std=c++17", "-w", "-fsyntax-only", "-I",
+                           f"{spec.submodule_search_locations[0]}/include",
+                           str(ROOT / "backends" / "native" / "tests" / "ucx_api_test.cc")],
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,131 @@
+"""Groups of ranks: their shared memory on each host, and the links between their hosts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvkeras.backends.native.network import Link, Network
+
+if TYPE_CHECKING:
+    from hvkeras.backends.interface import Start
+    from hvkeras.backends.native.engine import Engine
+
+
+class Groups:
+    """The groups of one engine, by the ranks that belong to them.
+
+    Args:
+        engine: The engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._numbers: dict[tuple[int, ...], int] = {}  # graphs contain them, so that they are never reused
+        self._open: set[tuple[int, ...]] = set()
+
+    def number(self, ranks: Sequence[int]) -> int:
+        """Returns the number that identifies a group in graphs."""
+        return self._numbers[tuple(ranks)]
+
+    def ranks(self, number: int) -> tuple[int, ...]:
+        """Returns the ranks of the group of this number."""
+        return next(ranks for ranks, known in self._numbers.items() if known == number)
+
+    def open(self, ranks: Sequence[int], start: Start, network: Network | None, label: str) -> None:
+        """Opens a group, if it is not open yet; called by all ranks of the job, members or not.
+
+        The members on a host map the same new shared memory, whose name is then unlinked. The first of them is the
+        host's leader; if there are several hosts, the leaders connect to each other before.
+
+        Args:
+            ranks: The members.
+            start: The start parameters of the backend.
+            network: The network; None if all ranks of the job are on one host.
+            label: A name that is the same on all ranks, and different for each start.
+
+        Raises:
+            MachineError: There is no memory, or a host cannot be reached.
+            PeerError: Not all ranks arrived.
+        """
+        members = tuple(ranks)
+        if members in self._open:
+            return
+        opening = _Opening(self._engine, members, self._numbers.setdefault(members, len(self._numbers)), start, label)
+        self._open.add(members)
+        if network is not None and opening.spans_hosts:
+            opening.connect(network)
+        opening.map_memory()
+
+    def close(self, ranks: Sequence[int]) -> None:
+        """Closes a group, if it is open."""
+        if tuple(ranks) in self._open:
+            self._open.discard(tuple(ranks))
+            self._engine.close_group(self._numbers[tuple(ranks)])
+
+    def close_all(self) -> None:
+        """Closes all groups."""
+        for ranks in tuple(self._open):
+            self.close(ranks)
+
+
+class _Opening:
+    """The steps in which all ranks open a group."""
+
+    def __init__(self, engine: Engine, members: tuple[int, ...], number: int, start: Start, label: str) -> None:
+        topology = start.topology
+        self._engine, self._members, self._number, self._start = engine, members, number, start
+        self._label = f"{label} {number}"
+        self._rank = topology.rank
+        self._hosts = [topology.host_numbers[member] for member in members]
+        self._here = [member for member, host in zip(members, self._hosts, strict=True)
+                      if host == topology.host_numbers[self._rank]]
+        self._leaders = [members[self._hosts.index(host)] for host in dict.fromkeys(self._hosts)]
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether the members are on several hosts."""
+        return len(self._leaders) > 1
+
+    def connect(self, network: Network) -> None:
+        """Connects the leaders; all ranks take part in the exchanges."""
+        link = Link(network, self._number, len(self._leaders)) if self._rank in self._leaders else None
+        try:
+            told = self._gathered("ends", [link.address, secrets.randbits(32)] if link is not None else None)
+            ends = [told[leader] for leader in self._leaders]
+            connections = [] if link is None else link.connect(
+                self._leaders.index(self._rank), [address for address, _ in ends],
+                [f"rank {leader} on {self._start.topology.hosts[leader]}" for leader in self._leaders], ends[0][1],
+                self._start.settings.start_timeout)
+            told = self._gathered("connections", connections)
+            if link is not None:
+                link.close_port([told[leader] for leader in self._leaders])
+        except BaseException:
+            if link is not None:
+                link.close()
+            raise
+
+    def map_memory(self) -> None:
+        """Maps the memory that the members on a host share, and starts their engines."""
+        name = f"/hvkeras-{secrets.token_hex(8)}" if self._rank in self._here[:1] else ""
+        try:
+            if name:
+                self._open_group(name, create=True)
+            names = self._gathered("name", name)
+            if self._rank in self._here[1:]:
+                self._open_group(names[self._here[0]], create=False)
+            self._gathered("mapped", True)
+        finally:
+            if name:
+                self._engine.unlink(name)
+
+    def _open_group(self, name: str, create: bool) -> None:
+        topology = self._start.topology
+        crowded = 0 < topology.local_cores < topology.local_size
+        self._engine.open_group(self._number, name, create, self._members.index(self._rank), self._members, self._hosts,
+                                crowded)
+
+    def _gathered(self, what: str, value: Any) -> list[Any]:
+        control, timeout = self._start.control, self._start.settings.start_timeout
+        return [value] if control is None else control.gather(f"{self._label} {what}", value, timeout)

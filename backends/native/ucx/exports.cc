@@ -1,0 +1,105 @@
+// What Python calls to open links, through ctypes. Functions return nullptr on success, else a text that lives until
+// the thread's next call.
+#include "exports.h"
+
+#include <map>
+#include <mutex>
+
+#include "../core/waiting.h"
+#include "link.h"
+
+namespace hvkeras::ucx {
+
+namespace {
+
+struct Links {
+  std::mutex mutex;
+  std::map<int64_t, std::unique_ptr<UcxLink>> by_group;
+};
+
+Links& links() {
+  static Links* const only = new Links;  // never destroyed: threads may outlive the end of main()
+  return *only;
+}
+
+UcxLink& link_of(int64_t group) {
+  const std::lock_guard<std::mutex> lock(links().mutex);
+  const auto found = links().by_group.find(group);
+  if (found == links().by_group.end()) throw Failure("the group has no link");
+  return *found->second;
+}
+
+template <typename Body>
+const char* guarded(Body&& body) {
+  thread_local std::string last_error;
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return last_error.c_str();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Link> take_link(int64_t group) {
+  const std::lock_guard<std::mutex> lock(links().mutex);
+  const auto found = links().by_group.find(group);
+  if (found == links().by_group.end()) throw Failure("a group on several hosts needs a network");
+  std::unique_ptr<Link> link = std::move(found->second);
+  links().by_group.erase(found);
+  return link;
+}
+
+}  // namespace hvkeras::ucx
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" {
+
+// Loads UCX from a folder, or the system's if that is "", and says its version.
+EXPORTED const char* hvkeras_ucx_load(const char* folder, const char** version) {
+  using namespace hvkeras::ucx;
+  return guarded([&] { *version = load(folder).version(); });
+}
+
+// Opens this rank's end of a group's link, and gives its address, which lives until the link is connected.
+EXPORTED const char* hvkeras_ucx_open(int64_t group, const char* settings, int hosts, const char** address,
+                                      size_t* bytes) {
+  using namespace hvkeras::ucx;
+  return guarded([&] {
+    auto link = std::make_unique<UcxLink>(load(""), settings, static_cast<size_t>(hosts));
+    *address = link->address().data();
+    *bytes = link->address().size();
+    const std::lock_guard<std::mutex> lock(links().mutex);
+    links().by_group[group] = std::move(link);
+  });
+}
+
+// Connects a group's link to those of the other hosts' leaders; all call this at once. `host` is this one's place.
+EXPORTED const char* hvkeras_ucx_connect(int64_t group, int host, int hosts, const char* const* addresses,
+                                         const size_t* bytes, const char* const* names, uint32_t mark, double timeout) {
+  using namespace hvkeras::ucx;
+  return guarded([&] {
+    std::vector<std::string> of_addresses, of_names;
+    for (int place = 0; place < hosts; ++place) {
+      of_addresses.emplace_back(addresses[place], bytes[place]);
+      of_names.emplace_back(names[place]);
+    }
+    link_of(group).connect(host, of_addresses, of_names, mark, timeout);
+  });
+}
+
+// Closes a link that no group has taken.
+EXPORTED void hvkeras_ucx_close(int64_t group) {
+  using namespace hvkeras::ucx;
+  std::unique_ptr<UcxLink> closing;
+  const std::lock_guard<std::mutex> lock(links().mutex);
+  const auto found = links().by_group.find(group);
+  if (found == links().by_group.end()) return;
+  closing = std::move(found->second);
+  links().by_group.erase(found);
+}
+
+}  // extern "C"

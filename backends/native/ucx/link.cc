@@ -1,0 +1,277 @@
+#include "link.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+#include "../core/bell.h"
+#include "../core/waiting.h"
+
+namespace hvkeras::ucx {
+
+namespace {
+
+constexpr unsigned kMajor = 1, kMinor = 12;   // the interface that api.h describes
+constexpr int kNotices = Link::kResults + 1;  // further streams, of messages
+constexpr int kGreetings = kNotices + 1;
+constexpr uint64_t kAnyHost = ~(uint64_t{0xffff} << 16), kExactly = ~uint64_t{0};
+constexpr int64_t kClosing = 2'000'000;   // microseconds for all that is left to leave, and for closing
+constexpr int64_t kGivingUp = 200'000;    // microseconds for what was given up to end
+constexpr int64_t kMessage = 10'000'000;  // microseconds for the rest of a message whose beginning is there
+
+const RequestParameters kPlain{};
+
+}  // namespace
+
+UcxLink::UcxLink(const Api& api, const std::string& settings, size_t hosts) : api_(api) {
+  try {
+    open(settings, hosts);
+  } catch (const Failure&) {
+    close();
+    throw;
+  }
+}
+
+UcxLink::~UcxLink() { close(); }
+
+void UcxLink::open(const std::string& settings, size_t hosts) {
+  Config* config = nullptr;
+  require(api_.config_read(nullptr, nullptr, &config), "read its configuration");
+  std::istringstream lines(settings);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t equals = line.find('=');
+    const std::string name = line.substr(0, equals), value = line.substr(equals + 1);
+    api_.config_modify(config, name.c_str(), value.c_str());  // what this UCX does not know, it does not do
+  }
+  ContextParameters parameters{};
+  parameters.mask = kHasFeatures | kHasEstimatedEndpoints;
+  parameters.features = kTags | kWakeup;
+  parameters.estimated_endpoints = hosts;
+  const Status status = api_.init(kMajor, kMinor, &parameters, config, &context_);
+  api_.config_release(config);
+  require(status, "start");
+  const WorkerParameters of_worker{kHasThreadMode, kOneThreadAtATime};
+  require(api_.worker_create(context_, &of_worker, &worker_), "open its transports");
+  require(api_.worker_get_efd(worker_, &descriptor_), "wake up when something comes");
+  Address* address = nullptr;
+  size_t bytes = 0;
+  require(api_.worker_get_address(worker_, &address, &bytes), "say where it is");
+  address_.assign(reinterpret_cast<const char*>(address), bytes);
+  api_.worker_release_address(worker_, address);
+}
+
+void UcxLink::connect(int host, const std::vector<std::string>& addresses, const std::vector<std::string>& names,
+                      uint32_t mark, double timeout) {
+  host_ = host;
+  mark_ = mark;
+  peers_.resize(addresses.size());  // never again: UCX has pointers to them
+  for (size_t place = 0; place < addresses.size(); ++place) {
+    Peer& peer = peers_[place];
+    peer.name = names[place];
+    if (static_cast<int>(place) == host) continue;
+    EndpointParameters parameters{};
+    parameters.mask = kHasAddress | kHasErrorMode | kHasOnError;
+    parameters.address = reinterpret_cast<const Address*>(addresses[place].data());
+    parameters.error_mode = kReportsPeers;
+    parameters.on_error = [](void* lost, Endpoint*, Status status) { static_cast<Peer*>(lost)->status = status; };
+    parameters.argument = &peer;
+    require_peer(static_cast<int>(place), api_.ep_create(worker_, &parameters, &peer.endpoint));
+  }
+  greet(timeout);
+}
+
+// Sends all others a word, and waits for theirs: then both directions of every connection are there.
+void UcxLink::greet(double timeout) {
+  const int64_t end = microseconds_now() + static_cast<int64_t>(timeout * 1e6);
+  char sent = 1;
+  std::vector<char> received(peers_.size());
+  std::vector<std::pair<int, Ticket>> under_way;
+  for (int host = 0; host < static_cast<int>(peers_.size()); ++host) {
+    if (host == host_) continue;
+    char* const place = &received[static_cast<size_t>(host)];
+    under_way.emplace_back(
+        host, started(api_.tag_receive(worker_, place, 1, tag(host, kGreetings), kExactly, &kPlain), host, true));
+    Endpoint* const endpoint = peers_[static_cast<size_t>(host)].endpoint;
+    under_way.emplace_back(host,
+                           started(api_.tag_send(endpoint, &sent, 1, tag(host_, kGreetings), &kPlain), host, false));
+  }
+  for (const auto& [host, ticket] : under_way) {
+    while (!done(ticket)) {
+      if (microseconds_now() > end) {
+        give_up();
+        throw Failure("UCX does not reach " + peers_[static_cast<size_t>(host)].name + " within " +
+                      std::to_string(static_cast<int>(timeout)) + " s");
+      }
+      sleep(Polling::kLongestSleep, -1);
+      progress();
+    }
+  }
+}
+
+uint64_t UcxLink::tag(int from, int stream) const {
+  return static_cast<uint64_t>(mark_) << 32 | static_cast<uint64_t>(from) << 16 | static_cast<uint64_t>(stream);
+}
+
+void UcxLink::require(Status status, const char* doing) const {
+  if (status < kOk) throw Failure(std::string("UCX cannot ") + doing + ": " + api_.status_text(status));
+}
+
+void UcxLink::require_peer(int host, Status status) const {
+  if (status < kOk)
+    throw Failure("UCX has lost " + peers_[static_cast<size_t>(host)].name + ": " + api_.status_text(status));
+}
+
+Link::Ticket UcxLink::started(void* pointer, int host, bool comes) {
+  if (is_request(pointer)) return *transfers_.insert(new Transfer{pointer, host, comes}).first;
+  require_peer(host, status_of(pointer));
+  return nullptr;
+}
+
+void UcxLink::tell(int host, std::vector<char> message) {
+  if (!is_open_) throw Failure("the connections to other hosts were given up");
+  told_.push_back({std::move(message), nullptr, host});
+  Told& told = told_.back();
+  told.request = api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, told.message.data(), told.message.size(),
+                               tag(host_, kNotices), &kPlain);
+  if (is_request(told.request)) return;
+  const Status status = status_of(told.request);
+  told_.pop_back();
+  require_peer(host, status);
+}
+
+bool UcxLink::hear(std::vector<char>* message, int* host) {
+  if (!is_open_) return false;
+  TagInfo info{};
+  Message* const found = api_.tag_probe(worker_, tag(0, kNotices), kAnyHost, 1, &info);
+  if (found == nullptr) return false;
+  *host = static_cast<int>(info.tag >> 16 & 0xffff);
+  message->resize(info.length);
+  if (static_cast<size_t>(*host) >= peers_.size()) throw Failure("UCX has a message of no host of this job");
+  if (!finished(api_.message_receive(worker_, message->data(), message->size(), found, &kPlain), kMessage))
+    throw Failure("UCX has lost " + peers_[static_cast<size_t>(*host)].name + " amid a message");
+  return true;
+}
+
+Link::Ticket UcxLink::send(int host, Stream stream, const void* data, size_t bytes) {
+  if (!is_open_) throw Failure("the connections to other hosts were given up");
+  return started(api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, data, bytes, tag(host_, stream), &kPlain),
+                 host, false);
+}
+
+Link::Ticket UcxLink::receive(int host, Stream stream, void* data, size_t bytes) {
+  if (!is_open_) throw Failure("the connections to other hosts were given up");
+  return started(api_.tag_receive(worker_, data, bytes, tag(host, stream), kExactly, &kPlain), host, true);
+}
+
+bool UcxLink::done(Ticket ticket) {
+  if (ticket == nullptr) return true;
+  auto* const transfer = static_cast<Transfer*>(ticket);
+  const Status status = api_.request_status(transfer->request);
+  if (status == kInProgress) {
+    require_peer(transfer->host, peers_[static_cast<size_t>(transfer->host)].status);
+    return false;
+  }
+  const int host = transfer->host;
+  api_.request_free(transfer->request);
+  transfers_.erase(transfer);
+  delete transfer;
+  require_peer(host, status);
+  return true;
+}
+
+void UcxLink::progress() {
+  if (!is_open_) return;
+  api_.worker_progress(worker_);
+  for (auto told = told_.begin(); told != told_.end();) {
+    const Status status = api_.request_status(told->request);
+    if (status == kInProgress) {
+      ++told;
+      continue;
+    }
+    const int host = told->host;
+    api_.request_free(told->request);
+    told = told_.erase(told);
+    require_peer(host, status);
+  }
+}
+
+bool UcxLink::all_sent() {
+  if (!is_open_) return true;
+  if (flush_ != nullptr) {
+    if (api_.request_status(flush_) == kInProgress) return false;
+    api_.request_free(flush_);
+    flush_ = nullptr;
+  }
+  void* const pointer = api_.worker_flush(worker_, &kPlain);
+  if (is_request(pointer)) flush_ = pointer;
+  return flush_ == nullptr && told_.empty();
+}
+
+void UcxLink::sleep(int64_t microseconds, int bell) {
+  if (!is_open_) return;
+  const Status status = api_.worker_arm(worker_);
+  if (status == kBusy) return;  // there is something to progress
+  require(status, "wait");
+  pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {bell, POLLIN, 0}};
+  const timespec limit{static_cast<time_t>(microseconds / 1'000'000),
+                       static_cast<long>(microseconds % 1'000'000) * 1'000};
+  if (ppoll(descriptors, bell < 0 ? 1 : 2, &limit, nullptr) > 0 && descriptors[1].revents != 0) silence(bell);
+}
+
+bool UcxLink::finished(void* pointer, int64_t microseconds) {
+  if (!is_request(pointer)) return true;
+  const int64_t end = microseconds_now() + microseconds;
+  while (api_.request_status(pointer) == kInProgress && microseconds_now() < end) api_.worker_progress(worker_);
+  const bool is_finished = api_.request_status(pointer) != kInProgress;
+  api_.request_free(pointer);  // UCX forgets it when it is done
+  return is_finished;
+}
+
+void UcxLink::close_endpoints(bool by_force) {
+  const int64_t end = microseconds_now() + (by_force ? kGivingUp : kClosing);
+  std::vector<void*> closing;
+  for (Peer& peer : peers_) {
+    if (peer.endpoint == nullptr) continue;
+    RequestParameters parameters{};
+    parameters.mask = kHasFlags;
+    parameters.flags = by_force || peer.status != kOk ? kForce : 0;
+    closing.push_back(api_.ep_close(peer.endpoint, &parameters));
+    peer.endpoint = nullptr;
+  }
+  for (void* const pointer : closing) finished(pointer, std::max<int64_t>(0, end - microseconds_now()));
+}
+
+void UcxLink::give_up() {
+  if (!is_open_) return;
+  is_open_ = false;
+  for (const Transfer* transfer : transfers_) {
+    if (transfer->comes) api_.request_cancel(worker_, transfer->request);
+  }
+  close_endpoints(true);
+  const int64_t end = microseconds_now() + kGivingUp;
+  for (Transfer* const transfer : transfers_) {
+    finished(transfer->request, std::max<int64_t>(0, end - microseconds_now()));
+    delete transfer;
+  }
+  transfers_.clear();
+  if (flush_ != nullptr) finished(flush_, std::max<int64_t>(0, end - microseconds_now()));
+  flush_ = nullptr;
+  for (const Told& told : told_) finished(told.request, std::max<int64_t>(0, end - microseconds_now()));
+}
+
+void UcxLink::close() {
+  if (worker_ != nullptr && is_open_) {
+    if (!peers_.empty()) finished(api_.worker_flush(worker_, &kPlain), kClosing);
+    if (transfers_.empty()) close_endpoints(false);
+    give_up();
+  }
+  if (worker_ != nullptr) api_.worker_destroy(worker_);
+  if (context_ != nullptr) api_.cleanup(context_);
+  worker_ = nullptr;
+  context_ = nullptr;
+}
+
+}  // namespace hvkeras::ucx

@@ -1,0 +1,128 @@
+"""How the ranks of a benchmark's jobs start: by which launcher, on this host or on hosts made of namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvkeras.errors import MachineError, explain
+from hvkeras.host.namespaces import NETWORK, Host, Network, remote_shell
+from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.launcher.check_build import find_command, version_of, why_not
+from hvkeras.launcher.trial import hvkeras_run
+
+LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
+             "tf_config": ("TF_CONFIG", "tf_config")}
+_PORT = 23451  # of the first worker of a TF_CONFIG; hosts made of namespaces have all ports to themselves
+
+# Runs a rank of this installation; not with `-m`, which would search the current folder first.
+_RANK = """import sys
+sys.path[:] = filter(None, sys.path)
+from pathlib import Path
+from hvkeras.bench.worker import main
+main(Path(sys.argv[1]))"""
+# Starts commands, each with variables of its own and the last argument appended, and ends with the first that fails.
+_START_ALL = """import json, os, subprocess, sys, time
+ranks = [subprocess.Popen([*command, sys.argv[-1]], env={**os.environ, **variables})
+         for command, variables in json.loads(sys.argv[1])]
+while all(rank.poll() in (None, 0) for rank in ranks) and any(rank.poll() is None for rank in ranks):
+    time.sleep(0.1)
+for rank in ranks:
+    try:
+        rank.wait(20)
+    except subprocess.TimeoutExpired:
+        rank.kill()
+sys.exit(next((abs(rank.wait()) for rank in ranks if rank.wait()), 0))"""
+# Variables that mpirun hands to ranks on other hosts.
+_HANDED_ON = ("HVKERAS_", "HOROVOD_", "TF_", "UCX_", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR")
+
+
+def objection(launcher: str, backend: str, ranks: int, several_hosts: bool) -> str:
+    """Returns why a backend cannot serve jobs of a launcher, or "".
+
+    Args:
+        launcher: The launcher's name in `LAUNCHERS`.
+        backend: The backend's name.
+        ranks: The number of ranks.
+        several_hosts: Whether they are on several hosts.
+    """
+    title, kind = LAUNCHERS[launcher]
+    launch = Launch(title, 0, ranks, Rendezvous(kind), mpi=launcher == "mpirun")
+    return why_not(backend, launch, "", several_hosts)
+
+
+@dataclass(frozen=True)
+class Starter:
+    """One launcher.
+
+    Attributes:
+        launcher: Its name in `LAUNCHERS`.
+        folder: The folder of the benchmark.
+        network: The hosts; None for this host alone.
+        per_host: The most ranks on a host.
+    """
+
+    launcher: str
+    folder: Path
+    network: Network | None = None
+    per_host: int = 0
+
+    @property
+    def title(self) -> str:
+        """Its name for users."""
+        return LAUNCHERS[self.launcher][0]
+
+    def environment(self) -> Mapping[str, str]:
+        """The variables of its jobs, in addition to this process's own."""
+        if self.network is None:
+            return {}
+        path = f"{self.folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return {"PATH": path, "HVKERAS_SECRET": secrets.token_hex(16)}
+
+    def command(self, ranks: int) -> list[str]:
+        """Returns the command line that starts a number of ranks; the caller appends the job's folder."""
+        rank = [sys.executable, "-c", _RANK]
+        if self.network is None:
+            return self._here(ranks, rank)
+        remote_shell(self.network.hosts, self.folder)
+        hosts = self._places(ranks)
+        if self.launcher == "tf_config":
+            return [sys.executable, "-c", _START_ALL, json.dumps(_tasks(hosts, rank))]
+        slots = [f"{host.address}:{hosts.count(host)}" for host in dict.fromkeys(hosts)]
+        if self.launcher == "hvkeras":
+            return hosts[0].command(*hvkeras_run(["-np", str(ranks), "-H", ",".join(slots), "--", *rank]))
+        names = [name for name in {**os.environ, **self.environment()} if name.startswith(_HANDED_ON)]
+        only = f"{NETWORK}.0/24"
+        return hosts[0].command(
+            *_mpirun(ranks), "-H", ",".join(slots), "--mca", "plm_rsh_agent", str(self.folder / "ssh"), "--mca", "btl",
+            "self,vader,tcp", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", only, "--mca", "oob_tcp_if_include",
+            only, *(word for name in names for word in ("-x", name)), *rank)
+
+    def _here(self, ranks: int, rank: Sequence[str]) -> list[str]:
+        if self.launcher == "hvkeras":
+            return hvkeras_run(["-np", str(ranks), "--", *rank])
+        return [*_mpirun(ranks), *rank]
+
+    def _places(self, ranks: int) -> list[Host]:
+        """The host of each rank."""
+        assert self.network is not None
+        return [host for host in self.network.hosts for _ in range(self.per_host)][:ranks]
+
+
+def _tasks(hosts: Sequence[Host], rank: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
+    cluster = {"worker": [f"{host.address}:{_PORT + place}" for place, host in enumerate(hosts)]}
+    return [(host.command(*rank), {"TF_CONFIG": json.dumps(
+        {"cluster": cluster, "task": {"type": "worker", "index": place}})}) for place, host in enumerate(hosts)]
+
+
+def _mpirun(ranks: int) -> list[str]:
+    mpirun = find_command("mpirun")
+    if not mpirun or not version_of("mpi4py"):
+        raise MachineError(explain("--launcher mpirun needs Open MPI and mpi4py", "pip install 'hvkeras[mpi]'"))
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [mpirun, *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]

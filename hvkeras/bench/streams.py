@@ -1,0 +1,89 @@
+"""Plain TCP streams between hosts, which carry as many bytes as an allreduce must: what the network gives by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+from hvkeras.bench.participant import Participant
+from hvkeras.bench.ranks import Ranks
+from hvkeras.bench.row import Row
+from hvkeras.errors import explain
+
+_CHUNK = 1 << 20  # bytes
+_DEADLINE = 60.0  # seconds without a byte
+
+
+class Streams(Participant):
+    """A stream from the first rank of each host to the first rank of the next one, all at once.
+
+    Args:
+        row: Its row.
+        size: Bytes of the tensor.
+        ranks: The ranks.
+    """
+
+    def __init__(self, row: Row, size: int, ranks: Ranks) -> None:
+        self.row, self._ranks = row, ranks
+        row.bytes = size
+        numbers = ranks.job.topology.host_numbers
+        self._leaders = [numbers.index(host) for host in dict.fromkeys(numbers)]
+        self._bytes = 2 * (len(self._leaders) - 1) * size // len(self._leaders)
+        self._to: socket.socket | None = None
+        self._from: socket.socket | None = None
+        self._received = self._runs = 0
+
+    def prepare(self) -> None:
+        """Connects the hosts, and sends once."""
+        leads = self._ranks.rank in self._leaders
+        with contextlib.ExitStack() as stack:
+            server = None
+            if leads and self._ranks.job.control is not None:
+                server = stack.enter_context(socket.create_server((self._ranks.job.control.local_address, 0)))
+            addresses = self._ranks.gather(None if server is None else list(server.getsockname()[:2]))
+            if server is None:
+                return
+            following = self._leaders[(self._leaders.index(self._ranks.rank) + 1) % len(self._leaders)]
+            self._to = socket.create_connection(tuple(addresses[following]), timeout=_DEADLINE)
+            self._to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            server.settimeout(_DEADLINE)
+            self._from, _ = server.accept()
+            self._from.settimeout(_DEADLINE)
+        self.run(1)
+        self.check()
+
+    def run(self, calls: int) -> None:
+        """Sends and receives the bytes `calls` times."""
+        for _ in range(calls):
+            self._runs += 1
+            sending = threading.Thread(target=self._send)
+            sending.start()
+            self._receive()
+            sending.join()
+
+    def check(self) -> None:
+        """Verifies that all bytes have come.
+
+        Raises:
+            ConnectionError: Some have not.
+        """
+        if self._from is not None and self._received != self._runs * self._bytes:
+            raise ConnectionError(explain("A stream must carry all bytes", received=self._received,
+                                          expected=self._runs * self._bytes))
+
+    def _send(self) -> None:
+        chunk = memoryview(bytes(_CHUNK))
+        left = self._bytes if self._to is not None else 0
+        while left and self._to is not None:
+            left -= self._to.send(chunk[:left])
+
+    def _receive(self) -> None:
+        room = bytearray(_CHUNK)
+        left = self._bytes if self._from is not None else 0
+        while left and self._from is not None:
+            got = self._from.recv_into(room, min(left, _CHUNK))
+            if not got:
+                return
+            self._received += got
+            left -= got

@@ -1,0 +1,122 @@
+"""Jobs of `hvkeras run` on hosts made of namespaces, which tests interfere with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from harness import warm
+from harness.hosts import Host, Network, remote_shell
+from harness.launchers import BIN, clean_environment
+from harness.processes import MARK, end_marked
+
+ENDLESS = Path(__file__).parent / "workers" / "endless.py"
+DEADLINE = 120.0  # seconds in which a job must end
+
+
+def environment_for(network: Network, folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a command that starts `hvkeras run` on the first host, with a stand-in for ssh."""
+    remote_shell(network.hosts, folder)
+    made = clean_environment(folder) | {"HVKERAS_LIVENESS_TIMEOUT": "3"} | dict(env or {})
+    return made | {"PATH": f"{folder}{os.pathsep}{made['PATH']}"}
+
+
+class HostsJob:
+    """A running job.
+
+    Args:
+        network: The hosts.
+        slots: The ranks on each host.
+        folder: Its working folder.
+        script: What its ranks run.
+        env: More environment variables.
+        cold: Whether each rank is a Python of its own (see `harness.warm`), as for tests of processes.
+    """
+
+    def __init__(self, network: Network, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
+                 env: Mapping[str, str] | None = None, cold: bool = False) -> None:
+        self.hosts, self.slots, self._folder = network.hosts, slots, folder
+        self._mark = uuid.uuid4().hex
+        environment = environment_for(network, folder, env) | {MARK: self._mark}
+        places = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True) if count)
+        self._process = subprocess.Popen(
+            network.hosts[0].command(str(BIN / "hvkeras"), "run", "-H", places, "--output-filename", "logs",
+                                     *([sys.executable] if cold else warm.python(environment)), str(script)),
+            cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True)
+
+    def text(self, rank: int, stream: str = "stdout") -> str:
+        """What a rank has printed."""
+        path = self._folder / "logs" / f"rank.{rank}" / stream
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def last_line(self, rank: int) -> str:
+        """The last line of a rank's standard error."""
+        return (self.text(rank, "stderr").splitlines() or [""])[-1]
+
+    def host_of(self, rank: int) -> Host:
+        """The host of a rank."""
+        return [host for host, count in zip(self.hosts, self.slots, strict=True) for _ in range(count)][rank]
+
+    def wait_for(self, text: str) -> None:
+        """Waits until all ranks have printed a text."""
+        end = time.monotonic() + DEADLINE
+        while not all(text in self.text(rank) for rank in range(sum(self.slots))):
+            assert self._process.poll() is None and time.monotonic() < end, self._everything()
+            time.sleep(0.05)
+
+    def pids_on(self, host: Host) -> list[int]:
+        """The processes of a host."""
+        done = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, timeout=10)
+        return [int(pid) for pid in done.stdout.split()]
+
+    def pid(self, rank: int) -> int:
+        """A rank's own process, once it has printed its number."""
+        return int(re.findall(r"^pid (\d+)$", self.text(rank), re.MULTILINE)[0])
+
+    def finish(self) -> int:
+        """Waits for the end, and returns the exit code."""
+        try:
+            self.output = self._process.communicate(timeout=DEADLINE)[0]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end\n{self._everything()}") from None
+        return self._process.returncode
+
+    def _everything(self) -> str:
+        logs = [f"--- rank {rank}\n{self.text(rank)[-500:]}\n{self.text(rank, 'stderr')[-3000:]}"
+                for rank in range(sum(self.slots))]
+        return "\n".join(logs)
+
+    def close(self) -> list[str]:
+        """Ends what is left of it, and returns what that was."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+        return end_marked(self._mark, grace=5.0)
+
+
+@contextlib.contextmanager
+def running(network: Network, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
+            env: Mapping[str, str] | None = None, cold: bool = False) -> Iterator[HostsJob]:
+    """A job, which is over afterwards."""
+    job = HostsJob(network, slots, folder, script, env, cold)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def ports_of(host: Host) -> list[int]:
+    """The TCP ports on which somebody listens on a host, except on the loopback."""
+    done = subprocess.run(["ip", "netns", "exec", host.namespace, "cat", "/proc/net/tcp", "/proc/net/tcp6"],
+                          capture_output=True, text=True, timeout=10)
+    found = re.findall(r"^\s*\d+: ([0-9A-F]+):([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A ", done.stdout, re.MULTILINE)
+    return [int(port, 16) for address, port in found if address != "0100007F"]

@@ -1,0 +1,114 @@
+"""Networks as hosts have them: several cards, cards that lead nowhere, IPv6 alone, and a host that comes late."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import hosts as machines
+from harness.launchers import clean_environment
+from hosts.jobs import DEADLINE, ENDLESS, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+STEPS = {"ENDLESS_STEPS": "30"}
+SECOND = "second"  # the device of a second cable
+
+
+@pytest.fixture
+def network():
+    with machines.network(2) as made:
+        yield made
+
+
+def ip(host, *command):
+    """Changes a host's network."""
+    subprocess.run(["ip", "-n", host.namespace, *command], check=True, capture_output=True, timeout=10)
+
+
+def second_cable(network):
+    """Joins the hosts by another cable, directly."""
+    one, other = network.hosts
+    ip(one, "link", "add", SECOND, "type", "veth", "peer", "name", SECOND, "netns", other.namespace)
+    for place, host in enumerate(network.hosts):
+        ip(host, "addr", "add", f"10.198.7.{place + 1}/24", "dev", SECOND)
+        ip(host, "link", "set", SECOND, "up")
+
+
+def sent(host, device):
+    """The bytes that a host has sent by a device."""
+    done = subprocess.run(["ip", "-n", host.namespace, "-j", "-s", "link", "show", device], check=True,
+                          capture_output=True, text=True, timeout=10)
+    return json.loads(done.stdout)[0]["stats64"]["tx"]["bytes"]
+
+
+def test_a_bridge_that_leads_nowhere_is_not_taken(network, tmp_path):
+    for host in network.hosts:  # the same address on each host, as Docker gives it
+        ip(host, "link", "add", "docker0", "type", "bridge")
+        ip(host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        ip(host, "link", "set", "docker0", "up")
+    with running(network, (1, 1), tmp_path, env=STEPS) as job:
+        assert job.finish() == 0, job.output
+        assert f"on {machines.CABLE})" in job.text(0, "stderr")
+
+
+@pytest.mark.parametrize("devices", [[SECOND], [machines.CABLE, SECOND]], ids=",".join)
+def test_cards_that_are_named_are_used_and_no_others(network, devices, tmp_path):
+    second_cable(network)
+    before = {device: sent(network.hosts[1], device) for device in (machines.CABLE, SECOND)}
+    env = STEPS | {"HVKERAS_NETWORK_INTERFACES": ",".join(devices)}
+    with running(network, (1, 1), tmp_path, env=env) as job:
+        assert job.finish() == 0, job.output
+        assert f"on {', '.join(devices)})" in job.text(0, "stderr")
+    # Each host sends half of 2 MB in each of 30 steps, twice.
+    for device, bytes_before in before.items():
+        assert (sent(network.hosts[1], device) - bytes_before > 10_000_000) == (device in devices)
+
+
+def finished(workers):
+    """Waits for processes, and returns their outputs."""
+    try:
+        outputs = [worker.communicate(timeout=DEADLINE)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.communicate()
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    return outputs
+
+
+def started(network: machines.Network, addresses: list[str], rank: int, folder: Path) -> subprocess.Popen[str]:
+    """Starts a rank of a TF_CONFIG, which needs no launcher."""
+    cluster = {"worker": [f"{address}:2222" for address in addresses]}
+    environment = clean_environment(folder) | STEPS | {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
+        "HVKERAS_SECRET": "not a secret outside of this test"}
+    return subprocess.Popen(network.hosts[rank].command(sys.executable, str(ENDLESS)), env=environment, cwd=folder,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def test_a_late_host_is_waited_for(network, tmp_path):
+    addresses = [host.address for host in network.hosts]
+    early = started(network, addresses, 0, tmp_path)
+    time.sleep(6)
+    finished([early, started(network, addresses, 1, tmp_path)])
+
+
+def test_hosts_that_have_ipv6_alone(network, tmp_path):
+    addresses = [f"fd00:199:7::{place + 1}" for place in range(2)]
+    names = "".join(f"{address} {host.name}\n" for address, host in zip(addresses, network.hosts, strict=True))
+    for host, address in zip(network.hosts, addresses, strict=True):
+        ip(host, "addr", "flush", "dev", machines.CABLE)
+        ip(host, "addr", "add", f"{address}/64", "dev", machines.CABLE, "nodad")
+        host.names_file.write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
+    outputs = finished([started(network, [f"[{address}]" for address in addresses], rank, tmp_path)
+                        for rank in range(2)])
+    assert re.search(r"UCX [\d.]+ on cable\), 2 ranks on 2 hosts", outputs[0])

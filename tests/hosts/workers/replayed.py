@@ -1,0 +1,20 @@
+"""Tries to connect to an address of UCX by a device, as a leader of the job would, and prints what came of it."""
+
+from __future__ import annotations
+
+import sys
+
+from hvkeras.backends.native.network import ucx_folder
+from hvkeras.backends.native.ucx import Ucx
+from hvkeras.cpp_library.loading import library
+from hvkeras.errors import MachineError
+
+ucx = Ucx(library(), ucx_folder())
+own = ucx.open(0, {"NET_DEVICES": sys.argv[2], "TLS": "tcp", "RNDV_THRESH": "inf"}, 2)
+try:
+    ucx.connect(0, 1, [bytes.fromhex(sys.argv[1]), own], ["a rank of the job", "a stranger"], 1, 3.0)
+except MachineError as error:
+    print(str(error).partition(": ")[2])
+else:
+    print("connected")
+ucx.close(0)

@@ -1,0 +1,51 @@
+"""Loads UCX, joins its job twice on the engine native, and reports what that has changed and left in the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import tensorflow as tf
+
+import hvkeras as hvd
+from hvkeras.backends.native.network import ucx_folder
+from hvkeras.backends.native.ucx import Ucx
+from hvkeras.cpp_library.loading import library
+
+
+def signals() -> str:
+    """The signals that the process handles, as a set of bits."""
+    return re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)[0]
+
+
+def descriptors() -> dict[str, int]:
+    """How many open descriptors there are of each kind."""
+    kinds: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            kinds[re.sub(r"\d+", "", os.readlink(f"/proc/self/fd/{name}"))[:20]] += 1
+        except OSError:
+            continue
+    return dict(kinds)
+
+
+def threads() -> list[str]:
+    """The names of all threads."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return sorted(names)
+
+
+before = signals()
+Ucx(library(), ucx_folder())
+loaded = {"signals": [before, signals()], "environment": sorted(name for name in os.environ if "UCX" in name)}
+print("LOADED " + json.dumps(loaded), flush=True)
+for _ in range(2):
+    hvd.init("native")
+    inside = {"threads": threads(), "descriptors": descriptors()}
+    total = float(hvd.allreduce(tf.ones([300_000]), op=hvd.Sum)[-1])
+    hvd.shutdown()
+    print("STATE " + json.dumps({"sum": total, "inside": inside, "threads": threads(), "descriptors": descriptors()}),
+          flush=True)
