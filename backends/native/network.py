@@ -98,6 +98,7 @@ class Network:
             "NET_DEVICES": ",".join([*rdma, *self.interfaces]),
             "TLS": "ib,tcp" if rdma else "tcp",
             "MAX_EAGER_RAILS": str(len(self.interfaces)),
+            "TCP_CONN_NB": "y",  # else nothing ends an attempt to reach a host whose firewall drops packets
         }
         if not rdma:  # over TCP, an announcement of what is to be sent would wait behind the data that is on its way
             self.settings["RNDV_THRESH"] = "inf"

@@ -38,8 +38,8 @@ class Ucx:
         self._functions.hvkeras_ucx_close.argtypes = [ctypes.c_int64]
         self._functions.hvkeras_ucx_close.restype = None
         version = ctypes.c_char_p()
-        # Read when UCX is loaded: it leaves signals and the process's memory functions as they are.
-        with env(UCX_HANDLE_ERRORS="none", UCX_MEM_EVENTS="n"):
+        # Read when UCX is loaded: it leaves signals (SIGHUP, too) and the process's memory functions as they are.
+        with env(UCX_HANDLE_ERRORS="none", UCX_DEBUG_SIGNO="0", UCX_MEM_EVENTS="n"):
             problem = self._functions.hvkeras_ucx_load(folder.encode(), ctypes.byref(version))
         if problem is not None:
             raise MachineError(explain("The native engine must load UCX to reach other hosts", "install it again: pip"

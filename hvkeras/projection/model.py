@@ -13,9 +13,8 @@ from hvkeras.projection.pipeline import exposed
 
 RING, HIERARCHICAL, RECURSIVE = "ring", "hierarchical", "recursive"
 ALGORITHMS = (RING, HIERARCHICAL, RECURSIVE)
-# The algorithm that backends use between hosts, and the measured share of the network's bandwidth that they reach with
-# 1 MiB or more: docs/projection.md. All other backends use a ring of all ranks.
-ENGINES = {"native": (HIERARCHICAL, 0.65)}
+# The algorithm that backends use between hosts: docs/projection.md. All other backends use a ring of all ranks.
+ENGINES = {"native": HIERARCHICAL}
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,11 @@ class Engine:
         algorithm: Its algorithm between hosts, one of `ALGORITHMS`.
         start: Seconds that every allreduce takes, regardless of its size.
         inside: The link between two ranks of a host, including all of the engine's work per byte.
-        share: The share of a network's bandwidth that it reaches.
     """
 
     algorithm: str
     start: float
     inside: Link
-    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,6 @@ def engine_of(backend: str, sizes: Sequence[float], seconds: Sequence[float], ra
         ranks: The number of participating ranks, at least 2.
         algorithm: The algorithm between hosts; by default, the one that the backend uses.
     """
-    own, share = ENGINES.get(backend, (RING, 1.0))
     # Seconds that each allreduce would take at one byte per second, and those that it took.
     unit = np.array([cost.ring(size, ranks, Link(0.0, 1.0)) for size in sizes])
     taken = np.array(seconds)
@@ -95,7 +91,7 @@ def engine_of(backend: str, sizes: Sequence[float], seconds: Sequence[float], ra
             start, per_byte = 0.0, float(np.mean(taken / unit))
         elif per_byte <= 0:
             start, per_byte = float(np.mean(taken)), 1e-15
-    return Engine(algorithm or own, start, Link(0.0, 1 / per_byte), share)
+    return Engine(algorithm or ENGINES.get(backend, RING), start, Link(0.0, 1 / per_byte))
 
 
 def allreduce(size: float, ranks: int, engine: Engine, cluster: Cluster) -> float:
@@ -105,11 +101,10 @@ def allreduce(size: float, ranks: int, engine: Engine, cluster: Cluster) -> floa
     hosts, on_each = cluster.hosts(ranks), min(ranks, cluster.ranks_per_host)
     if hosts == 1:
         return engine.start + cost.ring(size, ranks, engine.inside)
-    reached = engine.share * cluster.bandwidth
     if engine.algorithm == RECURSIVE:  # all ranks of a host exchange with other hosts at once
-        shared = Link(cluster.latency, min(reached / on_each, engine.inside.bandwidth))
+        shared = Link(cluster.latency, min(cluster.bandwidth / on_each, engine.inside.bandwidth))
         return engine.start + cost.recursive(size, ranks, shared)
-    between = Link(cluster.latency, min(reached, engine.inside.bandwidth))
+    between = Link(cluster.latency, min(cluster.bandwidth, engine.inside.bandwidth))
     if engine.algorithm == HIERARCHICAL:
         return engine.start + cost.hierarchical(size, hosts, on_each, engine.inside, between)
     return engine.start + cost.ring(size, ranks, between)

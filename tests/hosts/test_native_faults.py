@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -51,7 +52,8 @@ def test_a_host_that_stops_is_named(network, tmp_path):
             assert job.finish() != 0
         finally:
             for pid in stopped:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # the launcher has ended it already
+                    os.kill(pid, signal.SIGKILL)
         for rank in (0, 1):
             assert re.search(rf"rank {rank} on {job.host_of(rank).name} ends because rank 2", job.last_line(rank)), \
                 job.text(rank, "stderr")

@@ -115,8 +115,7 @@ def test_without_ucx_the_message_says_so_and_auto_takes_the_next(pair, tmp_path,
     (tmp_path / "hidden" / "libucx.py").touch()  # no package, so that it has no folder with libraries
     path = f"{tmp_path / 'hidden'}{os.pathsep}{clean_environment(tmp_path)['PYTHONPATH']}"
     refused = backend == "native"
-    outputs = run_tf_config(pair, tmp_path, backend, "meet.py", expect=int(refused), extra={"PYTHONPATH": path},
-                            cold=True)
+    outputs = run_tf_config(pair, tmp_path, backend, "meet.py", expect=int(refused), extra={"PYTHONPATH": path})
     if refused:
         for rank in (0, 1):
             said = "native on rank 0: between hosts it needs UCX, which is not installed; pip install 'hvkeras[hosts]'"

@@ -10,7 +10,7 @@ from hvkeras.cpp_library.loading import library
 from hvkeras.errors import MachineError
 
 ucx = Ucx(library(), ucx_folder())
-own = ucx.open(0, {"NET_DEVICES": sys.argv[2], "TLS": "tcp", "RNDV_THRESH": "inf"}, 2)
+own = ucx.open(0, {"NET_DEVICES": sys.argv[2], "TLS": "tcp", "TCP_CONN_NB": "y", "RNDV_THRESH": "inf"}, 2)
 try:
     ucx.connect(0, 1, [bytes.fromhex(sys.argv[1]), own], ["a rank of the job", "a stranger"], 1, 3.0)
 except MachineError as error:

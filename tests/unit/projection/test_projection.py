@@ -154,13 +154,6 @@ def test_known_backends_have_their_ways():
     ways = {name: model.engine_of(name, [1000], [1.0], 2) for name in ("native", "horovod", "a plug-in")}
     assert [engine.algorithm for engine in ways.values()] == [HIERARCHICAL, RING, RING]
     assert model.engine_of("native", [1000], [1.0], 2, RECURSIVE).algorithm == RECURSIVE
-    assert 0 < ways["native"].share < ways["horovod"].share == 1
-
-
-def test_an_engine_that_reaches_half_of_a_network_takes_twice_as_long():
-    whole, half = (Engine(HIERARCHICAL, 0.0, Link(0.0, 1e15), share) for share in (1.0, 0.5))
-    slow = Cluster(1, 0.0, 1e8)
-    assert model.allreduce(MIB, 4, half, slow) == pytest.approx(2 * model.allreduce(MIB, 4, whole, slow))
 
 
 def parsed(*words: str) -> argparse.Namespace:
