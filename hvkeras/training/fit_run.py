@@ -229,8 +229,11 @@ class FitRun:
         return found
 
     def _layers(self) -> list[model_layers.Layer]:
-        """Describes the layers that all ranks must have alike; none if the ranks' weights are not compared either."""
-        if self._divergence_check is None:
+        """Describes the layers that all ranks must have alike; none if the ranks' weights are not compared either.
+
+        Nor where layers learn from data: others' shapes follow from their vocabularies, which the broadcast compares.
+        """
+        if self._divergence_check is None or compat.learned_layers(self.model):
             return []
         part = distributed_part(getattr(self.model, "optimizer", None))
         local = part.__dict__.get("_hvkeras_local_layers", ()) if part is not None else ()
