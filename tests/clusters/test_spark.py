@@ -138,11 +138,11 @@ def test_slots_that_another_job_uses_are_waited_for(executors: Outcome):
     assert ranks == 2
 
 
-def test_a_lost_executor_is_named_and_nothing_is_left(executors: Outcome):
-    kind, text, gone = executors.result("a_lost_executor_is_named_and_nothing_is_left", 0)
+def test_a_lost_executor_is_named_and_nothing_is_left_or_trained_again(executors: Outcome):
+    kind, text, gone, started = executors.result("a_lost_executor_is_named_and_nothing_is_left_or_trained_again", 0)
     assert kind == "PeerError"
     assert re.search(r"rank [01] on \S+ .*(was lost|ended unexpectedly)", text), text
-    assert gone
+    assert gone and started == 2
 
 
 def test_an_interrupted_driver_goes_on_without_the_job(executors: Outcome):

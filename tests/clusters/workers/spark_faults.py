@@ -77,7 +77,7 @@ def slots_that_another_job_uses_are_waited_for():
 
 
 @check
-def a_lost_executor_is_named_and_nothing_is_left():
+def a_lost_executor_is_named_and_nothing_is_left_or_trained_again():
     out = io.StringIO()
 
     def kill() -> None:
@@ -96,7 +96,7 @@ def a_lost_executor_is_named_and_nothing_is_left():
     deadline = time.monotonic() + 20
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return *report, not any(map(psutil.pid_exists, pids))
+    return *report, not any(map(psutil.pid_exists, pids)), len(pids)
 
 
 @check
