@@ -154,9 +154,9 @@ def a_backend_a_transformation_and_what_is_ignored():
 def mistakes_are_told():
     found = []
     for options in ({"feature_cols": ["nothing"]}, {"store": None}, {"loss": None}, {"validation": 2.0},
-                    {"label_cols": ["text"], "epochs": 1}):
+                    {"feature_cols": ["pair"], "epochs": 1}):
         try:
-            estimator(**options).fit(assembled.selectExpr("*", "array(1, 2) as text"))
+            estimator(**options).fit(assembled.selectExpr("*", "array(1, 2) as pair"))
         except Exception as error:
             found.append([type(error).__name__, str(error)])
     holes = assembled.selectExpr("*", "if(number = 5, null, total) as holes")
