@@ -243,7 +243,7 @@ def train_a_little():
     print("trained")
 
 
-def test_backends_are_compared_by_jobs_on_ray(nodes, tmp_path, capfd):
+def test_backends_are_compared_by_jobs_on_ray(nodes, tmp_path):
     settings = RayExecutor.create_settings(timeout_s=60)
     result = compare(train_a_little, np=2, backends=["native", "tfdist"], baseline=False, out=tmp_path,
                      settings=settings)
@@ -252,7 +252,6 @@ def test_backends_are_compared_by_jobs_on_ray(nodes, tmp_path, capfd):
     assert [path.read_text() for path in sorted(tmp_path.glob("*/rank.*/stdout"))] == ["trained\n"] * 4
     failed = compare(fail_on_rank_1, args=["raise"], np=2, backends="tfdist", baseline=False, settings=settings)
     assert "rank 1 on" in failed.rows[0]["failure"] and "the sky is falling" in failed.rows[0]["failure"]
-    assert "the sky is falling" in capfd.readouterr().out
 
 
 def elastic_training(folder):
