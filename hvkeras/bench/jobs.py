@@ -214,9 +214,9 @@ class Remote:
         """Builds and traces the participant, runs it once, and verifies the result."""
         self._update(self._ask("prepare"))
 
-    def timed(self, calls: int) -> float:
-        """Runs a block, verifies its result, and returns the mean seconds per call."""
-        answer = self._ask("time", calls)
+    def timed(self, calls: int, part: str = "") -> float:
+        """Runs a block of the whole work, or of a part of it, and returns the mean seconds per call."""
+        answer = self._ask("time", calls, part)
         seconds, row = answer or (0.0, None)
         self._update(row)
         return float(seconds)
@@ -230,10 +230,10 @@ class Remote:
         return self._job.ask(what, self._place, *arguments)
 
     def _update(self, answer: Mapping[str, Any] | None) -> None:
-        """Updates the row from the ranks' copy, except for its blocks, which are kept here."""
+        """Updates the row from the ranks' copy, except for its times, which are kept here."""
         if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:
-            blocks, calls = self.row.blocks, self.row.calls
-            self.row = Row.from_json(answer)
-            self.row.blocks, self.row.calls = blocks, calls
+            before, self.row = self.row, Row.from_json(answer)
+            self.row.blocks, self.row.calls = before.blocks, before.calls
+            self.row.parts |= before.parts

@@ -28,6 +28,14 @@ class Participant(abc.ABC):
     def run(self, calls: int) -> None:
         """Does the work `calls` times."""
 
+    def run_part(self, part: str, calls: int) -> None:
+        """Does a part of the work, one of `row.parts`, `calls` times.
+
+        Raises:
+            KeyError: The work has no such part.
+        """
+        raise KeyError(f"{calls} times {part!r}")
+
     @abc.abstractmethod
     def check(self) -> None:
         """Verifies the result of `run`.
@@ -53,12 +61,25 @@ def prepare(one: Participant, ranks: Ranks) -> None:
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
 
-def timed(one: Participant, calls: int, ranks: Ranks) -> float:
-    """Runs a block on all ranks, verifies its result, and returns the mean seconds per call."""
+def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> float:
+    """Runs a block on all ranks, verifies its result, and returns the mean seconds per call.
+
+    Args:
+        one: The participant.
+        calls: How often its work is done.
+        part: The part of the work to do instead, or "".
+        ranks: The ranks.
+    """
+    def run(calls: int) -> None:
+        if part:
+            one.run_part(part, calls)
+        else:
+            one.run(calls)
+
     def block() -> float:
-        one.run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
+        run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
         begun = time.perf_counter()
-        one.run(calls)
+        run(calls)
         seconds = (time.perf_counter() - begun) / calls
         one.check()
         return seconds

@@ -49,12 +49,15 @@ def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[f
             show(0.3 + 0.7 * share, f"{one.row.work}: {one.row.name}, round {number + 1} of {rounds}")
             seconds = one.timed(one.row.calls)
             one.row.blocks.append(seconds / one.row.links)
+            for part in [] if one.row.reason else list(one.row.parts):
+                seconds = one.timed(one.row.calls, part)
+                one.row.parts[part].append(seconds)
         left = _left(left)
     for one in left:
         one.finish()
     for one in participants:
         if one.row.reason:
-            one.row.blocks = []
+            one.row.blocks, one.row.parts = [], {}
 
 
 def _left(participants: Sequence[Remote]) -> list[Remote]:
@@ -65,7 +68,7 @@ def _cost(one: Remote, block: float) -> float:
     """Sets the number of calls in a block, and returns roughly how many seconds a block takes."""
     seconds = one.timed(1)
     one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1
-    return seconds * (one.row.calls + 1)
+    return (seconds + sum(one.timed(1, part) for part in list(one.row.parts))) * (one.row.calls + 1)
 
 
 def _rounds(seconds: float, cost: float) -> int:

@@ -23,7 +23,7 @@ from hvkeras.bench import report
 from hvkeras.bench.figures import with_figures
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
-from hvkeras.bench.models import MODELS
+from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.plan import Plan
 from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
@@ -69,6 +69,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
     made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
     made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
+    made.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd", help="Optimizer of the steps (default:"
+                      " sgd).")
+    made.add_argument("--plain-update", action="store_true", help="Also times engines with the optimizer's update not"
+                      " compiled.")
     made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
                       f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
     made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
@@ -142,8 +146,8 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
     if flags.np < 2:
         raise UsageError(explain("At least two processes are needed to reduce anything", f"{PROG} {flags.kind} -np 2",
                                  np=flags.np))
-    for name, kind in (("sizes", "allreduce"), ("models", "step"), ("jit", "step")):
-        if getattr(flags, name) and flags.kind != kind:
+    for name, kind in (("sizes", "allreduce"), ("models", "step"), ("jit", "step"), ("plain-update", "step")):
+        if getattr(flags, name.replace("-", "_")) and flags.kind != kind:
             raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
         raise UsageError(explain("--rounds must be a positive number, and replaces --time", rounds=flags.rounds,
@@ -224,7 +228,8 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
         mpi = flags.launcher == "mpirun"
         method = LaunchMethod(lambda ranks: _command(flags, ranks), lambda name: _objection(flags, name),
                               _last_line_of_hvkeras if mpi else root_cause, end, mpi)
-        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.pin, flags.timeout, str(folder))
+        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
+                    flags.timeout, str(folder))
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         try:
             with contextlib.closing(InterleavedRun(plan, method, effort, show)) as interleaved_run:
