@@ -65,7 +65,8 @@ test:
 # More than two, as some ranks wait while others work. Tests that share a launch stay together.
 WORKERS := 4
 PYTEST := bin/pytest -n $(WORKERS)
-NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser
+NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser \
+  $(if $(wildcard $(CLUSTERS)/.has-spark),$(CLUSTERS)/.has-hvkeras)  # tests/launch/test_spark.py uses it
 
 test-early: $(NEWEST) $(OLDEST)/.has-hvkeras
 	$(VENV)/$(PYTEST) -m "early and not slow"
@@ -85,8 +86,8 @@ test-oldest: $(OLDEST)/.has-hvkeras
 test-cold: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m sample --cold
 
-# Real schedulers: Ray, Slurm and torchrun, in an environment of their own.
-test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-torch
+# Real schedulers: Ray, Slurm, Spark and torchrun, in an environment of their own.
+test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-spark $(CLUSTERS)/.has-torch
 	$(CLUSTERS)/bin/pytest tests/clusters
 
 # What takes minutes: marked `slow`, and left out of all others.
@@ -277,6 +278,13 @@ $(CLUSTERS)/.has-ray: $(CLUSTERS)/.has-hvkeras
 $(CLUSTERS)/.has-torch: | $(CLUSTERS)/.has-hvkeras
 	@echo "Installing torch"
 	@$(call pip,$(CLUSTERS)) "torch==2.13.*"
+	@touch $@
+
+# Spark itself comes with its package; it needs a Java.
+$(CLUSTERS)/.has-spark: | $(CLUSTERS)/.has-hvkeras
+	@command -v java >/dev/null || tools/system_packages.sh openjdk-17-jre-headless
+	@echo "Installing Spark (a large download the first time)"
+	@$(call pip,$(CLUSTERS)) $$(sed -n 's/^spark = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d ',"')
 	@touch $@
 
 # Slurm's daemons are started by the tests, and by nothing else.

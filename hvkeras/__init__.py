@@ -83,13 +83,14 @@ _HOMES = {
     ),
 }
 _ORIGIN = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("callbacks", "elastic", "keras", "parameter_server", "tensorflow")
+_MODULES = ("callbacks", "elastic", "keras", "parameter_server", "spark", "tensorflow")
 
 if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/test_public_names.py compares
     from hvkeras import callbacks as callbacks
     from hvkeras import elastic as elastic
     from hvkeras import keras as keras
     from hvkeras import parameter_server as parameter_server
+    from hvkeras import spark as spark
     from hvkeras import tensorflow as tensorflow
     from hvkeras.collectives.broadcasts import allgather_object as allgather_object
     from hvkeras.collectives.broadcasts import broadcast_ as broadcast_

@@ -295,7 +295,7 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
                                     settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
     channel.client.watch_exit(_Process.exit_watch)
     hooks = FailureHooks(channel.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
-                         and settings.log_level in ("DEBUG", "TRACE"))
+                         and settings.log_level in ("DEBUG", "TRACE"), settings.run_cause)
     _Process.channel, _Process.hooks, _Process.launch = channel, hooks, launch
     if channel.client.cause is not None:
         hooks.job_ended(channel.client.cause)

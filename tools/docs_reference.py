@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SECTION = "Reference"  # of the navigation, to which the pages are added
 FOLDER = "reference"
 INTERFACE = "hvkeras.backends.interface"  # what a backend implements
-MODULES = ("hvkeras.callbacks", "hvkeras.elastic", "hvkeras.parameter_server", "hvkeras.ray", INTERFACE)
+MODULES = ("hvkeras.callbacks", "hvkeras.elastic", "hvkeras.parameter_server", "hvkeras.ray", "hvkeras.spark",
+           INTERFACE)
 ALIASES = ("hvkeras.tensorflow", "hvkeras.tensorflow.keras", "hvkeras.keras")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -110,15 +110,16 @@ class Cluster:
     def _pin_gpu(self, tf: Any, start: Start) -> list[Any]:
         """Pins this rank to one GPU, as Horovod users do in their scripts (whose later calls then have no effect)."""
         gpus: list[Any] = tf.config.list_physical_devices("GPU")
-        if len(gpus) < start.topology.local_size:
+        place = 0 if start.launch.own_gpus else start.topology.local_rank
+        if len(gpus) < start.topology.local_size and not start.launch.own_gpus:
             if gpus:
                 tf.config.set_visible_devices([], "GPU")
             return []
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
-        whole_host = start.keeps_gpus and start.topology.local_size == 1
+        whole_host = start.keeps_gpus and (start.topology.local_size == 1 or start.launch.own_gpus)
         if len(tf.config.get_visible_devices("GPU")) > 1 and not whole_host:
-            tf.config.set_visible_devices(gpus[start.topology.local_rank], "GPU")
+            tf.config.set_visible_devices(gpus[place], "GPU")
         return gpus
 
     def _bypass_proxies(self, addresses: list[str]) -> None:

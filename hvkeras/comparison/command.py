@@ -30,6 +30,7 @@ from hvkeras.launcher.check_build import why_not
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.launcher.screen import Screen
+from hvkeras.launcher.trial import Trial
 from hvkeras.projection import arguments as projection
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.report.charts import missing
@@ -65,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
     projection.add_arguments(made)
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    made.set_defaults(trial=Trial)  # what a run is made of
     return made
 
 

@@ -19,6 +19,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.screen import screen
+from hvkeras.launcher.trial import Trial
 from hvkeras.report.charts import missing
 from hvkeras.report.page import fragment
 
@@ -96,16 +97,51 @@ def compare(
         UsageError: An argument is wrong, or the function cannot be pickled.
         MachineError: No backend works here.
     """
+    flags = flags_of(np, backends, repeat, baseline, timeout, hosts, out, verbose)
+    remote = not all(host.local for host in place(max(flags.np, default=1), hosts, None))
+    with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
+        flags.command = command_of(func, args, kwargs, Path(folder).absolute())
+        return compared(func, flags)
+
+
+def flags_of(
+    np: int | Sequence[int], backends: str | Sequence[str] | None, repeat: int, baseline: bool, timeout: float,
+    hosts: str | None, out: str | Path | None, verbose: bool, trial: Callable[..., Trial] = Trial,
+) -> argparse.Namespace:
+    """Returns the flags of `hvkeras compare` for the arguments of `compare`.
+
+    Args:
+        np: See `compare`, as for all but the last.
+        backends: See `compare`.
+        repeat: See `compare`.
+        baseline: See `compare`.
+        timeout: See `compare`.
+        hosts: See `compare`.
+        out: See `compare`.
+        verbose: See `compare`.
+        trial: Makes each run.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
     sizes = (np,) if isinstance(np, int) else tuple(np)
     if not all(isinstance(number, int) and number > 0 for number in (*sizes, repeat)) or not timeout > 0:
         raise UsageError(explain("Processes, repeats and seconds must be positive", "np=2, repeat=3", np=np,
                                  repeat=repeat, timeout=timeout))
-    flags = argparse.Namespace(
+    return argparse.Namespace(
         np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts,
         backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
-        out=None if out is None else str(out), verbose=verbose, project=())
-    remote = not all(host.local for host in place(max(sizes, default=1), hosts, None))
-    with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
-        flags.command = command_of(func, args, kwargs, Path(folder).absolute())
-        made = comparison_of(flags, screen(), f"{getattr(func, '__qualname__', repr(func))}()")
-    return ComparisonResult(made)
+        out=None if out is None else str(out), verbose=verbose, project=(), trial=trial, command=())
+
+
+def compared(func: Callable[..., Any], flags: argparse.Namespace) -> ComparisonResult:
+    """Runs the comparison of a function.
+
+    Args:
+        func: The function, for the title.
+        flags: The flags.
+
+    Raises:
+        MachineError: No backend works here.
+    """
+    return ComparisonResult(comparison_of(flags, screen(), f"{getattr(func, '__qualname__', repr(func))}()"))

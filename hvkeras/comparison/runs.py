@@ -43,7 +43,7 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
     arguments = ["-np", str(processes), "--backend", "local" if name == ONE_PROCESS else name,
                  "--output-filename", str(output)]
     arguments += ["-H", flags.hosts] if flags.hosts else []
-    trial = Trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
+    trial: Trial = flags.trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
     return replace(trial, environment={**os.environ, **environment, "HVKERAS_RECORD": str(trial.records)})
 
 

@@ -1,7 +1,7 @@
 """Rendezvous: how the ranks of a launch find the control channel, with one method per kind of launch.
 
-Rank 0 serves the channel (under `hvkeras run`, the launcher does). The other ranks learn its address and the job's
-secret from something they share: the environment, MPI, horovodrun's store, or a private folder.
+Rank 0 serves the channel (under `hvkeras run` the launcher does, on Spark rank 0's task). The other ranks learn its
+address and the job's secret from something they share: the environment, MPI, horovodrun's store, or a private folder.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
         HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
     """
     waiting = Waiting(settings.start_timeout)
-    methods = {"run": _by_environment, "mpi": _by_mpi_or_folder, "horovod_store": _by_horovod_store,
-               "tf_config": _by_address, "address": _by_address, "folder": _by_folder}
+    methods = {"run": _by_environment, "spark": _by_environment, "mpi": _by_mpi_or_folder,
+               "horovod_store": _by_horovod_store, "tf_config": _by_address, "address": _by_address,
+               "folder": _by_folder}
     serves_at_port = launch.rank == 0 and uses_announced_port(launch, settings)
     with contextlib.ExitStack() as on_failure:
         claim = claim_port(launch) if launch.cluster and not serves_at_port else None

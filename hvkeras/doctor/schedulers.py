@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.doctor.spark import spark
 from hvkeras.errors import UsageError
 from hvkeras.launch_environments import detect_launch, slurm
 from hvkeras.launcher.check_build import find_command, version_of
@@ -19,7 +20,7 @@ def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
         environ: The environment variables.
 
     Yields:
-        What this process would find as a rank; Slurm and Ray, where they are.
+        What this process would find as a rank; Slurm, Ray and Spark, where they are.
     """
     yield _launch(environ)
     if srun := find_command("srun"):
@@ -29,6 +30,8 @@ def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     if ray := version_of("ray"):
         yield check_result("Ray", ray, "" if int(ray.partition(".")[0]) < _NEWEST_RAY else
                            "hvkeras.ray is made for Ray 2", "pip install 'hvkeras[ray]'", NOTE)
+    if version := version_of("pyspark"):
+        yield spark(version, environ)
 
 
 def _launch(environ: Mapping[str, str]) -> Finding:

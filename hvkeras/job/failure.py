@@ -9,6 +9,7 @@ as one exits), and no rank outlives the grace period.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -43,9 +44,11 @@ class FailureHooks:
         host: This rank's host name.
         exit_grace: Seconds that the main thread has to unwind after a failure elsewhere.
         show_secondary: Whether a survivor also prints the traceback of its aborted collective.
+        cause_file: The file that the cause of the job's end is written to, for a launcher; "" for none.
     """
 
-    def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool) -> None:
+    def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool,
+                 cause_file: str = "") -> None:
         self.backends: list[Backend] = []
         self.before_last_line: list[Callable[[str], None]] = []  # called with how this rank ends; see `_close_record`
         self._client = client
@@ -53,6 +56,7 @@ class FailureHooks:
         self._rank = client.introduction.rank
         self._grace = exit_grace
         self._show_secondary = show_secondary
+        self._cause_file = cause_file
         self._unwinding = threading.Event()
         self._last_line_lock = threading.Lock()
         self._exit_code: Any = None
@@ -173,6 +177,9 @@ class FailureHooks:
     def _last_line(self, cause: Cause | None) -> None:
         if cause is None:
             return
+        if self._cause_file:
+            with contextlib.suppress(OSError), open(self._cause_file, "w", encoding="utf-8") as file:
+                json.dump(cause.to_message(), file)
         if cause.rank == self._rank:
             say(f"{cause.sentence()}; the job ends on all ranks")
         else:

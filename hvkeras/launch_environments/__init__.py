@@ -20,6 +20,7 @@ from hvkeras.launch_environments import (
     indexed_job,
     open_mpi,
     slurm,
+    spark,
     tf_config,
     torchrun,
 )
@@ -32,6 +33,7 @@ __all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "d
 
 LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = (
     hvkeras_run.detect,
+    spark.detect,
     horovodrun_gloo.detect,
     open_mpi.detect,
     hydra.detect,

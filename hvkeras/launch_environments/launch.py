@@ -10,7 +10,8 @@ class Rendezvous:
     """Where the ranks of one launch can find each other.
 
     Attributes:
-        kind: `none` (one process), `run` (our launcher serves the control channel at `address`),
+        kind: `none` (one process), `run` (our launcher serves the control channel at `address`), `spark` (so does rank
+            0's task),
             `mpi` (exchange over MPI), `horovod_store` (horovodrun's key-value store at `address`),
             `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `address` (rank 0 listens at
             `address`, which all ranks were given), `folder` (rank 0 writes address and secret to a
@@ -38,6 +39,7 @@ class Launch:
         cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
         tasks: What users call each rank, in rank order: with TF_CONFIG its task (`chief 0`, `worker 0`, ...), in a
             Kubernetes Job its pod; empty where ranks are known by their numbers.
+        own_gpus: Whether the process sees only GPUs that the launcher has given to it.
         mpi: Whether the process was started by an MPI launcher.
     """
 
@@ -49,4 +51,5 @@ class Launch:
     local_size: int | None = None
     cluster: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    own_gpus: bool = False
     mpi: bool = False

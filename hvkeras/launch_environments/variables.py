@@ -102,6 +102,34 @@ def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezv
     return Launch(launcher, rank, size, rendezvous, local_rank, local_size, mpi=mpi)
 
 
+def served_launch(launcher: str, kind: str, environ: Mapping[str, str], names: Names, control: str) -> Launch | None:
+    """Recognises a rank of a launcher of our own, which serves the control channel and says where.
+
+    Args:
+        launcher: The launcher's printed name.
+        kind: The kind of rendezvous.
+        environ: The environment.
+        names: The launcher's variable names; they begin like `control`.
+        control: The variable of the control channel's address.
+
+    Returns:
+        The launch; None if this launcher did not start the process.
+
+    Raises:
+        UsageError: A variable is missing or cannot be read.
+    """
+    needed = (names.rank, names.size, names.local_rank, names.local_size, control)
+    if not is_launched_by(launcher, environ, needed, needed):
+        return None
+    address = environ[control]
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(explain(f"{control} must be host:port, as {launcher} sets it",
+                                 f"unset the variables that begin with {control.rpartition('_')[0]}_, or start with"
+                                 f" {launcher}", **{control: address}))
+    return launch_from(launcher, environ, names, Rendezvous(kind, address))
+
+
 def _check_below(rank: int, size: int, rank_name: str, size_name: str, launcher: str) -> None:
     if rank >= size:
         raise UsageError(explain(f"{rank_name} must be below {size_name}, as {launcher} sets them",

@@ -34,9 +34,9 @@ POLL_INTERVAL = 0.5  # seconds between the guard's checks of the agent
 PATIENCE = 15.0  # seconds for which the agent may stay stopped, unless the command line says otherwise
 CHUNK = 65536
 SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
+SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Rank:
@@ -63,7 +63,7 @@ class Agent:
 
     def run(self) -> None:
         """Sends hello, starts the ranks of the job that it receives, and serves them until standard input closes."""
-        _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, self._lose_guard)
         woken, waker = os.pipe()
         for descriptor in (0, woken, waker):
@@ -86,7 +86,7 @@ class Agent:
         parent = os.getpid()
 
         def before_the_command() -> None:
-            _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -199,7 +199,7 @@ class Agent:
         deadline = time.monotonic() + TERMINATE_GRACE
         while time.monotonic() < deadline and not all(rank.exited for rank in self._ranks):
             self._poll(0.05)
-        while time.monotonic() < deadline + KILL_GRACE and _kill_descendants():
+        while time.monotonic() < deadline + KILL_GRACE and kill_descendants():
             self._poll(0.01)
         for rank in self._ranks:
             for descriptor in list(rank.streams):
@@ -220,11 +220,11 @@ def guarded(patience: float) -> None:
     Args:
         patience: Seconds for which the agent may stay stopped.
     """
-    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # for sigtimedwait
     guard, agent = os.getpid(), os.fork()
     if agent == 0:
-        _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != guard:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -236,7 +236,7 @@ def guarded(patience: float) -> None:
         sys.stderr.write(f"the agent of hvkeras run there, pid {agent}, {how}\n")
         sys.stderr.flush()
     deadline = time.monotonic() + KILL_GRACE
-    while time.monotonic() < deadline and _kill_descendants():
+    while time.monotonic() < deadline and kill_descendants():
         time.sleep(0.01)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -290,7 +290,7 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-def _kill_descendants() -> bool:
+def kill_descendants() -> bool:
     """Kills every living process below this one; returns whether there were any."""
     left = _descendants(os.getpid())
     for pid in left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from hvkeras.errors import MachineError
 from hvkeras.launch_environments import Launch, Rendezvous, indexed_job, torchrun
 from hvkeras.launcher.horovodrun import horovod_is_installed
 
-PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod", "ray")
+PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod", "ray", "pyspark")
+INSTALL_JAVA = "apt-get install openjdk-17-jre-headless (Debian), or set JAVA_HOME"
 _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
 
 
@@ -41,12 +43,25 @@ def _rows() -> list[tuple[str, Launch, str]]:
         ("Kubernetes Indexed Job", Launch(indexed_job.LAUNCHER, 0, 2, Rendezvous("address")), ""),
         ("srun", Launch("srun (Slurm)", 0, 2, Rendezvous("folder")), no_slurm),
         ("Ray", Launch("Ray", 0, 2, Rendezvous("run")), no_ray),
+        ("Spark", Launch("Spark", 0, 2, Rendezvous("spark")), _no_spark()),
         ("python (one process)", Launch("none"), ""),
     ]
 
 
 def _no_mpi4py() -> str:
     return "" if version_of("mpi4py") else "ranks need mpi4py to find each other: pip install 'hvkeras[mpi]'"
+
+
+def _no_spark() -> str:
+    if not version_of("pyspark"):
+        return "pyspark is not installed: pip install 'hvkeras[spark]'"
+    return "" if java() else f"Spark needs a Java: {INSTALL_JAVA}"
+
+
+def java() -> str:
+    """Returns the path of the Java that Spark would run, or ""."""
+    home = os.environ.get("JAVA_HOME", "")
+    return os.path.join(home, "bin", "java") if home else shutil.which("java") or ""
 
 
 def _built_without(part: str, there: bool) -> str:
@@ -100,7 +115,7 @@ def facts() -> list[str]:
     lines = [f"hvkeras {__version__}, Python {sys.version.split()[0]} at {sys.executable}"]
     lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
     lines += [f"backend {name}: {backend.availability().reason}" for name, backend in importable_backends().items()]
-    for launcher in ("mpirun", "horovodrun", "srun", "ssh"):
+    for launcher in ("mpirun", "horovodrun", "srun", "java", "ssh"):
         path = find_command(launcher)
         lines.append(f"{launcher}: {path}{_version_line(path) if launcher == 'mpirun' else ''}" if path else
                      f"{launcher}: not installed")

@@ -54,22 +54,23 @@ def with_exit_status(cause: Cause, codes: dict[int, int]) -> Cause:
     return cause
 
 
-def exit_report(cause: Cause, codes: dict[int, int], tail: str) -> str:
+def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _PREFIX) -> str:
     """Formats what failed first, with the failed rank's traceback or the end of its standard error.
 
     Args:
         cause: Why the job ended early.
         codes: Exit codes of the processes that ended by themselves.
         tail: The end of the failed rank's standard error.
+        prefix: What the launcher's own lines begin with.
     """
     cause = with_exit_status(cause, codes)
-    sentence = f"hvkeras run: {cause.sentence()}"
+    sentence = f"{prefix}{cause.sentence()}"
     if cause.traceback:
         return f"{sentence}\n{cause.traceback.rstrip()}"
     lines = [line for line in tail.rstrip().splitlines() if not CHATTER.match(line)]
     if cause.rank is None or cause.kind not in ("lost", "exit", "signal") or not lines:
         return sentence
-    heading = f"hvkeras run: the standard error of rank {cause.rank} ends with"
+    heading = f"{prefix}the standard error of rank {cause.rank} ends with"
     starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if starts:
         return "\n".join([sentence, heading, *lines[starts[-1] :]])

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import cloudpickle
-
-from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
+from hvkeras.errors import PeerError, UnsupportedError, explain
 from hvkeras.host.console import in_notebook
 from hvkeras.launcher.agent import terminal
+from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.limits import require_current_folder
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.placement import place
@@ -150,7 +149,7 @@ def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     Raises:
         UsageError: The function cannot be pickled.
     """
-    (folder / CALL).write_bytes(_pickled(func, args, kwargs))
+    (folder / CALL).write_bytes(pickled_call(func, args, kwargs))
     boot = folder / BOOT
     boot.write_text(BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path]))
     return [executable or sys.executable, str(boot), "hvkeras.launcher.task", str(folder)]
@@ -159,16 +158,6 @@ def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 def result_file(folder: Path, rank: int) -> Path:
     """Returns the file in which a rank saves its result."""
     return folder / f"rank.{rank}.pickle"
-
-
-def _pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    if not callable(func):
-        raise UsageError(explain("hvkeras.run takes a function, and so does hvkeras.compare", func=func))
-    try:
-        return bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
-    except Exception as error:  # whatever an object's own pickling raises
-        raise UsageError(explain(f"The function and its arguments must be picklable ({type(error).__name__}: {error})",
-                                 "create models and datasets inside the function", func=func)) from error
 
 
 def _run_to_completion(command: Sequence[str]) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from pathlib import Path
 
-import cloudpickle
-
-from hvkeras.errors import UsageError, explain
+from hvkeras.launcher.calls import loaded_call, pickled_result
 from hvkeras.launcher.functions import CALL, result_file
 
 
@@ -22,13 +19,7 @@ def main(folder: Path) -> None:
     Raises:
         UsageError: The function's result cannot be pickled.
     """
-    function, arguments, named = pickle.loads((folder / CALL).read_bytes())
-    result = function(*arguments, **named)
-    try:
-        data = cloudpickle.dumps(result)
-    except Exception as error:  # whatever an object's own pickling raises
-        raise UsageError(explain(f"What the function returns must be picklable ({type(error).__name__}: {error})",
-                                 "return numbers, arrays, weights or paths", returned=type(result))) from error
+    data = pickled_result(loaded_call((folder / CALL).read_bytes())())
     place = result_file(folder, int(os.environ["HVKERAS_RUN_RANK"]))
     unfinished = place.with_suffix(".unfinished")
     unfinished.write_bytes(data)

@@ -98,9 +98,21 @@ class Trial:
         self.clear()
         view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen, expected)
         try:
-            code = watch(hvkeras_run(self.arguments), self.environment, self.folder, timeout, view.update)
+            return self.run_job(timeout, view.update)
         finally:
             view.close()
+
+    def run_job(self, timeout: float, update: Callable[[float], None]) -> str:
+        """Runs the job to its end; subclasses start their ranks in other ways.
+
+        Args:
+            timeout: Seconds that it may take.
+            update: Called every moment with the seconds that have passed.
+
+        Returns:
+            Why it failed, or "".
+        """
+        code = watch(hvkeras_run(self.arguments), self.environment, self.folder, timeout, update)
         if code is None:
             return timeout_message(timeout)
         return root_cause(self.text("stderr"), code) if code else ""

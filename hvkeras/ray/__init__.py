@@ -3,7 +3,8 @@
 Nothing of Ray is imported before an executor starts its workers.
 """
 
+from hvkeras.ray.comparison import compare
 from hvkeras.ray.elastic import ElasticRayExecutor
 from hvkeras.ray.executor import RayExecutor
 
-__all__ = ["ElasticRayExecutor", "RayExecutor"]
+__all__ = ["ElasticRayExecutor", "RayExecutor", "compare"]

@@ -1,8 +1,14 @@
-"""Fixtures for tests on real schedulers."""
+"""Fixtures for tests on real schedulers, each of which runs where its package is installed."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+
+_NEED = {"test_parquet.py": "pyarrow"}
+
+collect_ignore = [name for name, package in _NEED.items() if find_spec(package) is None]
 
 
 @pytest.fixture(scope="session", autouse=True)

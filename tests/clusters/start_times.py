@@ -1,8 +1,9 @@
 """Measures the time from submit to the first training step under each scheduler, beside the scheduler's own minimum.
 
-    .venv-clusters/bin/python tests/clusters/start_times.py [TIMES]
+    .venv-clusters/bin/python tests/clusters/start_times.py [TIMES [Ray|Spark]]
 
-Prints a table in Markdown: medians in seconds, of two cold ranks on `tfdist`. Slurm's two nodes are network namespaces.
+Prints a table in Markdown: medians in seconds, of two cold ranks on `tfdist`. Slurm's two nodes are network namespaces;
+Spark's session and its Python workers run already. With a name, that scheduler alone is measured, and `hvkeras run`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,26 @@ for function in (nothing, lambda: exec(script, {})):
     print(time.monotonic() - began, flush=True)
     executor.shutdown()
 """
+ON_SPARK = """
+import sys, time
+from pyspark.sql import SparkSession
+import hvkeras.spark
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+script = open(sys.argv[1]).read()
+
+def barrier():
+    tasks = spark.sparkContext.parallelize(range(2), 2).barrier()
+    tasks.mapPartitions(lambda _: [0]).collect()
+
+barrier()  # starts Spark's own Python workers
+hvkeras.spark.run(lambda: 0, num_proc=2)  # and those of hvkeras
+for job in (barrier, lambda: hvkeras.spark.run(lambda: exec(script, {}), num_proc=2, verbose=0)):
+    began = time.monotonic()
+    job()
+    print(time.monotonic() - began, flush=True)
+"""
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -69,23 +90,28 @@ def command(folder: Path, *arguments: str) -> Callable[[], object]:
 def main() -> None:
     """Measures, and prints the table."""
     times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    chosen = sys.argv[2] if len(sys.argv) > 2 else ""
     rows: dict[str, tuple[list[float], list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        script, ray_script = folder / "first_step.py", folder / "on_ray.py"
+        script = folder / "first_step.py"
         script.write_text(FIRST_STEP)
-        ray_script.write_text(ON_RAY)
         launchers = {"hvkeras run": [str(BIN / "hvkeras"), "run", "-np", "2"]}
-        if (BIN / "torchrun").exists():
+        if not chosen and (BIN / "torchrun").exists():
             launchers["torchrun"] = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
         for title, start in launchers.items():
             rows[title] = ([timed(command(folder, *start, "true")) for _ in range(times)],
                            [timed(command(folder, *start, sys.executable, str(script))) for _ in range(times)])
-        found = [subprocess.run([sys.executable, str(ray_script), str(script)], cwd=folder, timeout=300, check=True,
-                                env=clean_environment(folder), capture_output=True, text=True).stdout.split()
-                 for _ in range(times)]
-        rows["Ray"] = ([float(least) for least, _ in found], [float(whole) for _, whole in found])
-        if not slurm_cluster.missing():
+        sessions = {"Ray": ON_RAY, "Spark": ON_SPARK}
+        for title, source in sessions.items() if not chosen else [(chosen, sessions[chosen])]:
+            session = folder / f"on_{title}.py"
+            session.write_text(source)
+            environment = clean_environment(folder) | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+            found = [subprocess.run([sys.executable, str(session), str(script)], cwd=folder, timeout=300, check=True,
+                                    env=environment, capture_output=True, text=True).stdout.split()
+                     for _ in range(times)]
+            rows[title] = ([float(least) for least, _ in found], [float(whole) for _, whole in found])
+        if not chosen and not slurm_cluster.missing():
             with slurm_cluster.cluster(folder) as slurm:
                 srun = ("srun", "-N2", "-n2")
                 rows["srun"] = ([timed(lambda: slurm.command(*srun, "true")) for _ in range(times)],

@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from hvkeras.errors import MachineError, PeerError, UsageError  # noqa: E402
-from hvkeras.ray import ElasticRayExecutor, RayExecutor, ray_logger  # noqa: E402
+from hvkeras.ray import ElasticRayExecutor, RayExecutor, compare, ray_logger  # noqa: E402
 from hvkeras.ray.placement import check_versions  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -226,6 +226,32 @@ def test_executors_work_inside_a_trial_of_ray_tune(nodes, tmp_path):
     found = tuner.fit()
     assert not found.errors, found.errors
     assert [(result.metrics["loss"], result.metrics["size"]) for result in found] == [(6.0, 2)]
+
+
+def train_a_little():
+    import keras
+    import numpy as np
+
+    import hvkeras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    x = np.ones([32, 3])
+    model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    print("trained")
+
+
+def test_backends_are_compared_by_jobs_on_ray(nodes, tmp_path):
+    settings = RayExecutor.create_settings(timeout_s=60)
+    result = compare(train_a_little, np=2, backends=["native", "tfdist"], baseline=False, out=tmp_path,
+                     settings=settings)
+    assert [(row["backend"], row["failure"]) for row in result.rows] == [("native", ""), ("tfdist", "")]
+    assert result.rows[1]["weight_difference"] == pytest.approx(0, abs=1e-6)
+    assert [path.read_text() for path in sorted(tmp_path.glob("*/rank.*/stdout"))] == ["trained\n"] * 4
+    failed = compare(fail_on_rank_1, args=["raise"], np=2, backends="tfdist", baseline=False, settings=settings)
+    assert "rank 1 on" in failed.rows[0]["failure"] and "the sky is falling" in failed.rows[0]["failure"]
 
 
 def elastic_training(folder):

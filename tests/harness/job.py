@@ -261,6 +261,7 @@ def start_job(
     expect_failure: bool = False,
     deadline: float = 240.0,
     cold: bool = False,
+    python: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Starts a job, and cleans up after it.
 
@@ -279,6 +280,7 @@ def start_job(
         expect_failure: Whether the job must fail rather than succeed.
         deadline: Seconds after which the job is ended and the test fails.
         cold: Whether each rank is a Python of its own, a child of its launcher, rather than forked (`harness.warm`).
+        python: What runs the script instead of this Python, such as that of another environment.
 
     Yields:
         The running job.
@@ -286,7 +288,7 @@ def start_job(
     job = Job(np, Path(tempfile.mkdtemp(prefix=f"{launcher}-", dir=folder)), expect_failure, deadline)
     extra = _OF_BACKENDS.get(backend, {}) | dict(env or {}) | ({"HVKERAS_BACKEND": backend} if backend else {})
     try:
-        python = [sys.executable] if cold else warm.python(clean_environment(job.folder) | extra)
+        python = python or ([sys.executable] if cold else warm.python(clean_environment(job.folder) | extra))
         found = commands(launcher, np, [str(script), *arguments], job.folder / "logs", roles, python)
         for command in [found[rank] for rank in start_order] if start_order is not None else found:
             job.start(command, extra | dict((rank_env or {}).get(-1 if command.rank is None else command.rank, {})))

@@ -103,7 +103,8 @@ def test_the_wheel_asks_for_no_flavour_of_tensorflow(wheel: zipfile.ZipFile) -> 
 def test_the_wheel_has_the_extras_and_the_version(wheel: zipfile.ZipFile) -> None:
     metadata = _metadata(wheel)
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "tensorflow", "cpu", "cuda", "mpi", "hosts", "horovod", "ray", "bench", "report", "test", "lint", "docs"}
+        "tensorflow", "cpu", "cuda", "mpi", "hosts", "horovod", "ray", "spark", "bench", "report", "test", "lint",
+        "docs"}
     assert f'__version__ = "{metadata["Version"]}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
 
 

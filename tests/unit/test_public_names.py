@@ -40,6 +40,13 @@ def test_checkers_see_the_names_of_the_table():
     assert {*seen, "__version__"} == set(hvkeras.__all__)
 
 
+def test_checkers_see_the_names_of_spark():
+    from hvkeras import spark  # its names themselves need pyspark
+
+    assert _for_checkers("hvkeras.spark") == spark._ORIGIN
+    assert set(spark.__all__) == set(spark._ORIGIN)
+
+
 def test_every_import_for_checkers_is_an_explicit_export():
     aliases = [alias for node in ast.walk(_tree("hvkeras")) if isinstance(node, ast.ImportFrom)
                for alias in node.names if alias.name in hvkeras.__all__]

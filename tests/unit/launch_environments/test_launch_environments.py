@@ -22,6 +22,7 @@ HVKERAS_RUN = {
     "HVKERAS_RUN_RANK": "1", "HVKERAS_RUN_SIZE": "4", "HVKERAS_RUN_LOCAL_RANK": "1", "HVKERAS_RUN_LOCAL_SIZE": "2",
     "HVKERAS_RUN_CONTROL": "127.0.0.1:4711",
 }
+SPARK = {name.replace("_RUN_", "_SPARK_"): value for name, value in HVKERAS_RUN.items()}
 # Captured from horovodrun 0.28.1 --gloo, rank 1 of 2.
 HOROVODRUN_GLOO = {
     "HOROVOD_HOSTNAME": "localhost", "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1",
@@ -93,6 +94,9 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
 @pytest.mark.parametrize(("environ", "launch"), [
     ({}, Launch("none")),
     (HVKERAS_RUN, Launch("hvkeras run", 1, 4, Rendezvous("run", "127.0.0.1:4711"), 1, 2)),
+    (SPARK, Launch("Spark", 1, 4, Rendezvous("spark", "127.0.0.1:4711"), 1, 2)),
+    (SPARK | {"HVKERAS_SPARK_OWN_GPUS": "on"},
+     Launch("Spark", 1, 4, Rendezvous("spark", "127.0.0.1:4711"), 1, 2, own_gpus=True)),
     (HOROVODRUN_GLOO, Launch("horovodrun (Gloo)", 1, 2, Rendezvous("horovod_store", "127.0.0.1:3289"), 1, 2)),
     (OPEN_MPI, Launch("mpirun (Open MPI)", 1, 2, Rendezvous("mpi", job="open-mpi-1240268801"), 1, 2, mpi=True)),
     (HOROVODRUN_MPI,
@@ -110,8 +114,9 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
                          Rendezvous("address", "train-0.workers:29400", "kubernetes-train-0"),
                          tasks=("pod train-0", "pod train-1"))),
     ({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"}, Launch("none")),
-], ids=["none", "hvkeras run", "horovodrun gloo", "mpirun", "horovodrun mpi", "mpich", "intel mpi", "srun",
-        "srun on one node", "sbatch script", "like torchrun", "torchrun", "indexed job", "job of independent pods"])
+], ids=["none", "hvkeras run", "spark", "spark with gpus", "horovodrun gloo", "mpirun", "horovodrun mpi", "mpich",
+        "intel mpi", "srun", "srun on one node", "sbatch script", "like torchrun", "torchrun", "indexed job",
+        "job of independent pods"])
 def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) -> None:
     assert detect_launch(environ) == launch
 
@@ -133,14 +138,14 @@ def test_numbers_have_horovods_names_and_are_no_launch(environ: dict[str, str], 
 
 
 def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
-    everything = [HVKERAS_RUN, HOROVODRUN_GLOO, OPEN_MPI, MPICH, tf_config(TWO_WORKERS), TORCHRUN, INDEXED_JOB,
-                  SLURM_STEP]
+    everything = [HVKERAS_RUN, SPARK, HOROVODRUN_GLOO, OPEN_MPI, MPICH, tf_config(TWO_WORKERS), TORCHRUN,
+                  INDEXED_JOB, SLURM_STEP]
     found = []
     while everything:
         found.append(detect_launch({name: value for one in everything for name, value in one.items()}).launcher)
         del everything[0]
-    assert found == ["hvkeras run", "horovodrun (Gloo)", "mpirun (Open MPI)", "mpiexec (MPICH)", "TF_CONFIG",
-                     "torchrun", "a Kubernetes Indexed Job", "srun (Slurm)"]
+    assert found == ["hvkeras run", "Spark", "horovodrun (Gloo)", "mpirun (Open MPI)", "mpiexec (MPICH)",
+                     "TF_CONFIG", "torchrun", "a Kubernetes Indexed Job", "srun (Slurm)"]
 
 
 @pytest.mark.parametrize(("environ", "name", "value"), [
@@ -148,6 +153,7 @@ def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
     (HVKERAS_RUN, "HVKERAS_RUN_RANK", "4"),
     (HVKERAS_RUN, "HVKERAS_RUN_LOCAL_RANK", "2"),
     (HVKERAS_RUN, "HVKERAS_RUN_CONTROL", "nowhere"),
+    (SPARK, "HVKERAS_SPARK_CONTROL", "127.0.0.1:"),
     (HOROVODRUN_GLOO, "HOROVOD_SIZE", "two"),
     (HOROVODRUN_GLOO, "HOROVOD_RANK", "2"),
     (HOROVODRUN_GLOO, "HOROVOD_GLOO_RENDEZVOUS_PORT", "http"),
@@ -177,6 +183,7 @@ def test_unreadable_variables_are_errors_that_name_them(environ: dict[str, str],
 
 @pytest.mark.parametrize(("environ", "missing"), [
     *((HVKERAS_RUN, name) for name in HVKERAS_RUN),
+    *((SPARK, name) for name in SPARK),
     *((HOROVODRUN_GLOO, name) for name in (
         "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR",
         "HOROVOD_GLOO_RENDEZVOUS_PORT")),

@@ -1,0 +1,237 @@
+"""One job on Spark, as the driver sees it: waits for slots, runs the barrier stage, and says what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from hvkeras import __version__
+from hvkeras.errors import MachineError, PeerError, UsageError, explain
+from hvkeras.host.console import say
+from hvkeras.spark.order import REPORT_BEGINS, REPORT_ENDS, Order, ranks_by_host, report_in
+from hvkeras.spark.session import is_fixed, is_on, slots_of
+
+TICK = 0.2  # seconds between two looks at a job that starts
+FIRST_REPORT, REPORT_EVERY = 5.0, 10.0  # seconds until the wait for slots is told, and told again
+CANCEL_WITHIN = 15.0  # seconds that Spark has to end a cancelled job
+# Spark keeps Python workers by their environment, so this variable sets ours apart from those of the user's functions,
+# which may have imported TensorFlow.
+OWN_WORKERS = ("PYTHON_WORKERS_OF", "hvkeras")
+_TASK = re.compile(r"barrier task ResultTask\((\d+), (\d+)\)")
+_CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\] (.*?)(?: SQLSTATE.*)?$", re.MULTILINE)
+_environment_lock = threading.Lock()
+
+
+class BarrierJob:
+    """A job of one barrier stage.
+
+    Args:
+        context: The Spark context.
+        order: What each task gets.
+        start_timeout: Seconds within which Spark must start all tasks.
+        watch: Called every moment with the seconds that have passed; the job is cancelled if it raises.
+    """
+
+    def __init__(self, context: Any, order: Order, start_timeout: float, watch: Callable[[float], None] | None = None
+                 ) -> None:
+        self._context, self._order, self._start_timeout, self._watch = context, order, start_timeout, watch
+        self._tag = f"hvkeras-{secrets.token_hex(6)}"
+        self._rows: list[tuple[int, bytes]] = []
+        self._error: BaseException | None = None
+        self._begun = time.monotonic()
+        self._next_report = FIRST_REPORT
+
+    def run(self) -> list[bytes]:
+        """Runs the job to its end.
+
+        Returns:
+            The pickled results, in rank order.
+
+        Raises:
+            UsageError: Spark is set up in a way that can never start the job.
+            MachineError: Spark does not start all tasks in time.
+            PeerError: A rank has failed, or Spark has cancelled the job.
+        """
+        from pyspark import InheritableThread
+
+        self._require_barriers()
+        while (slots := slots_of(self._context)) < self._order.size:
+            self._wait(f"Spark has {slots} of {self._order.size} task slots", slots=slots)
+        thread = InheritableThread(target=self._collect, args=(self._tasks(),), name="hvkeras-spark", daemon=True)
+        thread.start()
+        try:
+            started = False
+            while thread.is_alive():
+                thread.join(TICK)
+                if self._watch is not None:
+                    self._watch(time.monotonic() - self._begun)
+                started = started or self._has_started()
+                if not started and thread.is_alive():
+                    self._wait(f"Spark has not started the tasks of {self._order.size} ranks yet, which need as many"
+                               " free slots at once", slots=slots)
+        except BaseException:
+            self._cancel(thread)
+            raise
+        if self._error is not None:
+            report = report_in(str(self._error))
+            failed = PeerError(f"{explain('The function must succeed on every rank')}\n"
+                               f"{report or self._described(str(self._error))}")
+            raise failed from (None if report else self._error)  # Java's traceback adds nothing to a rank's own
+        return [result for _, result in sorted(self._rows)]
+
+    # Before and while it starts.
+
+    def _require_barriers(self) -> None:
+        if is_on(self._context, "spark.dynamicAllocation.enabled"):
+            raise UsageError(explain("Spark runs no barrier stage while it allocates executors dynamically",
+                                     "set spark.dynamicAllocation.enabled=false, and the number of executors"))
+        slots = slots_of(self._context)
+        if is_fixed(self._context) and slots < self._order.size:
+            raise UsageError(explain("Spark must be able to run the tasks of all ranks at the same time",
+                                     f"master local[{self._order.size}], or a smaller num_proc",
+                                     num_proc=self._order.size, master=self._context.master, slots=slots))
+
+    def _wait(self, what: str, slots: int) -> None:
+        """Waits a moment, and says so now and then.
+
+        Raises:
+            MachineError: It has waited for too long.
+        """
+        waited = time.monotonic() - self._begun
+        if waited >= self._start_timeout:
+            raise MachineError(explain("Spark must start the tasks of all ranks at once within"
+                                       f" {self._start_timeout:g} s", "lower num_proc, add executors, end other jobs,"
+                                       " or raise start_timeout", num_proc=self._order.size, slots=slots))
+        if waited >= self._next_report:
+            self._next_report = waited + REPORT_EVERY
+            say(f"waiting: {what}, {waited:.0f} s of {self._start_timeout:g} s")
+        time.sleep(TICK)
+
+    def _has_started(self) -> bool:
+        """Whether a task of the stage has started; True where this version of Spark cannot tell."""
+        try:
+            return self._started_tasks()
+        except Exception:  # noqa: BLE001 - internal to Spark
+            return True
+
+    def _started_tasks(self) -> bool:
+        tracker = self._context._jsc.sc().statusTracker()
+        for job in tracker.getJobIdsForTag(self._tag):
+            found = tracker.getJobInfo(job)
+            for stage in found.get().stageIds() if found.isDefined() else ():
+                info = tracker.getStageInfo(stage)
+                if info.isDefined() and (info.get().numActiveTasks() or info.get().numFailedTasks()
+                                         or info.get().numCompletedTasks()):
+                    return True
+        return False
+
+    # The barrier stage.
+
+    def _tasks(self) -> Any:
+        """Returns the RDD of the stage, with the broadcast variables that this thread has pickled in the call."""
+        size = self._order.size
+        tasks = self._context.parallelize(range(size), size).barrier().mapPartitions(_on_node(self._order))
+        with _own_workers(self._context):
+            tasks._jrdd  # noqa: B018 - copies the environment of the Python workers
+        return tasks
+
+    def _collect(self, tasks: Any) -> None:
+        """Runs the stage; called in a thread of its own, whose jobs have the tag."""
+        try:
+            self._context.addJobTag(self._tag)
+            self._context.setInterruptOnCancel(True)
+            self._rows = tasks.collect()
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            self._error = error
+
+    def _cancel(self, thread: threading.Thread) -> None:
+        """Cancels the job, also one that Spark has not accepted yet and would start later."""
+        deadline = time.monotonic() + CANCEL_WITHIN
+        while thread.is_alive() and time.monotonic() < deadline:
+            self._cancel_now()
+            thread.join(0.5)
+        if thread.is_alive():
+            threading.Thread(target=self._keep_cancelling, args=(thread,), name="hvkeras-spark-cancel",
+                             daemon=True).start()
+
+    def _keep_cancelling(self, thread: threading.Thread) -> None:
+        while thread.is_alive():
+            self._cancel_now()
+            thread.join(1.0)
+
+    def _cancel_now(self) -> None:
+        with contextlib.suppress(Exception):  # the session may be gone
+            self._context.cancelJobsWithTag(self._tag)
+
+    # What failed.
+
+    def _described(self, text: str) -> str:
+        """Describes a failure that no task could report: of Spark's Python worker, of an executor, of the job."""
+        if cancelled := _CANCELLED.search(text):
+            return f"the job was cancelled in Spark ({cancelled[1]})"
+        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+        found = _TASK.search(text)
+        if found is None:
+            return "\n".join(lines[:10])
+        after = text[found.end() :].splitlines()[1:]
+        reason = next((line.strip() for line in after if line.strip() and not line.lstrip().startswith("at ")), "")
+        details = [line for line in after if line and not line.lstrip().startswith(("at ", "..."))][:20]
+        hosts = self._hosts(int(found[1]))
+        task = int(found[2])
+        rank = ranks_by_host(hosts)[task] if self._order.by_host and len(hosts) == self._order.size else task
+        where = f" on {hosts[task]}" if len(hosts) == self._order.size else ""
+        return "\n".join([f"the task of rank {rank}{where} was lost: {reason}", *details[1:]])
+
+    def _hosts(self, stage: int) -> list[str]:
+        """Returns the host of each task of a stage; empty if Spark does not say."""
+        with contextlib.suppress(Exception):  # internal to Spark
+            tasks = self._context._jsc.sc().statusStore().taskList(stage, 0, self._order.size)
+            found = {tasks.apply(number).index(): tasks.apply(number).host() for number in range(tasks.size())}
+            return [str(found[number]) for number in range(self._order.size)]
+        return []
+
+
+def _on_node(order: Order) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Returns what each task runs; it is pickled by value, so that it can tell that a host lacks hvkeras."""
+    data, version, python = pickle.dumps(order), __version__, sys.executable
+    begins, ends = REPORT_BEGINS, REPORT_ENDS
+
+    def on_node(_partition: Iterable[Any]) -> Iterator[Any]:
+        import importlib
+        import pickle
+        import socket
+        import sys
+
+        where = f"Received: host={socket.gethostname()!r}, python={sys.executable!r}"
+        hint = ("HINT: set PYSPARK_PYTHON (spark-submit: --conf spark.pyspark.python=...) to a Python that has it; the"
+                f" driver's is {python}")
+        try:
+            here = importlib.import_module("hvkeras").__version__
+        except ImportError as error:
+            raise RuntimeError(f"{begins}hvkeras {version} must be installed on every host of Spark, as in the driver"
+                               f" ({error}). {where}. {hint}.{ends}") from None
+        if here != version:
+            raise RuntimeError(f"{begins}All hosts of Spark must have the same hvkeras as the driver, {version}."
+                               f" {where}, hvkeras={here!r}. {hint}.{ends}")
+        return importlib.import_module("hvkeras.spark.rank_task").run(pickle.loads(data))  # type: ignore[no-any-return]
+
+    return on_node
+
+
+@contextlib.contextmanager
+def _own_workers(context: Any) -> Iterator[None]:
+    """Makes functions of RDDs that are completed within the context run in Python workers of hvkeras's own."""
+    name, value = OWN_WORKERS
+    with _environment_lock:
+        context.environment[name] = value
+        try:
+            yield
+        finally:
+            del context.environment[name]

@@ -1,0 +1,175 @@
+"""A rank's share of Parquet data: its row groups, read by pyarrow, as batches of arrays.
+
+The rows of all row groups, in the order of their files, are divided evenly: rank r of n has the r-th of n parts. It
+reads the row groups that its part touches, at most two of which it shares with its neighbours. So each row is
+trained on by one rank, row groups of any size come out even, and all ranks have the same number of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.spark.common.columns import column_array
+
+POOL_BYTES = 256 * 1024**2  # of the rows among which batches are drawn, unless the caller limits the rows
+
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one row group.
+
+    Attributes:
+        fragment: The row group, a fragment of pyarrow's dataset.
+        start: The first row.
+        count: The number of rows.
+    """
+
+    fragment: Any
+    start: int
+    count: int
+
+
+class ParquetShare:
+    """The rows of a Parquet dataset that one rank reads.
+
+    Args:
+        filesystem: pyarrow's file system.
+        path: The dataset's folder there.
+        columns: The columns to read.
+        rank: The rank.
+        size: The number of ranks.
+        training: Whether all ranks get the same number of rows; the rest, fewer than there are ranks, are left out.
+        transform: Called with a pandas DataFrame of the rows of a row group; returns one with as many rows.
+
+    Attributes:
+        rows: The number of rows of this rank.
+        total: The number of rows of all ranks' data.
+
+    Raises:
+        MachineError: The dataset is not there.
+        UsageError: It has fewer rows than there are ranks, in training.
+    """
+
+    def __init__(self, filesystem: Any, path: str, columns: Sequence[str], rank: int, size: int, training: bool = True,
+                 transform: Callable[[Any], Any] | None = None) -> None:
+        from pyarrow import dataset
+
+        self._columns, self._transform = list(columns), transform
+        try:
+            source = dataset.dataset(path, format="parquet", filesystem=filesystem)
+            fragments = [piece for file in sorted(source.get_fragments(), key=lambda each: str(each.path))
+                         for piece in file.split_by_row_group()]
+        except FileNotFoundError:
+            raise MachineError(explain("The data that Spark has written must be there for all ranks",
+                                       "use a store that all hosts share", path=path)) from None
+        sizes = [sum(group.num_rows for group in fragment.row_groups) for fragment in fragments]
+        self.total: int = sum(sizes)
+        first, after = share_of(self.total, rank, size, training)
+        self.rows: int = after - first
+        if training and not self.rows:
+            raise UsageError(explain("Training needs at least one row for each rank", "start fewer ranks",
+                                     rows=self.total, ranks=size))
+        self._pieces: list[Piece] = []
+        self._bytes = sum(group.total_byte_size for fragment in fragments for group in fragment.row_groups)
+        begin = 0
+        for fragment, count in zip(fragments, sizes, strict=True):
+            start, stop = max(first, begin), min(after, begin + count)
+            if start < stop:
+                self._pieces.append(Piece(fragment, start - begin, stop - start))
+            begin += count
+        if not self._pieces and fragments:
+            self._pieces.append(Piece(fragments[0], 0, 0))
+        self._kept: list[Arrays] | None = None
+
+    def keep_in_memory(self) -> None:
+        """Reads all rows now, and never again."""
+        self._kept = [self._read(piece) for piece in self._pieces]
+
+    def batches(self, batch_size: int, shuffle: bool = False, pool: int | None = None,
+                seed: int | Sequence[int] = 0
+                ) -> Iterator[Arrays]:
+        """Reads the rows once.
+
+        Args:
+            batch_size: The rows of a batch; the last batch may have fewer.
+            shuffle: Whether row groups come in random order, and rows are drawn from a pool of several row groups.
+            pool: The number of rows in the pool; by default as many as take some hundred MB.
+            seed: The seed of the order, or several numbers that make up one.
+
+        Yields:
+            The columns of each batch. A rank without rows gets an empty batch, as Keras cannot do without any.
+        """
+        random = np.random.default_rng(seed)
+        order = random.permutation(len(self._pieces)) if shuffle else range(len(self._pieces))
+        enough = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
+        waiting: list[Arrays] = []
+        rows = 0
+        for place, number in enumerate(order):
+            waiting.append(self._kept[number] if self._kept is not None else self._read(self._pieces[number]))
+            rows += self._pieces[number].count
+            last = place == len(self._pieces) - 1
+            if rows < enough and not last:
+                continue
+            pooled = _joined(waiting)
+            if shuffle:
+                pooled = _rows_of(pooled, random.permutation(rows))
+            whole = rows if last else rows - rows % batch_size
+            for start in range(0, max(whole, not self.rows), batch_size):
+                yield _rows_of(pooled, slice(start, min(start + batch_size, whole)))
+            waiting, rows = [_rows_of(pooled, slice(whole, rows))], rows - whole
+
+    def _pool_rows(self) -> int:
+        return max(1, POOL_BYTES * self.total // max(1, int(self._bytes)))
+
+    def _read(self, piece: Piece) -> Arrays:
+        if self._transform is None:
+            table = piece.fragment.to_table(columns=self._columns)
+        else:
+            table = self._transformed(piece.fragment.to_table())
+        table = table.slice(piece.start, max(1, piece.count))  # without a row, the length of its lists is unknown
+        arrays = {name: column_array(name, table.column(name)) for name in self._columns}
+        return arrays if piece.count else _rows_of(arrays, slice(0))
+
+    def _transformed(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        assert self._transform is not None
+        found = self._transform(table.to_pandas())
+        if len(found) != table.num_rows:
+            raise UsageError(explain("transformation_fn must return as many rows as it gets", "filter rows with Spark",
+                                     rows=table.num_rows, returned=len(found)))
+        missing = [name for name in self._columns if name not in found.columns]
+        if missing:
+            raise UsageError(explain("transformation_fn must return all columns that are trained on",
+                                     f"return {missing[0]!r} as well", columns=list(found.columns)))
+        return pa.Table.from_pandas(found[self._columns], preserve_index=False)
+
+
+def share_of(total: int, rank: int, size: int, training: bool) -> tuple[int, int]:
+    """Returns a rank's first row, and the one after its last.
+
+    Args:
+        total: The number of rows.
+        rank: The rank.
+        size: The number of ranks.
+        training: Whether all ranks get the same number of rows.
+    """
+    if training:
+        return rank * (total // size), (rank + 1) * (total // size)
+    return rank * total // size, (rank + 1) * total // size
+
+
+def _joined(parts: Sequence[Arrays]) -> Arrays:
+    return dict(parts[0]) if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts])
+                                                   for name in parts[0]}
+
+
+def _rows_of(arrays: Arrays, rows: Any) -> Arrays:
+    return {name: array[rows] for name, array in arrays.items()}

@@ -1,0 +1,79 @@
+"""Jobs on Spark: what all ways to start one have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hvkeras import as_horovod
+from hvkeras.errors import UsageError, explain
+from hvkeras.host.console import say
+from hvkeras.settings import TABLE, Settings
+from hvkeras.spark.barrier_job import BarrierJob
+from hvkeras.spark.order import Order
+from hvkeras.spark.output import DriverOutput
+
+_EXPORTED = ("HVKERAS_", "HOROVOD_", "KERAS_", "TF_")  # prefixes of the driver's variables that ranks get as well
+_NOT_EXPORTED = {"HVKERAS_SECRET", "TF_CONFIG", *(row.variable for row in TABLE if row.internal)}
+_said: set[str] = set()
+
+
+def exported(environ: Mapping[str, str], further: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the variables that ranks get from the driver.
+
+    Args:
+        environ: The driver's environment.
+        further: Variables that are added to it, or replace it.
+    """
+    own = {name: value for name, value in environ.items() if name.startswith(_EXPORTED) and name not in _NOT_EXPORTED}
+    return {**own, **{name: str(value) for name, value in (further or {}).items()}}
+
+
+def run_order(context: Any, order: Order, start_timeout: float | None = None, output: DriverOutput | None = None,
+              watch: Callable[[float], None] | None = None) -> list[Any]:
+    """Runs a job, and returns its results in rank order.
+
+    Args:
+        context: The Spark context.
+        order: The job.
+        start_timeout: Seconds within which Spark must start all tasks; None for the setting's.
+        output: Where the ranks' output goes; None to leave it in the logs of Spark's executors.
+        watch: Called every moment with the seconds that have passed; the job is cancelled if it raises.
+
+    Raises:
+        HvkerasError: As for `hvkeras.spark.run`.
+    """
+    if not isinstance(order.size, int) or order.size < 1:
+        raise UsageError(explain("The number of ranks must be positive", "num_proc=2", num_proc=order.size))
+    settings = Settings(order.environment)
+    timeout = settings.spark_start_timeout if start_timeout is None else float(start_timeout)
+    order = replace(order, as_horovod=as_horovod.is_installed())
+    with output.served(context, order) if output is not None else contextlib.nullcontext(order) as served:
+        results = BarrierJob(context, served, timeout, watch).run()
+    return [pickle.loads(result) for result in results]
+
+
+def say_once(text: str) -> None:
+    """Prints a line, the first time in this process.
+
+    Args:
+        text: The line.
+    """
+    if text not in _said:
+        _said.add(text)
+        say(text)
+
+
+def say_ignored(what: str, **arguments: tuple[Any, str]) -> None:
+    """Says once which arguments of Horovod's have no effect.
+
+    Args:
+        what: The function or class.
+        **arguments: For each argument its value, and why it has no effect; None and "" are as good as left out.
+    """
+    for name, (value, why) in arguments.items():
+        if value not in (None, ""):
+            say_once(f"{what} ignores {name}: {why}")

@@ -1,0 +1,143 @@
+"""`MirroredStrategyRunner`: trains with `tf.distribute` in the tasks of a Spark job.
+
+It takes the place of the package spark-tensorflow-distributor: the same class, with Keras 3 and with Spark's Python
+workers as they are by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.launcher.calls import pickled_call
+from hvkeras.spark.gpus import VISIBLE, visible_devices
+from hvkeras.spark.jobs import exported, run_order
+from hvkeras.spark.order import Gpus, Order
+from hvkeras.spark.output import DriverOutput
+from hvkeras.spark.session import configured, is_on, require_pyspark
+
+ResultT = TypeVar("ResultT")
+IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"  # the name that spark-tensorflow-distributor gave it
+
+
+class MirroredStrategyRunner:
+    """Runs a TensorFlow training function on a Spark cluster, or in the driver.
+
+    Example:
+        def train(epochs):
+            model = build()
+            model.compile("adam", loss="mse")
+            model.fit(dataset, epochs=epochs)
+
+        MirroredStrategyRunner(num_slots=8).run(train, epochs=3)
+        MirroredStrategyRunner(num_slots=4, use_gpu=False).run(train, epochs=3)
+
+    Args:
+        num_slots: The number of GPUs that train; of Spark tasks, if `use_gpu` is False.
+        local_mode: Whether the function runs in the driver, with `tf.distribute.MirroredStrategy` on its GPUs.
+        use_gpu: Whether training uses GPUs that Spark gives to the tasks, or to the driver.
+        gpu_resource_name: The name of that resource in Spark.
+        use_custom_strategy: Whether the function makes its own strategy. Otherwise it runs in the scope of a
+            `tf.distribute.MultiWorkerMirroredStrategy`, which `hvd.strategy("multi_worker_mirrored")` makes: a task
+            that is lost is named, and the job ends.
+
+    Raises:
+        UsageError: An argument is wrong, Spark is not set up for GPUs, or it encrypts its connections, which TensorFlow
+            does not (tensorflow.spark.distributor.ignoreSsl=true accepts that).
+        NotInstalledError: pyspark is not installed.
+    """
+
+    def __init__(self, *, num_slots: int, local_mode: bool = False, use_gpu: bool = True,
+                 gpu_resource_name: str = "gpu", use_custom_strategy: bool = False) -> None:
+        if not isinstance(num_slots, int) or num_slots <= 0:
+            raise UsageError(explain("The number of slots must be positive", "num_slots=2", num_slots=num_slots))
+        require_pyspark()
+        from pyspark.sql import SparkSession
+
+        self._slots, self._local_mode, self._use_gpu = num_slots, local_mode, use_gpu
+        self._resource, self._custom = gpu_resource_name, use_custom_strategy
+        self._context: Any = SparkSession.builder.getOrCreate().sparkContext
+        if is_on(self._context, "spark.ssl.enabled") and not is_on(self._context, IGNORE_SSL):
+            raise UsageError(explain("TensorFlow's connections between tasks are not encrypted, but Spark's are",
+                                     f"set {IGNORE_SSL}=true in Spark's configuration to train anyway",
+                                     **{"spark.ssl.enabled": "true"}))
+        if not local_mode:
+            self.get_num_tasks()
+
+    def get_num_tasks(self) -> int:
+        """Returns the number of Spark tasks that train: as many as it takes to have all GPUs, or one for each slot.
+
+        Raises:
+            UsageError: Spark is not set up to give each task whole GPUs.
+        """
+        if not self._use_gpu:
+            return self._slots
+        key = f"spark.task.resource.{self._resource}.amount"
+        amount = configured(self._context, key)
+        if not amount.isdecimal() or int(amount) < 1:
+            raise UsageError(explain("Spark must give each task a whole number of GPUs", f"set {key}=1, or pass"
+                                     " use_gpu=False to train on CPUs", **{key: amount or None}))
+        return math.ceil(self._slots / int(amount))
+
+    def run(self, train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
+        """Runs the training function, and returns the result of its first task.
+
+        Each task finds TF_CONFIG in its environment, with itself among the workers, and in CUDA_VISIBLE_DEVICES the
+        GPUs that it trains on. `pyspark.BarrierTaskContext` works in the function.
+
+        Args:
+            train_fn: The function; it is pickled by cloudpickle, unless it runs in the driver.
+            **kwargs: Its arguments.
+
+        Raises:
+            UsageError: The function cannot be pickled, or Spark has too few GPUs.
+            MachineError: Spark has not started the tasks in time.
+            PeerError: The function failed in some task; the message has that task's traceback.
+        """
+        if self._local_mode:
+            return self._run_in_driver(train_fn, kwargs)
+        tasks = self.get_num_tasks()
+        call = pickled_call(train_fn, (), kwargs) if self._custom else pickled_call(_in_scope, (train_fn,), kwargs)
+        counts = [self._slots // tasks + (task < self._slots % tasks) for task in range(tasks)]
+        gpus = Gpus(self._resource, counts) if self._use_gpu else Gpus(hidden=True)
+        order = Order(call, tasks, secrets.token_hex(32), exported(os.environ), gpus, by_host=False, tf_config=True,
+                      one_result=True)
+        result: ResultT = run_order(self._context, order, output=DriverOutput())[0]
+        return result
+
+    def _run_in_driver(self, train_fn: Callable[..., ResultT], kwargs: dict[str, Any]) -> ResultT:
+        given = {name: info.addresses for name, info in self._context.resources.items()}
+        gpus = Gpus(self._resource, [self._slots]) if self._use_gpu else Gpus(hidden=True)
+        with _variable(VISIBLE, visible_devices(gpus, 0, given, os.environ)):
+            if self._custom:
+                return train_fn(**kwargs)
+            import tensorflow as tf
+
+            with tf.distribute.MirroredStrategy().scope():
+                return train_fn(**kwargs)
+
+
+def _in_scope(train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
+    """Runs the training function in the scope of a strategy on all ranks."""
+    from hvkeras.strategies import strategy  # noqa: PLC0415 - imports TensorFlow
+
+    with strategy("multi_worker_mirrored").scope():
+        return train_fn(**kwargs)
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before

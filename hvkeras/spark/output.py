@@ -1,0 +1,172 @@
+"""The ranks' output on its way to the driver, over a connection that proves the job's secret."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from hvkeras.control import wire
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.connections import Connections, Member
+from hvkeras.errors import MachineError
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.network import LOOPBACK, is_local
+from hvkeras.launcher.printer import Printer
+from hvkeras.settings import Settings
+from hvkeras.spark.order import Order
+from hvkeras.spark.session import configured, is_fixed
+
+CONNECT_WITHIN = 5.0  # seconds, before the output stays in the executors' logs
+LAST_OUTPUT_WITHIN = 3.0  # seconds for what is on its way when a job is over
+
+
+class OutputServer(Connections):
+    """Shows at the driver what ranks print.
+
+    Args:
+        size: The number of ranks.
+        secret: The job's secret.
+        host: The address to listen on.
+        printer: Shows the output.
+
+    Raises:
+        MachineError: The server cannot listen on the address.
+    """
+
+    def __init__(self, size: int, secret: bytes, host: str, printer: Printer) -> None:
+        super().__init__(size, secret, host, 0)
+        self._printer = printer
+
+    def finish(self) -> None:
+        """Waits for the last output, and stops."""
+        deadline = time.monotonic() + LAST_OUTPUT_WITHIN
+        while self.connected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.stop()
+        with contextlib.suppress(OSError, MachineError, ValueError):
+            self._printer.finish()
+
+    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
+        member = Member(int(hello["rank"]), str(hello["host"]), int(hello["pid"]), writer, seal, time.monotonic())
+        self._members[member.rank] = member
+        member.send({"type": "welcome"})
+        return member
+
+    def _handle(self, member: Member, message: wire.Message) -> None:
+        with contextlib.suppress(OSError, MachineError, ValueError):  # nobody reads it any more
+            self._printer.show(member.rank, message["stream"], base64.b64decode(message["data"]))
+
+    def _lose(self, member: Member) -> None:
+        self._members.pop(member.rank, None)
+
+    async def _watch(self) -> None:
+        return
+
+
+class OutputLink(Connection):
+    """A task's connection to the driver's `OutputServer`."""
+
+    @classmethod
+    def connect(cls, address: tuple[str, int], secret: bytes, introduction: Introduction) -> OutputLink | None:
+        """Connects to the driver.
+
+        Args:
+            address: Where it listens.
+            secret: The job's secret.
+            introduction: Which rank's task this is.
+
+        Returns:
+            The connection; None if the driver cannot be reached from this host.
+        """
+        try:
+            connected = socket.create_connection(address, timeout=CONNECT_WITHIN)
+        except OSError:
+            return None
+        try:
+            return cls(connected, secret, introduction)
+        except (OSError, wire.ProofError):
+            connected.close()
+            return None
+
+    def show(self, stream: str, data: bytes) -> None:
+        """Sends output of the rank.
+
+        Args:
+            stream: `stdout` or `stderr`.
+            data: The bytes.
+        """
+        self._send({"type": "output", "stream": stream, "data": base64.b64encode(data).decode()})
+
+
+class TextTarget:
+    """A binary stream for `Printer` that writes to a text stream, such as that of a notebook's cell.
+
+    Args:
+        target: The text stream.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def write(self, data: bytes) -> int:
+        """Writes whole lines of text."""
+        self._target.write(data.decode(errors="replace"))
+        return len(data)
+
+    def flush(self) -> None:
+        """Flushes the text stream, if it can be flushed."""
+        if hasattr(self._target, "flush"):
+            self._target.flush()
+
+
+class DriverOutput:
+    """Where the driver shows the ranks' output.
+
+    Args:
+        stdout: Text stream for their standard output; None for the driver's.
+        stderr: The same for their standard error.
+        timestamps: Whether lines begin with the time.
+        folder: A folder for each rank's output besides; None for none.
+    """
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, timestamps: bool = False, folder: Path | None = None
+                 ) -> None:
+        self._stdout, self._stderr, self._timestamps, self._folder = stdout, stderr, timestamps, folder
+
+    @contextlib.contextmanager
+    def served(self, context: Any, order: Order) -> Iterator[Order]:
+        """Receives output from the tasks within the context.
+
+        Args:
+            context: The Spark context.
+            order: The job.
+
+        Yields:
+            The job that knows where the driver listens; as it was if the driver cannot.
+        """
+        announced = LOOPBACK if is_fixed(context) else configured(context, "spark.driver.host", LOOPBACK)
+        listens_at = announced if is_local(announced) else configured(context, "spark.driver.bindAddress", announced)
+        quiet = not prints_at(Settings(order.environment), "INFO")
+        out = cast("Any", TextTarget(self._stdout or sys.stdout))
+        err = cast("Any", TextTarget(self._stderr or sys.stderr))
+        try:
+            server = OutputServer(order.size, order.secret.encode(), listens_at,
+                                  Printer(order.size, out, err, timestamps=self._timestamps, quiet=quiet,
+                                          folder=self._folder))
+        except (MachineError, OSError) as error:
+            say(f"the driver cannot receive the ranks' output ({error}); it is in the logs of Spark's executors")
+            yield order
+            return
+        _, port = server.start()
+        try:
+            yield replace(order, output=(announced, port))
+        finally:
+            server.finish()

@@ -1,0 +1,267 @@
+"""The task of one rank, in Spark's Python worker: finds the other tasks, starts the rank, and reports its end.
+
+Tasks find each other by one `allGather` of Spark's barrier stage. The task of rank 0 serves the control channel, so
+that the channel outlives the rank and tells the others how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hvkeras.control.announcements import own_address
+from hvkeras.control.cause import Cause
+from hvkeras.control.connection import Introduction
+from hvkeras.control.relay import Deadlines
+from hvkeras.control.server import ControlServer
+from hvkeras.errors import HvkerasError, PeerError, UsageError, explain
+from hvkeras.host.console import prints_at, quiet_variables, say
+from hvkeras.host.network import LOOPBACK, host_identity, interface_address, is_local
+from hvkeras.host.topology import Topology, topology_from_hosts
+from hvkeras.launch_environments import spark as launch
+from hvkeras.launch_environments import tf_config
+from hvkeras.launch_environments.horovod_variables import topology_variables, with_launcher
+from hvkeras.launcher.exit_report import described_end, exit_report
+from hvkeras.launcher.printer import Printer
+from hvkeras.settings import Settings
+from hvkeras.spark.gpus import VISIBLE, visible_devices
+from hvkeras.spark.order import Order, marked, ranks_by_host
+from hvkeras.spark.output import OutputLink
+from hvkeras.spark.rank_process import Ended, RankProcess
+
+CULPRIT_FIRST = 3.0  # seconds for Spark to end this task because of the one whose rank failed first
+WorkT = TypeVar("WorkT")
+
+
+class TaskFailedError(PeerError):
+    """A rank, or its task, has failed; the text is a marked report."""
+
+
+def run(order: Order) -> Iterator[tuple[int, bytes]]:
+    """Runs a rank in the Spark task that this process works for.
+
+    Args:
+        order: The job.
+
+    Yields:
+        The rank and its pickled result.
+
+    Raises:
+        TaskFailedError: The rank has failed.
+    """
+    from pyspark import BarrierTaskContext
+
+    with contextlib.ExitStack() as stack:
+        task = RankTask(order, BarrierTaskContext.get(), stack)
+        try:
+            result = task.run()
+        except HvkerasError as error:
+            raise TaskFailedError(marked(f"{task.name} failed with {type(error).__name__}: {error}")) from error
+        yield task.rank, result
+
+
+class RankTask:
+    """The task of a rank.
+
+    Args:
+        order: The job.
+        context: Spark's context of this task.
+        stack: Closes what this task opens.
+
+    Attributes:
+        rank: The rank.
+    """
+
+    def __init__(self, order: Order, context: Any, stack: contextlib.ExitStack) -> None:
+        self._order, self._context, self._stack = order, context, stack
+        self._hosts: list[str] = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
+        self._task: int = context.partitionId()
+        self.rank: int = ranks_by_host(self._hosts)[self._task] if order.by_host else self._task
+        self._settings = Settings({**os.environ, **order.environment})
+        self._server: ControlServer | None = None
+        self._link: OutputLink | None = None
+        self._printer: Printer | None = None
+
+    @property
+    def name(self) -> str:
+        """The rank and its host, for messages."""
+        return f"rank {self.rank} on {socket.gethostname()}"
+
+    def run(self) -> bytes:
+        """Runs the rank to its end.
+
+        Returns:
+            Its pickled result.
+
+        Raises:
+            HvkerasError: It could not be started.
+            TaskFailedError: It has failed.
+        """
+        self._refuse_retry()
+        process = RankProcess(self._order)  # the first thing: a fork takes no threads along
+        self._stack.callback(process.close)
+        self._open_output()
+        process.start(self._environment())
+        ended = process.wait(self._show)
+        if ended.result is None:
+            self._fail(ended)
+        assert ended.result is not None
+        self._context.barrier()  # the control channel is here for as long as any rank runs
+        return ended.result
+
+    def _refuse_retry(self) -> None:
+        """Refuses to train twice. Spark itself does not run a barrier stage again whose results go to the driver."""
+        if self._context.attemptNumber():
+            raise UsageError(explain("A job of hvkeras.spark runs once, and Spark has started its tasks again",
+                                     "call hvkeras.spark.run again; save checkpoints to go on from",
+                                     attempt=self._context.attemptNumber()))
+
+    # Output.
+
+    def _open_output(self) -> None:
+        if self._order.output is not None:
+            self._link = OutputLink.connect(self._order.output, self._order.secret.encode(),
+                                            Introduction(self.rank, self._order.size, socket.gethostname()))
+            if self._link is None:
+                say(f"the driver cannot be reached at {self._order.output[0]}:{self._order.output[1]}, so the ranks'"
+                    " output is in this log alone")
+        if self._link is not None:
+            self._stack.callback(self._link.close)
+            return
+        self._printer = Printer(self._order.size, sys.stdout.buffer, sys.stderr.buffer,
+                                quiet=not prints_at(self._settings, "INFO"))
+        self._stack.callback(self._printer.finish)
+
+    def _show(self, stream: str, data: bytes) -> None:
+        if self._link is not None:
+            self._link.show(stream, data)
+        elif self._printer is not None:
+            self._printer.show(self.rank, stream, data)
+
+    def _say(self, text: str) -> None:
+        self._show("stderr", f"hvkeras: {text}\n".encode())
+
+    # The start.
+
+    def _environment(self) -> dict[str, str]:
+        """Finds the other tasks; returns the variables of the rank."""
+        facts: dict[str, Any] = {"rank": self.rank, "host": socket.gethostname(), "identity": host_identity()}
+        if self.rank == 0:
+            facts["control"] = self._serve()
+        if self._order.tf_config:
+            facts["port"] = self._reserve_port()
+        found = sorted(self._gather(facts), key=lambda fact: int(fact["rank"]))
+        topology = topology_from_hosts(self.rank, [fact["host"] for fact in found],
+                                       [fact["identity"] for fact in found])
+        given = {name: info.addresses for name, info in self._context.resources().items()}
+        devices = visible_devices(self._order.gpus, self._task, given, os.environ)
+        environment = {
+            **quiet_variables(self._settings.log_level), **({} if devices is None else {VISIBLE: devices,
+                                                                                        launch.OWN_GPUS: "on"}),
+            **self._order.environment,
+            "PYTHONUNBUFFERED": "1", "HVKERAS_SECRET": self._order.secret, **self._numbers(topology),
+            launch.CONTROL_ADDRESS: found[0]["control"],
+        }
+        if self._order.tf_config:
+            hosts = [LOOPBACK] * topology.size if self._one_host else [self._address_of(fact) for fact in found]
+            workers = [f"[{host}]:{fact['port']}" if ":" in host else f"{host}:{fact['port']}"
+                       for host, fact in zip(hosts, found, strict=True)]
+            environment |= tf_config.worker_variables(workers, self.rank, os.environ)
+        return environment
+
+    def _numbers(self, topology: Topology) -> dict[str, str]:
+        numbers = {launch.PROCESS_ID: self.rank, launch.PROCESS_COUNT: topology.size,
+                   launch.LOCAL_PROCESS_ID: topology.local_rank, launch.LOCAL_PROCESS_COUNT: topology.local_size}
+        return {**{name: str(number) for name, number in numbers.items()},
+                **with_launcher(launch.LAUNCHER, topology_variables(topology))}
+
+    @property
+    def _one_host(self) -> bool:
+        return len(set(self._hosts)) == 1
+
+    def _address_of(self, fact: Mapping[str, Any]) -> str:
+        ranks = ranks_by_host(self._hosts) if self._order.by_host else list(range(self._order.size))
+        return self._hosts[ranks.index(fact["rank"])]
+
+    def _own_address(self) -> str:
+        """Returns the address at which other tasks reach this one: the chosen interface, else Spark's own."""
+        if self._one_host:
+            return LOOPBACK
+        if self._settings.network_interfaces:
+            return interface_address(self._settings.network_interfaces)
+        own: str = self._hosts[self._task]
+        return socket.gethostbyname(own) if is_local(own) else own_address(self._settings, {})
+
+    def _serve(self) -> str:
+        self._server = ControlServer(self._order.size, self._order.secret.encode(), self._own_address(), 0,
+                                     Deadlines.from_settings(self._settings), on_warning=self._say, on_note=self._say)
+        self._stack.callback(self._server.stop)
+        host, port = self._server.start()
+        return f"{host}:{port}"
+
+    def _reserve_port(self) -> int:
+        """Reserves a free port with a socket that never listens: only servers that share ports can use it."""
+        holder = self._stack.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("", 0))
+        return int(holder.getsockname()[1])
+
+    def _gather(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Exchanges facts with all tasks.
+
+        Raises:
+            PeerError: Some task does not answer in time.
+        """
+        timeout = self._settings.start_timeout
+        answers = _within(timeout, lambda: self._context.allGather(json.dumps(facts)))
+        if answers is None:
+            raise PeerError(explain(f"The tasks of all ranks must meet within {timeout:g} s, and at least one has not"
+                                    " come", "see the executors' logs, or raise HVKERAS_START_TIMEOUT",
+                                    hosts=self._hosts))
+        return [json.loads(answer) for answer in answers]
+
+    # The end.
+
+    def _fail(self, ended: Ended) -> None:
+        """Reports a failed rank; the task of the rank that failed first does so first, as Spark keeps one report.
+
+        Raises:
+            TaskFailedError: Always.
+        """
+        how = described_end(ended.code) if ended.code else "exited before its function returned"
+        own = Cause("signal" if ended.code < 0 else "exit", self.rank, socket.gethostname(), ended.pid or None, how)
+        cause = ended.cause or own
+        if self._server is not None and self._server.cause is None:
+            self._server.fail(cause)
+        if cause.rank != self.rank:
+            time.sleep(CULPRIT_FIRST)
+        if cause.rank == self.rank and cause.kind == "lost":
+            cause = replace(cause, error=how)
+        raise TaskFailedError(marked(exit_report(cause, {self.rank: ended.code}, ended.tail, prefix="")))
+
+
+def _within(seconds: float, work: Callable[[], WorkT]) -> WorkT | None:
+    """Calls a function that may block forever, in a thread; returns None if it does not return in time."""
+    done: list[WorkT] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="hvkeras-spark-barrier", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    return done[0] if done else None
