@@ -51,13 +51,14 @@ install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps $(wheel_here) && 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
 
-# The build of Horovod takes two minutes, in which tests that need neither Horovod nor MPI run.
+# The build of Horovod takes two minutes or more, in which tests that need neither Horovod nor MPI run; they are nice to it,
+# as all others wait for it.
 BUILD_LOG := build/horovod.log
 test:
 	+$(MAKE) --no-print-directory -j3 $(VENV)/.has-test-tools $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
 	+@mkdir -p $(dir $(BUILD_LOG)); echo "Building Horovod meanwhile, with its output in $(BUILD_LOG)"; \
 	  $(MAKE) --no-print-directory $(VENV)/.has-horovod > $(BUILD_LOG) 2>&1 & horovod=$$!; \
-	  $(MAKE) --no-print-directory test-early; tests=$$?; \
+	  nice -n 5 $(MAKE) --no-print-directory test-early; tests=$$?; \
 	  wait $$horovod || { cat $(BUILD_LOG); exit 1; }; exit $$tests
 	+$(MAKE) --no-print-directory test-late
 

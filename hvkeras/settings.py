@@ -79,6 +79,13 @@ def _gradients(text: str) -> str:
     return convention
 
 
+def _compile_update(text: str) -> bool | str:
+    try:
+        return "auto" if text.strip().lower() == "auto" else _switch(text)
+    except ValueError:
+        raise ValueError("it must be auto, on or off") from None
+
+
 def _timeline(text: str) -> str:
     return "" if text == "DYNAMIC" else text  # Horovod's value for a timeline that starts with start_timeline()
 
@@ -159,6 +166,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
     Setting("bucket_size", size_in_bytes, 25 * 1024**2, "Bytes of gradients fused into one collective (for example"
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
+    Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
+            " on, off, or auto for where that pays; DistributedOptimizer(compile_update=...) takes precedence."),
     Setting("gradients", _gradients, "auto", "The gradients of allgather, broadcast and reducescatter: exact, or with"
             " Horovod's factor of the number of ranks (horovod); auto is horovod under --as-horovod."),
     Setting("uneven", _uneven, "trim", "What fit does if ranks have different numbers of batches: trim them to the"

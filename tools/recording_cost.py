@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras.bench.models import MODELS, Model
-from hvkeras.gradients import optimizer
+from hvkeras.gradients import distributed
 from hvkeras.plans.plan import Plan
 from hvkeras.profiling import recorder, spans
 
@@ -81,7 +81,7 @@ def main() -> None:
     flags = parser.parse_args()
     hvd.init()
     if hvd.size() == 1:
-        optimizer.reduce_gradients = copy_gradients
+        distributed.reduce_gradients = copy_gradients
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.threading.set_intra_op_parallelism_threads(1)
     model = MODELS[flags.model]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras.bench.plan import rate_of
-from hvkeras.bench.row import ONE_PROCESS, Row
+from hvkeras.bench.row import FORWARD_BACKWARD, ONE_PROCESS, REFERENCE, UPDATE, Row
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -88,6 +88,26 @@ def efficiency(row: Row, rows: Sequence[Row]) -> float | None:
     return None if single is None else 1.0 if single is row else speed_up(row, single)
 
 
+def part(row: Row, name: str) -> float | None:
+    """The median seconds of a part of a step that runs alone; None if the row has no such times."""
+    return quartiles(row.parts[name])[1] if row.parts.get(name) else None
+
+
+def exposed(row: Row) -> float | None:
+    """Seconds of communication in a step that its parts do not hide: what a step takes longer than both of them.
+
+    Args:
+        row: A row of training steps.
+
+    Returns:
+        The median over the rounds; None if the row has no such times, or does not communicate.
+    """
+    if row.kind == REFERENCE or not all(row.parts.get(name) for name in (FORWARD_BACKWARD, UPDATE)):
+        return None
+    rounds = zip(row.blocks, row.parts[FORWARD_BACKWARD], row.parts[UPDATE], strict=False)
+    return float(np.median([step - forward_backward - update for step, forward_backward, update in rounds]))
+
+
 def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
     """Converts each row to plain data, with the metrics derived from its blocks.
 
@@ -97,7 +117,8 @@ def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
 
     Returns:
         The data of `Row.to_json`, with `median`, `quartiles`, `speed_up` over each other row of the same work by
-        name, and `algorithm_bandwidth` and `bus_bandwidth`, or `samples_per_second` and `efficiency`.
+        name, and `algorithm_bandwidth` and `bus_bandwidth`, or `samples_per_second`, `efficiency`, and the parts of a
+        step: `forward_backward`, `update` and `exposed_communication`.
     """
     done = []
     for row in rows:
@@ -108,7 +129,9 @@ def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
             data["speed_up"] = {other.name: speed_up(row, other) for other in rows
                                 if other is not row and other.work == row.work and other.blocks}
             if row.samples:
-                data |= {"samples_per_second": rate(row), "efficiency": efficiency(row, rows)}
+                data |= {"samples_per_second": rate(row), "efficiency": efficiency(row, rows),
+                         "forward_backward": part(row, FORWARD_BACKWARD), "update": part(row, UPDATE),
+                         "exposed_communication": exposed(row)}
             else:
                 data |= {"algorithm_bandwidth": bandwidth(row.bytes, median),
                          "bus_bandwidth": bus_bandwidth(row.bytes, median, ranks),

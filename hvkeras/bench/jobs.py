@@ -214,9 +214,17 @@ class Remote:
         """Builds and traces the participant, runs it once, and verifies the result."""
         self._update(self._ask("prepare"))
 
-    def timed(self, calls: int) -> tuple[float, float]:
-        """Runs a block, verifies its result, and returns the mean seconds per call, and the CPU's of all ranks."""
-        answer = self._ask("time", calls)
+    def timed(self, calls: int, part: str = "") -> tuple[float, float]:
+        """Runs a block of the whole work, or of a part of it.
+
+        Args:
+            calls: How often it is done.
+            part: The part; "" for the whole work.
+
+        Returns:
+            The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
+        """
+        answer = self._ask("time", calls, part)
         seconds, busy, row = answer or (0.0, 0.0, None)
         self._update(row)
         return float(seconds), float(busy)
@@ -234,7 +242,7 @@ class Remote:
         if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:
-            kept = {name: getattr(self.row, name) for name in KEPT_BY_THE_BENCHMARK}
-            self.row = Row.from_json(answer)
-            for name, value in kept.items():
-                setattr(self.row, name, value)
+            before, self.row = self.row, Row.from_json(answer)
+            for name in KEPT_BY_THE_BENCHMARK:
+                setattr(self.row, name, getattr(before, name))
+            self.row.parts |= before.parts

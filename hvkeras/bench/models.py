@@ -1,9 +1,9 @@
-"""The three models whose training steps are timed, and their synthetic batches."""
+"""The three models whose training steps are timed, their synthetic batches, and the optimizers that train them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,3 +75,36 @@ MODELS = {model.name: model for model in (
     Model("transformer", _transformer, (64, 256), (64,), 3952, 16),
     Model("resnet50", _resnet50, (64, 64, 3), (), 10, 4),
 )}
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer of Keras.
+
+    Attributes:
+        cls: The name of its class.
+        rate: The learning rate.
+        options: Its other arguments.
+    """
+
+    cls: str
+    rate: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """Builds it."""
+        return getattr(_keras().optimizers, self.cls)(self.rate, **self.options)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether updates are proportional to gradients; others make large steps of the rounding of tiny ones."""
+        return self.cls == "SGD"
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer("SGD", 0.01), "momentum": Optimizer("SGD", 0.01, {"momentum": 0.9}),
+    "adam": Optimizer("Adam", 0.001), "adamw": Optimizer("AdamW", 0.001), "adamax": Optimizer("Adamax", 0.001),
+    "nadam": Optimizer("Nadam", 0.001), "rmsprop": Optimizer("RMSprop", 0.001),
+    "adagrad": Optimizer("Adagrad", 0.001), "adadelta": Optimizer("Adadelta", 0.001),
+    "adafactor": Optimizer("Adafactor", 0.001), "ftrl": Optimizer("Ftrl", 0.001), "lion": Optimizer("Lion", 0.0001),
+}

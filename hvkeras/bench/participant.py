@@ -28,6 +28,14 @@ class Participant(abc.ABC):
     def run(self, calls: int) -> None:
         """Does the work `calls` times."""
 
+    def run_part(self, part: str, calls: int) -> None:
+        """Does a part of the work, one of `row.parts`, `calls` times.
+
+        Raises:
+            KeyError: The work has no such part.
+        """
+        raise KeyError(f"{calls} times {part!r}")
+
     @abc.abstractmethod
     def check(self) -> None:
         """Verifies the result of `run`.
@@ -53,21 +61,28 @@ def prepare(one: Participant, ranks: Ranks) -> None:
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
 
-def timed(one: Participant, calls: int, ranks: Ranks) -> tuple[float, float]:
+def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> tuple[float, float]:
     """Runs a block on all ranks, and verifies its result.
 
     Args:
         one: The participant.
-        calls: The number of calls in the block.
+        calls: How often its work is done.
+        part: The part of the work to do instead, or "".
         ranks: The ranks.
 
     Returns:
         The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
     """
+    def run(calls: int) -> None:
+        if part:
+            one.run_part(part, calls)
+        else:
+            one.run(calls)
+
     def block() -> tuple[float, float]:
-        one.run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
+        run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
         begun, busy = time.perf_counter(), time.process_time()
-        one.run(calls)
+        run(calls)
         seconds, busy = time.perf_counter() - begun, time.process_time() - busy
         one.check()
         return seconds / calls, busy / calls

@@ -54,6 +54,8 @@ class Plan:
         ranks: The number of ranks in the benchmark; the single-process job has fewer.
         peer: Whether to also measure the engine used directly, without hvkeras.
         jit: Whether to also compile steps with XLA, if the engine supports it.
+        optimizer: The optimizer of the steps, one of `hvkeras.bench.models.OPTIMIZERS`.
+        plain: Whether to also time engines with the update of the optimizer not compiled.
         pin: Whether each rank is pinned to its own core.
         timeout: Seconds until the benchmark must be over.
         shared: The folder of the benchmark, through which jobs exchange files.
@@ -65,6 +67,8 @@ class Plan:
     ranks: int
     peer: bool
     jit: bool
+    optimizer: str
+    plain: bool
     pin: bool
     timeout: float
     shared: str

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.bench.figures import bandwidth, bus_bandwidth, efficiency, quartiles, rate, share_of_bound, speed_up
+from hvkeras.bench.figures import (
+    bandwidth,
+    bus_bandwidth,
+    efficiency,
+    exposed,
+    part,
+    quartiles,
+    rate,
+    share_of_bound,
+    speed_up,
+)
 from hvkeras.bench.plan import AT
-from hvkeras.bench.row import APART, ONE_PROCESS, TCP_ALONE, Row
+from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, TCP_ALONE, UPDATE, Row
 
 UNKNOWN = "-"
 MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves the weights further
@@ -28,8 +38,9 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
     """
     names = _compared(kind, rows)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-    figures = ["GB/s", "bus\nGB/s"] if kind == "allreduce" else ["samples\nper s", f"share of\n{ranks} x one\nprocess",
-                                                                "off by"]
+    figures = ["GB/s", "bus\nGB/s"] if kind == "allreduce" else [
+        "forward,\nbackward", "update", "not\nhidden", "first\nstep", "samples\nper s",
+        f"share of\n{ranks} x one\nprocess", "off by"]
     work = ["size", "engine", "allreduce\n(quartiles)"] if kind == "allreduce" else [
         "model", "engine", "step\n(quartiles)"]
     if any(row.least for row in rows):
@@ -59,6 +70,7 @@ def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
         names = [name for name in names if not name.startswith((ONE_PROCESS, APART))]
+        names = [*(name for name in (APART,) if any(row.name == name and row.blocks for row in rows)), *names]
     return names if len({row.name for row in rows if row.blocks}) > 1 else []
 
 
@@ -69,6 +81,8 @@ def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
         cells += [f"{bandwidth(row.bytes, median) / 1e9:.3g}", f"{bus_bandwidth(row.bytes, median, ranks) / 1e9:.3g}"]
     else:
         share, samples = efficiency(row, rows), rate(row)
+        cells += [UNKNOWN if seconds is None else duration(seconds)
+                  for seconds in (part(row, FORWARD_BACKWARD), part(row, UPDATE), exposed(row), row.first)]
         cells += [UNKNOWN if samples is None else f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}",
                   UNKNOWN if share is None else f"{share:.0%}",
                   UNKNOWN if row.difference is None else f"{row.difference:.0e}" if row.difference else "0"]
@@ -119,8 +133,12 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
         lines.append(f"GB/s: bytes of the tensor over the time; bus: that times 2 ({ranks} - 1) / {ranks}")
         lines.append("every result was compared with NumPy's, all elements of each block's last chain")
     else:
+        lines.append(f"times {APART}: how many times as fast as {ranks} processes that do not communicate")
         lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients;"
                      f" that of {APART} is what the machine can do for {ranks} simultaneously")
+        lines.append("forward, backward; update: these parts of a step alone; not hidden: what a step takes longer than"
+                     " both, communication that nothing hides")
+        lines.append("first step: with tracing, and with compiling the update")
         lines.append("off by: distance of the weights, after 3 steps, from those of one process on all ranks' batches,"
                      " as a share of how far they moved")
         for work, rounding in {row.work: row.rounding for row in rows if row.rounding and row.rounding > MUCH}.items():

@@ -50,12 +50,15 @@ def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[f
             seconds, busy = one.timed(one.row.calls)
             one.row.blocks.append(seconds / one.row.links)
             one.row.busy.append(busy / one.row.links)
+            for part in [] if one.row.reason else list(one.row.parts):
+                seconds, _ = one.timed(one.row.calls, part)
+                one.row.parts[part].append(seconds)
         left = _left(left)
     for one in left:
         one.finish()
     for one in participants:
         if one.row.reason:
-            one.row.blocks, one.row.busy = [], []
+            one.row.blocks, one.row.busy, one.row.parts = [], [], {}
 
 
 def _left(participants: Sequence[Remote]) -> list[Remote]:
@@ -66,7 +69,7 @@ def _cost(one: Remote, block: float) -> float:
     """Sets the number of calls in a block, and returns roughly how many seconds a block takes."""
     seconds, _ = one.timed(1)
     one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1
-    return seconds * (one.row.calls + 1)
+    return (seconds + sum(one.timed(1, part)[0] for part in list(one.row.parts))) * (one.row.calls + 1)
 
 
 def _rounds(seconds: float, cost: float) -> int:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 ONE_PROCESS, APART, MPI_ALONE = "one process", "apart", "MPI alone"
+FORWARD_BACKWARD, UPDATE = "forward and backward", "update"  # the parts of a step
 ENGINE, PEER, REFERENCE = "engine", "peer", "reference"
 TCP_ALONE = "TCP alone"
 KEPT_BY_THE_BENCHMARK = ("name", "blocks", "busy", "calls", "least")  # fields that ranks do not set
@@ -44,6 +45,9 @@ class Row:
         rounding: The distance that the weights change, in the same measure, when only the last bits of the initial
             weights change: how strongly training this model amplifies rounding.
         least: Seconds that an allreduce takes at least at the bandwidth of the hosts' cables; 0 if there is none.
+        first: Seconds of the first step, in which it is traced and compiled; None for an allreduce.
+        parts: Seconds of a part of a step that runs alone, block by block, as in `blocks`: `FORWARD_BACKWARD`, and
+            `UPDATE` with gradients that are there already. Empty for an allreduce, and where a step has no parts.
     """
 
     work: str
@@ -62,6 +66,8 @@ class Row:
     difference: float | None = None
     rounding: float | None = None
     least: float = 0.0
+    first: float | None = None
+    parts: dict[str, list[float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The row as plain data."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,22 @@ import tensorflow as tf
 import hvkeras
 from hvkeras import compat
 from hvkeras.backends.capabilities import objection_to_xla
-from hvkeras.bench.models import MODELS, Model
+from hvkeras.bench.models import MODELS, OPTIMIZERS, Model
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.plan import ONE, Plan, Stage, without_rate
 from hvkeras.bench.ranks import Ranks, WrongResultError
-from hvkeras.bench.row import APART, ONE_PROCESS, PEER, REFERENCE, Row, title_of
+from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row, title_of
 from hvkeras.errors import explain
+from hvkeras.gradients.distributed import Distributed
 
 VERIFIED = 3  # number of steps after which weights are compared
-RATE = 0.01  # learning rate of SGD
 TOLERANCE = 0.01  # of the distance that weights have moved; a different summation order stays far below it
 ROUNDING_FACTOR = 10  # tolerance for models that amplify rounding: this many times the effect of changing the last bits
+SMALL = 1e-6  # gradients of updates that are timed alone
 LAST_BITS = 1e-7  # relative change in the last bits of a float32
-XLA = ", XLA"
+XLA, PLAIN = ", XLA", ", plain update"
 
+Wrap = Callable[[Any], Any]
 Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
@@ -43,7 +47,7 @@ class Task:
     """
 
     def __init__(self, model: Model, plan: Plan, rank: int) -> None:
-        self.model = model
+        self.model, self.optimizer = model, OPTIMIZERS[plan.optimizer]
         self.data = model.data(rank)
         path = Path(plan.shared) / f"{model.name}.npz"
         if plan.backend == ONE:
@@ -66,7 +70,6 @@ class Task:
             The final weights, and those reached from initial weights that differ in the last bits.
         """
         batches = [self.model.data(rank) for rank in range(ranks)]
-        optimizer = compat.default_keras().optimizers.SGD(RATE)
         variables = built.trainable_variables
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
@@ -77,6 +80,7 @@ class Task:
 
         def trained(start: Sequence[Any]) -> list[Any]:
             built.set_weights(start)
+            optimizer = self.optimizer.build()
             for _ in range(VERIFIED):
                 each = [gradients(*map(tf.constant, batch)) for batch in batches]
                 means = [tf.add_n(parts) / len(batches) for parts in zip(*each, strict=True)]
@@ -89,10 +93,22 @@ class Task:
         return trained(self.start), trained(moved)
 
     def difference(self, weights: Sequence[Any], start: Sequence[Any]) -> float:
-        """The largest difference from the expected weights, divided by the largest distance that those have moved."""
-        moved = max(float(abs(goal - first).max()) for goal, first in zip(self.expected, start, strict=True))
-        off = max(float(abs(goal - one).max()) for goal, one in zip(self.expected, weights, strict=True))
-        return off / moved
+        """The difference from the expected weights, divided by the distance that those have moved.
+
+        Both are the largest ones of all weights. Where an optimizer divides gradients by their size, and so makes large
+        steps of the rounding of tiny ones, they are root mean squares.
+        """
+        size = _largest if self.optimizer.is_linear else _root_mean_square
+        return size(self.expected, weights) / size(self.expected, start)
+
+
+def _largest(some: Sequence[Any], others: Sequence[Any]) -> float:
+    return max(float(abs(one - other).max()) for one, other in zip(some, others, strict=True))
+
+
+def _root_mean_square(some: Sequence[Any], others: Sequence[Any]) -> float:
+    squares = [np.square(one - other, dtype=np.float64) for one, other in zip(some, others, strict=True)]
+    return float(np.sqrt(sum(map(np.sum, squares)) / sum(one.size for one in some)))
 
 
 class Training(Participant):
@@ -101,17 +117,20 @@ class Training(Participant):
     Args:
         row: Its row.
         task: What to train.
-        gradient: Computes a tape's gradients of the loss with respect to the variables, reduced over the ranks.
         ranks: The ranks.
+        gradient: Computes a tape's gradients of the loss with respect to the variables, of this rank or of all ranks.
+        wrap: Makes the optimizer reduce the gradients, if they are this rank's.
         strategy: The `tf.distribute` strategy, or None.
         jit: Whether the step is compiled by XLA.
     """
 
-    def __init__(self, row: Row, task: Task, gradient: Gradient, ranks: Ranks, strategy: Any = None,
-                 jit: bool = False) -> None:
-        self.row, self._task, self._gradient, self._ranks = row, task, gradient, ranks
+    def __init__(self, row: Row, task: Task, ranks: Ranks, gradient: Gradient | None = None, wrap: Wrap | None = None,
+                 strategy: Any = None, jit: bool = False) -> None:
+        self.row, self._task, self._ranks = row, task, ranks
+        self._gradient, self._wrap = gradient or _plain, wrap or (lambda optimizer: optimizer)
         self._strategy, self._jit = strategy, jit
         self._reduces = row.kind != REFERENCE
+        self._parts: dict[str, Callable[[], Any]] = {}
         row.bytes, row.samples, row.rounding = task.bytes, task.model.batch * ranks.size, task.rounding
         self._loss = 0.0
 
@@ -120,19 +139,32 @@ class Training(Participant):
         with self._strategy.scope() if self._strategy is not None else contextlib.nullcontext():
             self._model = self._task.model.build()
             self._model.set_weights(self._task.start)
-            self._optimizer = compat.default_keras().optimizers.SGD(RATE)
+            self._optimizer = self._wrap(self._task.optimizer.build())
             compat.build_optimizer(self._optimizer, self._model.trainable_variables)
             start = _trainable(self._model)
             self._step = self._traced(*map(tf.constant, self._task.data))
-            self.run(VERIFIED)
+            begun = time.perf_counter()
+            self.run(1)
+            self.row.first = time.perf_counter() - begun
+            self.run(VERIFIED - 1)
         self.check()
         if self._reduces:
             self._compare(start)
+        if self._strategy is None and not self._jit:
+            self._parts = self._traced_parts(*map(tf.constant, self._task.data))
+            self.row.parts = {part: [] for part in self._parts}
 
     def run(self, calls: int) -> None:
         """Takes `calls` steps."""
         for _ in range(calls):
             self._loss = float(self._step())
+
+    def run_part(self, part: str, calls: int) -> None:
+        """Runs a part of a step `calls` times; updates change the state of the optimizer, but no weights."""
+        compat.set_learning_rate(self._optimizer, 0.0)
+        for _ in range(calls):
+            float(self._parts[part]())
+        compat.set_learning_rate(self._optimizer, self._task.optimizer.rate)
 
     def check(self) -> None:
         """Verifies that the loss is finite.
@@ -166,6 +198,28 @@ class Training(Participant):
         function = tf.function(step if self._strategy is None else everywhere, autograph=False,
                                jit_compile=True if self._jit else None)
         return lambda: function(samples, labels)
+
+    def _traced_parts(self, samples: Any, labels: Any) -> dict[str, Callable[[], Any]]:
+        model, optimizer, variables = self._model, self._optimizer, self._model.trainable_variables
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+        def forward_backward(samples: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = _loss(model, samples, labels)
+            with tf.control_dependencies(tape.gradient(loss, variables)):
+                return tf.identity(loss)
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+        def update(*gradients: Any) -> Any:
+            if isinstance(optimizer, Distributed):
+                optimizer._hvkeras_apply_alone(gradients, variables)
+            else:
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return tf.constant(0.0)
+
+        gradients = [tf.random.stateless_normal(variable.shape, (0, place), stddev=SMALL)
+                     for place, variable in enumerate(variables)]
+        return {FORWARD_BACKWARD: lambda: forward_backward(samples, labels), UPDATE: lambda: update(*gradients)}
 
     def _compare(self, start: Sequence[Any]) -> None:
         weights = _trainable(self._model)
@@ -217,11 +271,6 @@ def _plain(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
-def _distributed(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
-    found: Sequence[Any] = hvkeras.DistributedGradientTape(tape).gradient(loss, variables)
-    return found
-
-
 def participants(stage: Stage, name: str) -> list[Participant]:
     """The training loops of one job.
 
@@ -235,14 +284,16 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         row_name = ONE_PROCESS if plan.backend else APART
         description = "no communication" if plan.backend else f"{ranks.size} processes side by side, no communication"
         suffixes = ["", XLA] if plan.jit else [""]
-        return [Training(Row(name, row_name + suffix, REFERENCE, description), task, _plain, ranks, jit=suffix == XLA)
+        return [Training(Row(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)
                 for suffix in suffixes]
     backend = ranks.job.backend
-    suffixes = ["", XLA] if plan.jit and not objection_to_xla(backend) else [""]
-    made: list[Participant] = [
-        Training(Row(name, backend.name + suffix, engine=backend.engine, memory=stage.memory), task, _distributed,
-                 ranks, jit=suffix == XLA) for suffix in suffixes]
+    suffixes = ["", *([PLAIN] if plan.plain else []), *([XLA] if plan.jit and not objection_to_xla(backend) else [])]
+    made: list[Participant] = []
+    for suffix in suffixes:
+        row = Row(name, backend.name + suffix, engine=backend.engine, memory=stage.memory)
+        wrap = functools.partial(hvkeras.DistributedOptimizer, compile_update=False if suffix == PLAIN else "auto")
+        made.append(Training(row, task, ranks, wrap=wrap, jit=suffix == XLA))
     if peer is not None:
         row = Row(name, title_of(backend.name), PEER, peer.engine, peer.reason)
-        made.append(Training(row, task, peer.gradient or _plain, ranks, peer.strategy))
+        made.append(Training(row, task, ranks, peer.gradient, strategy=peer.strategy))
     return made

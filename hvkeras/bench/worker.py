@@ -82,7 +82,8 @@ def _serve(stage: Stage, channel: Channel | None) -> None:
         else:
             one = found[arguments[0]]
             if what == "time":
-                answer = [*participant.timed(one, arguments[1], ranks), one.row.to_json()]
+                calls, part = arguments[1:]
+                answer = [*participant.timed(one, calls, part, ranks), one.row.to_json()]
             else:
                 {"prepare": participant.prepare, "finish": participant.finish}[what](one, ranks)
                 answer = one.row.to_json()

@@ -24,7 +24,7 @@ from hvkeras.bench.figures import with_figures
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
-from hvkeras.bench.models import MODELS
+from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.plan import AT, Plan, rate_of
 from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
@@ -63,6 +63,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
     made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
     made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
+    made.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd", help="Optimizer of the steps (default:"
+                      " sgd).")
+    made.add_argument("--plain-update", action="store_true", help="Also times engines with the optimizer's update not"
+                      " compiled.")
     made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
                       f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
     made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
@@ -150,8 +154,9 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
         raise UsageError(explain("At least two processes are needed to reduce anything", f"{PROG} {flags.kind} -np 2",
                                  np=flags.np))
     _check_hosts(flags)
-    for name, kind in (("sizes", "allreduce"), ("links", "allreduce"), ("models", "step"), ("jit", "step")):
-        if getattr(flags, name) and flags.kind != kind:
+    for name, kind in (("sizes", "allreduce"), ("links", "allreduce"), ("models", "step"), ("jit", "step"),
+                       ("plain-update", "step")):
+        if getattr(flags, name.replace("-", "_")) and flags.kind != kind:
             raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
         raise UsageError(explain("--rounds must be a positive number, and replaces --time", rounds=flags.rounds,
@@ -238,7 +243,8 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
             activity = what
             progress.update(task, completed=share, description=what)
 
-        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.pin, flags.timeout, str(folder), flags.links)
+        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
+                    flags.timeout, str(folder), flags.links)
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
         try:

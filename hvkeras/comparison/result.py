@@ -57,6 +57,8 @@ class Result:
         bytes_in_step: Bytes that a rank passes to collectives in a typical step; None if unknown.
         peak_memory: Peak memory in bytes of the rank that needed the most; None if unknown.
         losses: fit's loss, [n, 2]: seconds since training began, and the loss.
+        compiling: Seconds in which XLA compiled the optimizer's update, on the rank that needed the longest; they are
+            not a part of any step.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Result:
     bytes_in_step: float | None = None
     peak_memory: int | None = None
     losses: Sequence[tuple[float, float]] = ()
+    compiling: float = 0.0
 
     @property
     def step(self) -> tuple[float, float, float] | None:
@@ -114,7 +117,8 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
         metrics=first.logs.get(first.last_logs, {}), splits=summary.splits, limits=findings(summary),
         bytes_in_step=bytes_in_step(first),
         peak_memory=max((record.peak_memory for record in records if record is not None), default=0) or None,
-        losses=[(float(seconds), float(loss)) for seconds, loss in first.losses])
+        losses=[(float(seconds), float(loss)) for seconds, loss in first.losses],
+        compiling=max(record.compiling for record in records if record is not None))
 
 
 def _unusable(name: str, processes: int, record: Record | None) -> str:

@@ -67,7 +67,7 @@ def _run(run: Result) -> dict[str, Any]:
         "backend": run.name, "processes": run.processes, "round": run.round, "failure": run.reason,
         "seconds": None if run.seconds is None else round(run.seconds, 1), **_figures(run),
         **_parts(mean_split(run.splits.values())), "steps_timed": len(run.step_times), "metrics": dict(run.metrics),
-        "remarks": list(run.remarks),
+        "compile_seconds": run.compiling, "remarks": list(run.remarks),
         "ranks": [{"rank": rank, **_parts(split)} for rank, split in sorted(run.splits.items())],
         "losses": [[round(seconds, 3), loss if math.isfinite(loss) else None] for seconds, loss in run.losses],
     }

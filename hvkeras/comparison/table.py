@@ -155,9 +155,17 @@ def explanations(comparison: Comparison) -> list[str]:
     if any(row.difference is not None for row in shown):
         first = "'s first run" if comparison.repeat > 1 else "'s"
         lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
+    lines += _compiling(shown)
     if "load_before" in comparison.machine:
         lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"
                      f" first run: {comparison.machine['load_before'][0]:.1f}")
     if comparison.projected is not None:
         lines += filter(None, [comparison.projected.explanation, *comparison.projected.reasons])
     return lines
+
+
+def _compiling(rows: Sequence[Row]) -> list[str]:
+    """How long XLA compiled the update of the optimizer, if it did."""
+    seconds = {row.name: max((run.compiling for run in row.good), default=0.0) for row in rows}
+    known = [f"{name} {longest:.1f} s" for name, longest in seconds.items() if longest]
+    return [f"compiling of the optimizer's update, not a part of any step: {', '.join(known)}"] if known else []

@@ -140,9 +140,13 @@ def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
 @contextlib.contextmanager
 def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Sets an attribute temporarily, bypassing the `__setattr__` of optimizers."""
-    before = instance.__dict__.get(name)
+    missing = object()
+    before = instance.__dict__.get(name, missing)
     instance.__dict__[name] = value
     try:
         yield
     finally:
-        instance.__dict__[name] = before
+        if before is missing:
+            del instance.__dict__[name]
+        else:
+            instance.__dict__[name] = before

@@ -213,7 +213,7 @@ def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[
         dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
         # The number of rows of a sparse gradient may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
-    operation = f"gradients {exchange.scaling.text}"
+    operation = f"gradients {exchange.scaling.text}" + (f", {exchange.update}" if exchange.update else "")
     name = f"{exchange.name} in buckets {buckets}"
     plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
                 f"{name}#0")

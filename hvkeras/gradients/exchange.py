@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
@@ -27,6 +30,7 @@ class Exchange:
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
         device_dense: The device for dense gradients.
         device_sparse: The device for `tf.IndexedSlices`.
+        update: What ranks must have in common about what follows the reduction; "" for nothing.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Exchange:
     scale_local_gradients: bool = True
     device_dense: str = ""
     device_sparse: str = ""
+    update: str = ""
 
     def __post_init__(self) -> None:
         operation_of(self.op)
@@ -55,6 +60,29 @@ class Exchange:
                                      compression=self.compression))
         if not isinstance(self.process_set, ProcessSet):
             raise UsageError(explain("process_set must be a ProcessSet", process_set=self.process_set))
+
+    def specs_of_results(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """What the reduced gradients will be.
+
+        Args:
+            gradients: Tensors, `tf.IndexedSlices` or None.
+            variables: Their variables.
+
+        Returns:
+            A `tf.TensorSpec`, a `tf.IndexedSlicesSpec` or None for each.
+        """
+        becomes_dense = self.sparse_as_dense and len(self.process_set.members()) > 1 and self.process_set.included()
+
+        def spec(gradient: Any, variable: Any) -> Any:
+            if gradient is None:
+                return None
+            if isinstance(gradient, tf.IndexedSlices) and not becomes_dense:
+                return tf.IndexedSlicesSpec(gradient.shape, gradient.dtype)
+            given = tf.TensorShape(getattr(gradient, "shape", None))
+            shape = given.merge_with(variable.shape) if given.is_compatible_with(variable.shape) else None
+            return tf.TensorSpec(shape, getattr(gradient, "dtype", variable.dtype))
+
+        return [spec(*pair) for pair in zip(gradients, variables, strict=True)]
 
     @property
     def scaling(self) -> Scaling:

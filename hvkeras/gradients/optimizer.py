@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
+
+import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average
-from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients import replicas
-from hvkeras.gradients.accumulation import Accumulation, where_due
 from hvkeras.gradients.automatic_xla import refuses_xla
-from hvkeras.gradients.buckets import reduce_gradients
+from hvkeras.gradients.compiled_update import DENSE
+from hvkeras.gradients.distributed import Distributed
 from hvkeras.gradients.exchange import Exchange, checked_groups
-from hvkeras.gradients.reduced_ahead import ReducedAhead
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
-from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
+from hvkeras.typing import CompressorLike, OptimizerT, VariableLike
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
@@ -28,7 +27,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    scale_local_gradients: bool = True, compile_update: bool | str = "auto",
 ) -> OptimizerT:
     """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
 
@@ -58,6 +57,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         process_set: The ranks to reduce over. Other ranks may continue to train; their gradients stay unchanged.
         scale_local_gradients: Whether gradients of local variables (see `register_local_var`) are
             divided by the number of ranks.
+        compile_update: Whether XLA compiles the update of the weights within the step: on CPUs one pass over them
+            instead of one for each operation of the optimizer, with the same results but for the last bits. "auto"
+            does where that pays, or what HVKERAS_COMPILE_UPDATE says. The same on every rank.
 
     Returns:
         The optimizer, now with the method `register_local_var(var)`.
@@ -80,136 +82,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise UsageError(explain("backward_passes_per_step must be a positive integer",
                                  backward_passes_per_step=backward_passes_per_step))
+    if compile_update not in ("auto", True, False):
+        raise UsageError(explain('compile_update must be "auto", True or False', compile_update=compile_update))
     exchange = Exchange(
         name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
         gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
         device_dense, device_sparse,
     )
-    distributed: OptimizerT = distribute(optimizer, exchange, backward_passes_per_step, average_aggregated_gradients)
+    passes = (backward_passes_per_step, average_aggregated_gradients)
+    distributed: OptimizerT = distribute(optimizer, exchange, passes,
+                                         "auto" if compile_update == "auto" else bool(compile_update))
     return distributed
-
-
-class Distributed:
-    """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
-
-    _hvkeras_exchange: ClassVar[Exchange]
-    _hvkeras_passes: ClassVar[tuple[int, bool]]
-    _hvkeras_plain: ClassVar[type]
-
-    def register_local_var(self, var: VariableLike) -> None:
-        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
-
-        Args:
-            var: A variable of the model.
-        """
-        self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
-
-    def keep_local(self, layers: Sequence[LayerLike]) -> None:
-        """Keeps the gradients of layers on this rank; the layers need not be built yet.
-
-        Args:
-            layers: Layers of the model.
-        """
-        self.__dict__.setdefault("_hvkeras_local_layers", []).extend(layers)
-
-    def _hvkeras_step(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
-                      variables: Sequence[Any]) -> Any:
-        """Reduces gradients, then has `optimizer` apply them.
-
-        Args:
-            apply: Applies reduced gradients.
-            optimizer: The outermost optimizer: this one, or the `LossScaleOptimizer` around it.
-            gradients: This rank's gradients.
-            variables: Their variables.
-        """
-        within = replicas.strategy_within_rank()
-        if within is None and graphs.reducing_strategy() is not None:
-            return apply(list(gradients))  # the strategy already reduces over all ranks
-        variables = list(variables)
-        ahead = self._hvkeras_ahead().take(variables)
-        if ahead is not None:
-            return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
-        over_ranks = self._hvkeras_over_ranks(optimizer, variables)
-
-        def update(local_gradients: Sequence[Any]) -> Any:
-            if within is None:
-                reduced = over_ranks(local_gradients)
-            else:
-                replicas.require_servable(within, self, self._hvkeras_passes[0])
-                reduced = replicas.reduce_over_both(local_gradients, over_ranks)
-            with compat.summed(self):
-                return apply(reduced)
-
-        if self._hvkeras_passes[0] == 1:
-            return update(gradients)
-        compat.build_optimizer(optimizer, variables)
-        self._hvkeras_sums().step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
-        return optimizer.iterations
-
-    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        """Returns a function that reduces the gradients of `variables` over the ranks."""
-        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
-            for weight in layer.trainable_weights:
-                self.register_local_var(weight)
-        all_ranks_skip = compat.inner_optimizer(optimizer) is not None
-        return lambda gradients: reduce_gradients(gradients, variables, self._hvkeras_exchange,
-                                                  self.__dict__.get("_hvkeras_local", ()), all_ranks_skip)
-
-    def _hvkeras_sums(self) -> Accumulation:
-        sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
-        return sums
-
-    def _hvkeras_ahead(self) -> ReducedAhead:
-        ahead: ReducedAhead = self.__dict__.setdefault("_hvkeras_reduced_ahead", ReducedAhead())
-        return ahead
-
-    def _hvkeras_reduce(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
-        """Reduces gradients for a caller that applies them later; the later step does not reduce them again.
-
-        Args:
-            pairs: This rank's gradients and their variables.
-            computed: Whether the gradients have just been computed; if not, they may be reduced already.
-        """
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        ahead = self._hvkeras_ahead().find(variables)
-        if ahead is not None and ahead.computed and not computed:
-            return list(pairs)
-        over_ranks, due = self._hvkeras_over_ranks(self, variables), None
-        if self._hvkeras_passes[0] == 1:
-            reduced = over_ranks(gradients)
-        else:
-            reduced, due = self._hvkeras_sums().collect(gradients, variables, over_ranks)
-        self._hvkeras_ahead().note(variables, due, computed)
-        return list(zip(reduced, variables, strict=True))
-
-    def _hvkeras_leaves_to_keras(self) -> bool:
-        """Whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
-        in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
-        return in_strategy or compat.is_summed(self)
-
-    def _hvkeras_finish(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
-                        variables: Sequence[Any], due: Any) -> Any:
-        """Applies gradients that are already reduced, if an update is due."""
-
-        def update() -> Any:
-            with compat.summed(self):
-                return apply(list(gradients))
-
-        if due is None:
-            return update()
-        compat.build_optimizer(optimizer, variables)
-        where_due(due, update, lambda: compat.advance_iterations(optimizer))
-        return optimizer.iterations
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced: Any = super().__reduce_ex__(protocol)  # a tuple, not a string, in every version of Keras
-        function, arguments, *state = reduced
-        cls = type(self)
-        plain = cls._hvkeras_plain
-        if getattr(function, "__self__", None) is cls:
-            function = getattr(plain, function.__name__)
-        arguments = tuple(plain if argument is cls else argument for argument in arguments)
-        return (_rebuild, (function, arguments, cls._hvkeras_exchange, cls._hvkeras_passes), *state)
 
 
 class _DistributedKeras(Distributed):
@@ -223,6 +106,23 @@ class _DistributedKeras(Distributed):
         variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
         variables = list(variables)
         return self._hvkeras_step(lambda reduced: finish(reduced, variables), self, list(grads), variables)
+
+    def _hvkeras_dense_update(self) -> Callable[[list[Any]], Any] | None:
+        plain = getattr(super(), "_distributed_tf_update_step", None)
+        contains_others = compat.inner_optimizer(self) is not None or hasattr(self, "_inner_optimizers")
+        if plain is None or contains_others or not compat.is_of_keras(self._hvkeras_plain):
+            return None  # a user's optimizer may count on being called for all variables, in their order
+        return lambda pairs: plain(tf.distribute.get_strategy(), pairs, self.learning_rate)  # type: ignore[attr-defined]
+
+    def _distributed_tf_update_step(self, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
+        """Updates variables as Keras does, except for those whose dense gradients a compiled function applies."""
+        pairs = list(grads_and_vars)
+        if (part := self.__dict__.get(DENSE)) is not None:
+            keys, update = part
+            gradients = {compat.variable_key(variable): gradient for gradient, variable in pairs}
+            update(*(gradients[key] for key in keys))
+            pairs = [pair for pair in pairs if compat.variable_key(pair[1]) not in keys]
+        super()._distributed_tf_update_step(distribution, pairs, learning_rate)  # type: ignore[misc]  # the optimizer's
 
 
 class _DistributedTfKeras(Distributed):
@@ -273,12 +173,14 @@ class _DistributedTfKeras(Distributed):
         return clone
 
 
-def distribute(optimizer: Any, exchange: Exchange, passes: int = 1, average: bool = False) -> Any:
+def distribute(optimizer: Any, exchange: Exchange, passes: tuple[int, bool] = (1, False),
+               compile_update: bool | str = "auto") -> Any:
     """Gives an optimizer its distributed class, without validating arguments."""
     family = compat.family_of(optimizer)
     plain = type(optimizer)
     mixin = _DistributedKeras if family == compat.KERAS else _DistributedTfKeras
-    attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": (passes, average), "_hvkeras_plain": plain}
+    attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": passes, "_hvkeras_compile": compile_update,
+                  "_hvkeras_plain": plain, "_hvkeras_rebuild": staticmethod(_rebuild)}
     compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
     install_hooks(str(family))
     if family == compat.TF_KERAS_LEGACY:
@@ -308,9 +210,9 @@ def distributed_part(optimizer: Any) -> Any:
 
 
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange: Exchange,
-             passes: tuple[int, bool]) -> Any:
+             passes: tuple[int, bool], compile_update: bool | str) -> Any:
     """Restores the distributed class of a copied or unpickled optimizer."""
-    return distribute(function(*arguments), exchange, *passes)
+    return distribute(function(*arguments), exchange, passes, compile_update)
 
 
 def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],

@@ -158,6 +158,10 @@ class Recorder:
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
 
+    def note_compilation(self, seconds: float) -> None:
+        """Records a compilation of the update; see `recorder.note_compilation`."""
+        self._record.compiling += seconds
+
     def steps_made(self) -> int:
         """How many steps this rank has computed."""
         return self._steps.rows().after

@@ -125,6 +125,16 @@ def note_stall(text: str) -> None:
 stalls.listeners.append(note_stall)
 
 
+def note_compilation(seconds: float) -> None:
+    """Records that XLA has compiled the optimizer's update.
+
+    Args:
+        seconds: How long that took.
+    """
+    if _recording is not None:
+        _recording.note_compilation(seconds)
+
+
 def evaluating() -> contextlib.AbstractContextManager[None]:
     """Returns a context whose batches do not count as training."""
     return contextlib.nullcontext() if _recording is None else _recording.input_waits.paused()

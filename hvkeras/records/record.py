@@ -49,6 +49,7 @@ class Record:
         clock_offset: Seconds to add to this rank's times to convert them to the job's common clock, which is that of
             rank 0's host, or of `hvkeras run`.
         clock_uncertainty: The maximum error of that offset in seconds; None while it is unknown.
+        compiling: Seconds in which XLA compiled the optimizer's update, before the first step.
         began: When recording began.
         written: When the record was written.
     """
@@ -75,6 +76,7 @@ class Record:
     ended: str = ""
     clock_offset: float = 0.0
     clock_uncertainty: float | None = None
+    compiling: float = 0.0
     began: float = 0.0
     written: float = 0.0
 

@@ -73,7 +73,7 @@ def _title(summary: Summary) -> str:
 
 def _sentences(summary: Summary, found: list[Finding]) -> list[str]:
     return [text for text in (_end(summary), _step(summary), _slowest(summary, found),
-                          limit(summary.splits, found)) if text]
+                          limit(summary.splits, found), _compiling(summary)) if text]
 
 
 def _end(summary: Summary) -> str:
@@ -99,6 +99,11 @@ def _step(summary: Summary) -> str:
     shares = {part: sum(getattr(split, part) or 0.0 for split in splits) / len(splits) / step for part in _PARTS}
     text = ", ".join(f"{share:.0%} {_WORDS[part]}" for part, share in sorted(shares.items(), key=lambda each: -each[1]))
     return f"A typical step takes {milliseconds(step)}: {text} (mean of the ranks)."
+
+
+def _compiling(summary: Summary) -> str:
+    longest = max((record.compiling for record in summary.present), default=0.0)
+    return f"XLA compiled the optimizer's update in {longest:.1f} s, before the first step." if longest else ""
 
 
 _WORDS = {"input": "waiting for data", "compute": "computing", "wait": "waiting for other ranks",
@@ -233,6 +238,7 @@ def _rank_data(summary: Summary, rank: int) -> dict[str, Any]:
         "recorded": record is not None, "ended": summary.end(rank),
         "steps": None if record is None else record.first_step + len(record.stamps),
         "no_steps": "" if record is None else record.no_steps,
+        "compile_seconds": None if record is None else record.compiling,
         "split": None if split is None else dataclasses.asdict(split),
         "peak_memory": None if record is None or not record.peak_memory else record.peak_memory,
     }

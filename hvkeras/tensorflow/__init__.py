@@ -104,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     sparse_as_dense: bool = False, backward_passes_per_step: int = 1, op: int = Average,
     gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    scale_local_gradients: bool = True, compile_update: bool | str = "auto",
 ) -> OptimizerT:
     """Calls `hvkeras.DistributedOptimizer`, with the parameter order of `horovod.tensorflow`.
 
@@ -127,6 +127,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         groups: See `hvkeras.DistributedOptimizer`.
         process_set: See `hvkeras.DistributedOptimizer`.
         scale_local_gradients: See `hvkeras.DistributedOptimizer`.
+        compile_update: See `hvkeras.DistributedOptimizer`; optimizers of TensorFlow 1 have fused kernels already.
 
     Returns:
         The optimizer.
@@ -146,6 +147,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
         backward_passes_per_step=backward_passes_per_step, average_aggregated_gradients=average_aggregated_gradients,
         num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
+        compile_update=compile_update,
     )
 
 

@@ -76,6 +76,7 @@ def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
         assert difference == "-" if name != "tfdist" else float(difference) < 1e-5
     assert found["one-process"][3] == "100%"
     assert "accuracy, loss: from evaluate()" in done.stdout
+    assert "compiling of the optimizer's update, not a part of any step: horovod" in " ".join(done.stdout.split())
     assert f"output of all ranks: {tmp_path / 'out'}" in done.stdout
     check_report(tmp_path / "out", found)
     check_projection(tmp_path / "out", done.stdout)
@@ -113,6 +114,7 @@ def check_report(out: Path, found: dict[str, list[str]]) -> None:
         assert row["peak_memory_bytes"] > 10**8 and row["metrics"]["accuracy"] == row["accuracy"]
         assert row["bytes_per_step"] == (None if row["processes"] == 1 else 4 * (4 * 8 + 8 + 8 * 2 + 2))  # the weights
         assert row["compute_ms"] > 0 and row["communication_ms"] >= 0
+    assert all(run["compile_seconds"] > 0 for run in written["runs"])
 
 
 @pytest.mark.slow

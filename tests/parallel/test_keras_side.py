@@ -14,6 +14,7 @@ from harness import Outcome
 WORKER = Path(__file__).parent / "workers" / "keras_side.py"
 RUNS = {
     "keras3-native": ("hvkeras_run", "native", "0"),
+    "keras3-native-compiled": ("hvkeras_run", "native", "0"),  # with updates that XLA compiles
     "tf_keras-native": ("hvkeras_run", "native", "1"),
     "keras3-tfdist": ("tf_config", "tfdist", "0"),
     "tf_keras-tfdist": ("tf_config", "tfdist", "1"),
@@ -24,7 +25,8 @@ RUNS = {
 @pytest.fixture(params=[pytest.param(run, marks=() if run == "keras3-native" else pytest.mark.slow) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy = RUNS[request.param]
-    return launch_once(launcher, WORKER, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
+    compiles = {"HVKERAS_COMPILE_UPDATE": "on"} if request.param.endswith("compiled") else {}
+    return launch_once(launcher, WORKER, np=2, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy, **compiles})
 
 
 @pytest.mark.parametrize("option", ["average", "in a graph", "predivide", "two groups", "num_groups",
@@ -73,7 +75,7 @@ def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("way", ["policy before wrapping", "policy after wrapping", "explicit loss scale",
-                                 "local variables"])
+                                 "local variables", "compiled"])
 def test_all_ranks_skip_the_step_in_which_one_overflows(way: str, outcome: Outcome) -> None:
     first, second = (found[way] for found in outcome.results("overflow_on_one_rank"))
     assert [scale for scale, _ in first] == [32768.0, 16384.0, 16384.0, 16384.0]

@@ -12,9 +12,8 @@ from harness.checks import names_of_checks
 
 WORKER = Path(__file__).parent / "workers" / "mirrored.py"
 # What differs most; `make test-soak` runs all.
-FEW = ("fit", "a_replica_without_rows", "batch_normalization", "weight_decay_and_averaged_weights",
-       "a_loop_that_clips", "steps_per_epoch", "an_infinity_on_one_replica_skips_the_step_on_all",
-       "a_first_batch_that_does_not_divide")
+FEW = ("fit", "batch_normalization", "a_loop_that_clips", "steps_per_epoch",
+       "an_infinity_on_one_replica_skips_the_step_on_all", "a_first_batch_that_does_not_divide")
 
 
 @pytest.mark.parametrize("check", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow)

@@ -33,6 +33,15 @@ def test_every_rank_names_the_first_difference(
             assert text in last
 
 
+def test_an_update_that_is_compiled_on_one_rank_is_a_difference(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", WORKER, ("update",), np=2, backend="native", env=SOON, expect_failure=True,
+                     deadline=100)
+    for rank in range(2):
+        last = outcome.stderr(rank).strip().splitlines()[-1]
+        assert "rank 0 is in the gradients of SGD (gradients average, compiled update, ranks [0, 1])" in last
+        assert "rank 1 in the gradients of SGD (gradients average, ranks [0, 1])" in last
+
+
 def test_gradients_that_differ_in_fit_name_both_calls_of_fit(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("fit",), np=2, backend="native", env=SOON, expect_failure=True,
                      deadline=100)

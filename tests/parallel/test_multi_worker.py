@@ -12,7 +12,7 @@ from harness.checks import names_of_checks
 
 WORKER = Path(__file__).parent / "workers" / "multi_worker.py"
 # What differs most; `make test-soak` runs all.
-FEW = ("auc", "a_last_batch_that_is_smaller", "an_infinity_on_one_worker_skips_the_step_on_all")
+FEW = ("a_last_batch_that_is_smaller", "an_infinity_on_one_worker_skips_the_step_on_all")
 
 @pytest.mark.parametrize("check", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
                                    for name in names_of_checks(WORKER)])

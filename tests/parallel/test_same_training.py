@@ -35,6 +35,9 @@ def differences(launch_once: Callable[..., Outcome], backend: str, keras: str, s
     return found
 
 
+COMPILED = ("adam_clip_decay", "sparse_adam_clip")  # in `make test`
+
+
 def assert_same(found: list[Any], case: str) -> None:
     for rank, results in enumerate(found):
         difference, moved, _ = results[case]
@@ -57,6 +60,25 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
 @pytest.mark.parametrize("backend", ENGINES)
 def test_each_engine_trains(backend: str, launch_once: Callable[..., Outcome]) -> None:
     assert_same(differences(launch_once, backend, "keras3", 2, "sgd_momentum"), "sgd_momentum")
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_updates_that_xla_compiles_give_the_weights_of_one_process(
+    case: str, launch_once: Callable[..., Outcome]
+) -> None:
+    assert_same(differences(launch_once, "native", "keras3", 2, "--compiled", *COMPILED), case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keras", KERAS)
+def test_every_optimizer_trains_the_same_where_xla_compiles_its_update(
+    keras: str, launch_once: Callable[..., Outcome]
+) -> None:
+    found = differences(launch_once, "native", keras, 2, "--compiled")
+    assert len(found[0]) >= 15
+    for case in found[0]:
+        if (keras, case) != ("tf_keras", "Nadam"):  # in graphs, it counts how often it is traced instead of its steps
+            assert_same(found, case)
 
 
 @pytest.mark.slow

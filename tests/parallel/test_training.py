@@ -54,7 +54,7 @@ def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome])
     launcher, backend, legacy, size = RUNS[request.param]
     arguments = {"few": ("--few",), "fewest": ("--few", *FEWEST)}.get(request.param.rsplit("-", 1)[1], ())
     return launch_once(launcher, WORKER, arguments, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy},
-                       deadline=300)
+                       deadline=300 if request.param.endswith(("few", "fewest")) else 600)
 
 
 def largest_difference(found: Any, truth: Any) -> float:

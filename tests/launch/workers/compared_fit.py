@@ -17,7 +17,7 @@ x, y = x[hvd.rank() :: 4], y[hvd.rank() :: 4]  # 37 rows on each rank, on one pr
 
 keras.utils.set_random_seed(hvd.rank())
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)),
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compile_update=True),
               keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 model.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 loss, accuracy = model.evaluate(x, y, batch_size=8, verbose=0)

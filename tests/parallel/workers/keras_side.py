@@ -160,7 +160,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: bool = False,
-             eager: bool = False) -> Any:
+             eager: bool = False, compiled: bool = False) -> Any:
     """Loss scale and weights after each of four steps, in the second of which rank 1 alone overflows."""
     x, y = np.ones((8, 4), "float32") / 8, np.ones((8, 1), "float32") / 8
     if hvd.rank() == 1:
@@ -168,7 +168,7 @@ def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: b
 
     def wrapped() -> Any:
         plain = keras.optimizers.SGD(0.1)
-        options = {"backward_passes_per_step": passes}
+        options = {"backward_passes_per_step": passes, "compile_update": compiled or "auto"}
         if explicit:
             plain = keras.mixed_precision.LossScaleOptimizer(plain)
         return hvd.DistributedOptimizer(plain, **options)
@@ -197,6 +197,7 @@ def overflow_on_one_rank() -> dict[str, Any]:
         "policy after wrapping": overflow(wrap_first=True, eager=True),
         "explicit loss scale": overflow(wrap_first=False, explicit=True, eager=True),
         "local variables": overflow(wrap_first=False, local=True),
+        "compiled": overflow(wrap_first=False, compiled=True),
         "two passes": overflow(wrap_first=False, passes=2),
     }
 

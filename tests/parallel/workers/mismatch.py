@@ -27,6 +27,13 @@ def a_gradient_that_is_none_on_one_rank() -> None:
     optimizer.apply([tf.zeros(2), tf.zeros(2) if hvd.rank() else None], [one, other])
 
 
+def a_compiled_update_on_one_rank() -> None:
+    one = keras.Variable(np.zeros(2))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compile_update=hvd.rank() == 0)
+    optimizer.build([one])
+    tf.function(lambda: optimizer.apply([tf.zeros(2)], [one]))()
+
+
 def different_names() -> None:
     hvd.allreduce(tf.zeros(2), name=f"of {hvd.rank()}")
 
@@ -53,6 +60,6 @@ def different_names_in_fit() -> None:
 hvd.init()
 {
     "shapes": different_gradients, "none": a_gradient_that_is_none_on_one_rank, "names": different_names,
-    "fit": different_names_in_fit,
+    "fit": different_names_in_fit, "update": a_compiled_update_on_one_rank,
 }[sys.argv[1]]()
 hvd.shutdown()

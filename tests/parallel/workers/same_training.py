@@ -1,6 +1,6 @@
 """Trains on shards with all ranks, and on whole batches alone; reports how far the weights are apart.
 
-Arguments: the names of the cases, and `--eager` to run every step eagerly.
+Arguments: the names of the cases, `--eager` to run every step eagerly, and `--compiled` to have XLA compile updates.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def apart(weights: list[Any], others: list[Any]) -> float:
 def differences() -> dict[str, Any]:
     """For each case: how far from the truth, how far from the start, and a number equal on ranks with equal weights."""
     eager = "--eager" in sys.argv
+    wrap = functools.partial(hvd.DistributedOptimizer, compile_update="--compiled" in sys.argv)
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or list(CASES)
     found = {}
     for name in names:
@@ -116,7 +117,7 @@ def differences() -> dict[str, Any]:
         with hvd.alone():
             alone = trained(name, lambda plain: plain, 0, 1, True) if hvd.rank() == 0 else None
         truth = hvd.broadcast_object(alone, 0)
-        weights = trained(name, hvd.DistributedOptimizer, hvd.rank(), hvd.size(), eager)
+        weights = trained(name, wrap, hvd.rank(), hvd.size(), eager)
         moved = apart(truth[: len(start)], start)
         found[name] = [apart(weights, truth), moved, float(np.sum([np.sum(one) for one in weights]))]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -16,6 +17,8 @@ from hvkeras.bench.figures import (
     bandwidth,
     bus_bandwidth,
     efficiency,
+    exposed,
+    part,
     quartiles,
     rate,
     speed_up,
@@ -25,7 +28,7 @@ from hvkeras.bench.memory import PeakMemory
 from hvkeras.bench.plot import draw
 from hvkeras.bench.ranks import WrongResultError
 from hvkeras.bench.report import duration, explanations, table
-from hvkeras.bench.row import ONE_PROCESS, PEER, REFERENCE, Row
+from hvkeras.bench.row import FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row
 from hvkeras.cli.main import main
 from hvkeras.host import machine
 
@@ -39,7 +42,8 @@ ALLREDUCES = [
 ]
 STEPS = [
     Row("mlp", ONE_PROCESS, REFERENCE, blocks=[0.008, 0.010, 0.009], samples=64, bytes=7_500_000),
-    Row("mlp", "fast", blocks=[0.010, 0.0125, 0.009], samples=128, bytes=7_500_000, difference=0.0),
+    Row("mlp", "fast", blocks=[0.010, 0.0125, 0.009], samples=128, bytes=7_500_000, difference=0.0, first=1.5,
+        parts={FORWARD_BACKWARD: [0.006, 0.007, 0.005], UPDATE: [0.002, 0.003, 0.002]}),
     Row("mlp", "slow alone", PEER, blocks=[0.016, 0.020, 0.018], samples=128, bytes=7_500_000, difference=2e-5),
 ]
 
@@ -72,6 +76,15 @@ def test_rows_are_compared_round_by_round() -> None:
     assert efficiency(STEPS[1], STEPS[1:]) is None
 
 
+def test_communication_that_is_not_hidden_is_what_the_parts_of_a_step_leave() -> None:
+    assert part(STEPS[1], FORWARD_BACKWARD) == pytest.approx(0.006)
+    assert part(STEPS[1], UPDATE) == pytest.approx(0.002)
+    assert exposed(STEPS[1]) == pytest.approx(0.002)  # of 2, 2.5 and 2 ms
+    assert (part(STEPS[2], UPDATE), exposed(STEPS[2])) == (None, None)
+    assert exposed(dataclasses.replace(STEPS[1], kind=REFERENCE)) is None
+    assert with_figures(STEPS, 2)[1]["exposed_communication"] == pytest.approx(0.002)
+
+
 def test_rows_come_back_from_json_with_figures() -> None:
     done = json.loads(json.dumps(with_figures(ALLREDUCES, 2)))
     assert [Row.from_json(each) for each in done] == ALLREDUCES
@@ -99,9 +112,11 @@ def test_the_table_of_allreduces_has_figures_and_reasons() -> None:
 def test_the_table_of_steps_has_shares_of_one_process() -> None:
     lines, notes = printed("step", STEPS)
     assert lines[-3][:3] == ["mlp", "one", "process"]
-    assert lines[-3][3:] == ["9,000", "us", "(8,500-9,500)", "7,111", "100%", "-", "-", "1.25", "2"]
-    assert lines[-2] == ["fast", "10", "ms", "(9.5-11.2)", "12,800", "80%", "0", "-", "-", "1.6"]
-    assert lines[-1] == ["slow", "alone", "18", "ms", "(17-19)", "7,111", "50%", "2e-05", "-", "0.625", "-"]
+    assert lines[-3][3:] == ["9,000", "us", "(8,500-9,500)", "-", "-", "-", "-", "7,111", "100%", "-", "-", "1.25", "2"]
+    assert lines[-2] == ["fast", "10", "ms", "(9.5-11.2)", "6,000", "us", "2,000", "us", "2,000", "us", "1,500", "ms",
+                         "12,800", "80%", "0", "-", "-", "1.6"]
+    assert lines[-1] == ["slow", "alone", "18", "ms", "(17-19)", "-", "-", "-", "-", "7,111", "50%", "2e-05", "-",
+                         "0.625", "-"]
     assert notes == []
 
 

@@ -388,9 +388,12 @@ def test_bytes_are_those_of_the_collectives_of_most_steps() -> None:
 
 def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
     runs = [replace(run, metrics={"auc": np.nan}, peak_memory=10**9, bytes_in_step=4e6,
-                    splits={1: split(0.001, 0.004, 0.003, 0.002)}, losses=[(0.5, 2.0), (1.0, np.inf)])
+                    splits={1: split(0.001, 0.004, 0.003, 0.002)}, losses=[(0.5, 2.0), (1.0, np.inf)],
+                    compiling=1.25)
             for run in REPEATED]
     made = comparison([*runs, SINGLE], repeat=2)
+    assert [line for line in explanations(made) if "compiling" in line] == [
+        "compiling of the optimizer's update, not a part of any step: native 1.2 s, tfdist 1.2 s"]
     results_file.write(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     found = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
@@ -407,6 +410,7 @@ def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
     assert [(run["backend"], run["round"], run["failure"]) for run in found["runs"]] == [
         ("native", 1, ""), ("native", 2, ""), ("tfdist", 1, ""), ("tfdist", 2, "it took too long"),
         (ONE_PROCESS, 1, "")]
+    assert [run["compile_seconds"] for run in found["runs"]] == [1.25, 1.25, 1.25, 1.25, 0.0]
     assert found["runs"][0]["ranks"] == [
         {"rank": 1, "input_ms": 1, "compute_ms": 4, "wait_ms": 3, "communication_ms": 2, "hidden_ms": 0}]
     assert found["runs"][0]["losses"] == [[0.5, 2.0], [1.0, None]]

@@ -82,11 +82,14 @@ def report(folder: Path) -> tuple[dict[str, Any], str]:
 
 def test_a_report_on_a_run_that_ended_well(tmp_path: Path) -> None:
     for rank in range(2):
-        record(rank, ended=WELL, stalls=["rank 1 is late"] * (rank == 0)).write(tmp_path / "records")
+        record(rank, ended=WELL, stalls=["rank 1 is late"] * (rank == 0), compiling=2.5 + rank).write(
+            tmp_path / "records")
     found, page = report(tmp_path)
     assert found["sentences"][0].startswith("Training ended well on all ranks: 40 steps")
     assert [rank["ended"] for rank in found["ranks"]] == [WELL, WELL]
     assert found["ranks"][0]["split"]["step"] == pytest.approx(0.1)
+    assert found["sentences"][-1] == "XLA compiled the optimizer's update in 3.5 s, before the first step."
+    assert [rank["compile_seconds"] for rank in found["ranks"]] == [2.5, 3.5]
     assert found["collectives"] == [{
         "label": "the gradients of <Adam>", "operation": "gradients average", "bytes": 2_000_000, "runs": 40,
         "seconds": pytest.approx(0.01), "bytes_per_second": pytest.approx(2e8)}]

@@ -1,0 +1,176 @@
+"""Functions that XLA compiles as parts of graphs: whether it can, and their compilation before their first run."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import compiler_ir
+from tensorflow.python.framework import kernels
+
+# XLA accepts these operations and compiles them to nothing, so the checks of an optimizer would silently be lost.
+_DROPPED = ("Assert", "CheckNumerics", "CheckNumericsV2")
+# XLA draws other numbers than TensorFlow, and from the first of these other ones in each process.
+_RANDOM = re.compile("(Stateless)?(Random|Truncated|Parameterized|Multinomial|Shuffle).*")
+_ARGUMENTS = ("Placeholder", "_Arg", "_Retval")
+_NO_WORK = ("ReadVariableOp", "Identity", "Const", *_ARGUMENTS)  # they pass a tensor on as it is
+_DEVICE, _XLA_DEVICE = "/CPU:0", "XLA_CPU_JIT"
+
+
+class CompiledFunction:
+    """A function of tensors without results, which XLA compiles for the CPU.
+
+    It is traced outside of the graph under construction: several graphs can call it, and XLA compiles it once for all
+    of them.
+
+    Args:
+        function: Takes a tensor for each spec. It may read and assign variables.
+        specs: The dtypes and shapes of the tensors; the shapes must be known.
+    """
+
+    def __init__(self, function: Callable[..., Any], specs: Sequence[Any]) -> None:
+        def without_results(*tensors: Any) -> None:
+            function(*tensors)
+
+        self._specs = list(specs)
+        made = tf.function(without_results, autograph=False, jit_compile=True)
+        with tf.init_scope():
+            self._traced = made.get_concrete_function(*self._specs)
+        graph_def = self._traced.graph.as_graph_def()
+        functions = graph_def.library.function
+        nodes = itertools.chain(graph_def.node, *(each.node_def for each in functions))
+        self._graphs = [self._traced.graph, *(self._traced.graph._functions[each.signature.name].graph
+                                              for each in functions)]
+        inner = {*_ARGUMENTS, *(each.signature.name for each in functions)}
+        self._operations = [node.op for node in nodes if node.op not in inner]
+        self._digest = _digest(graph_def)
+
+    def __call__(self, *tensors: Any) -> None:
+        """Calls the function in the graph under construction.
+
+        Args:
+            *tensors: Its arguments.
+        """
+        with tf.device(_DEVICE):
+            self._traced(*(tensor if tf.TensorShape(tensor.shape).is_fully_defined() else
+                           tf.ensure_shape(tensor, spec.shape)
+                           for tensor, spec in zip(tensors, self._specs, strict=True)))
+
+    @property
+    def size(self) -> int:
+        """The number of its operations."""
+        return len(self._operations)
+
+    @property
+    def traffic(self) -> float:
+        """The bytes of all results of its operations, if they run one by one; infinite if some are conditional."""
+        if len(self._graphs) > 1:
+            return math.inf
+        total = 0
+        for operation in self._traced.graph.get_operations():
+            if operation.type not in _NO_WORK:
+                tensors = operation.outputs or list(operation.inputs)[1:]  # those that assign have no outputs
+                total += max(((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors), default=0)
+        return total
+
+    def equals(self, other: CompiledFunction) -> bool:
+        """Whether another function does the same with the same variables."""
+        mine, others = self._traced.captured_inputs, other._traced.captured_inputs
+        return (self._digest == other._digest and len(mine) == len(others)
+                and all(one is another for one, another in zip(mine, others, strict=True)))
+
+    def objection(self) -> str:
+        """Why XLA cannot compile the function so that it does the same as without XLA; "" if it can."""
+        _register_kernels()
+        for operation in dict.fromkeys(self._operations):
+            if not _has_kernel(operation):
+                return f"XLA does not have the operation {operation}"
+            if operation in _DROPPED or _RANDOM.fullmatch(operation):
+                return f"the operation {operation} does something else in XLA"
+        for operation in itertools.chain.from_iterable(graph.get_operations() for graph in self._graphs):
+            for tensor in operation.outputs:
+                if tensor.dtype not in (tf.resource, tf.variant) and not tensor.shape.is_fully_defined():
+                    return f"the operation {operation.type} has a result whose shape is not known before it runs"
+        return ""
+
+    def memory_to_compile(self) -> int:
+        """The bytes that `compile` needs for the time of compiling."""
+        return sum(int(one.shape.num_elements() * tf.as_dtype(one.dtype).size)
+                   for one in [*self._specs, *self._traced.variables])
+
+    def compile(self) -> None:
+        """Compiles the function now, by running it on zeros and on variables of its own.
+
+        XLA keeps the result under the function's name and its shapes, and all graphs that call the function use it.
+
+        Raises:
+            tf.errors.OpError: XLA cannot compile the function.
+        """
+        with tf.init_scope(), tf.device(_DEVICE):
+            replaced = {id(one.handle): tf.Variable(tf.zeros(one.shape, one.dtype), trainable=False)
+                        for one in self._traced.variables}
+            captured = [replaced[id(one)].handle if id(one) in replaced else one
+                        for one in self._traced.captured_inputs]
+
+            def run(*tensors: Any) -> None:
+                self._traced._call_flat(list(tensors), captured)
+
+            zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._specs]
+            tf.function(run, autograph=False).get_concrete_function(*self._specs)(*zeros)
+
+    def try_to_compile(self) -> None:
+        """Verifies that XLA can convert the function, without the memory that `compile` needs; nothing is kept.
+
+        Raises:
+            tf.errors.OpError: XLA cannot compile the function.
+        """
+        with tf.init_scope():
+            compiler_ir.from_concrete_function(self._traced)(stage="hlo_serialized", platform_name="CPU")
+
+
+def _digest(graph_def: Any) -> bytes:
+    """Returns a digest of a graph without what differs in each trace.
+
+    Inner functions get numbers in place of their names, and custom gradients lose theirs.
+    """
+    functions = {each.signature.name: each for each in graph_def.library.function}
+    numbers: dict[str, str] = {}
+
+    def rename(nodes: Sequence[Any]) -> None:
+        for node in nodes:
+            node.attr.pop("_gradient_op_type", None)
+            for attribute in node.attr.values():
+                for reference in (attribute.func, *attribute.list.func):
+                    called = functions.get(reference.name)
+                    if called is None:
+                        continue
+                    is_new = reference.name not in numbers
+                    reference.name = numbers.setdefault(reference.name, f"function {len(numbers)}")
+                    if is_new:
+                        rename(called.node_def)
+
+    rename(graph_def.node)
+    for name, each in functions.items():
+        each.signature.name = numbers.get(name, "")
+    parts = sorted(each.SerializeToString(deterministic=True) for each in graph_def.library.function)
+    graph_def.ClearField("library")
+    return hashlib.sha256(b"".join([graph_def.SerializeToString(deterministic=True), *parts])).digest()
+
+
+@functools.cache
+def _register_kernels() -> None:
+    """Makes TensorFlow register the kernels of XLA, which it does when it compiles a function for the first time."""
+    with tf.init_scope(), tf.device(_DEVICE):
+        tf.function(lambda: tf.zeros([]), autograph=False, jit_compile=True)()
+
+
+@functools.cache
+def _has_kernel(operation: str) -> bool:
+    found = kernels.get_registered_kernels_for_op(operation).kernel
+    return any(kernel.device_type == _XLA_DEVICE for kernel in found)

@@ -1,0 +1,173 @@
+"""The step of a distributed optimizer, of any Keras: it reduces gradients over all ranks, and applies the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hvkeras import compat
+from hvkeras.compat import graphs
+from hvkeras.gradients import replicas
+from hvkeras.gradients.accumulation import Accumulation, where_due
+from hvkeras.gradients.buckets import reduce_gradients
+from hvkeras.gradients.compiled_update import CompiledUpdate
+from hvkeras.gradients.exchange import Exchange
+from hvkeras.gradients.reduced_ahead import ReducedAhead
+from hvkeras.typing import LayerLike, VariableLike
+
+
+class Distributed:
+    """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
+
+    _hvkeras_exchange: ClassVar[Exchange]
+    _hvkeras_passes: ClassVar[tuple[int, bool]]
+    _hvkeras_compile: ClassVar[bool | str]
+    _hvkeras_plain: ClassVar[type]
+    _hvkeras_rebuild: ClassVar[Callable[..., Any]]
+
+    def register_local_var(self, var: VariableLike) -> None:
+        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
+
+        Args:
+            var: A variable of the model.
+        """
+        self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
+
+    def keep_local(self, layers: Sequence[LayerLike]) -> None:
+        """Keeps the gradients of layers on this rank; the layers need not be built yet.
+
+        Args:
+            layers: Layers of the model.
+        """
+        self.__dict__.setdefault("_hvkeras_local_layers", []).extend(layers)
+
+    def _hvkeras_step(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                      variables: Sequence[Any]) -> Any:
+        """Reduces gradients, then has `optimizer` apply them.
+
+        Args:
+            apply: Applies reduced gradients.
+            optimizer: The outermost optimizer: this one, or the `LossScaleOptimizer` around it.
+            gradients: This rank's gradients.
+            variables: Their variables.
+        """
+        within = replicas.strategy_within_rank()
+        if within is None and graphs.reducing_strategy() is not None:
+            return apply(list(gradients))  # the strategy already reduces over all ranks
+        variables = list(variables)
+        ahead = self._hvkeras_ahead().take(variables)
+        if ahead is not None:
+            return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
+
+        def update(local_gradients: Sequence[Any]) -> Any:
+            return self._hvkeras_reduce_and_apply(apply, optimizer, local_gradients, variables, within)
+
+        if self._hvkeras_passes[0] == 1:
+            return update(gradients)
+        compat.build_optimizer(optimizer, variables)
+        self._hvkeras_sums().step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
+        return optimizer.iterations
+
+    def _hvkeras_reduce_and_apply(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                                  variables: Sequence[Any], within: Any) -> Any:
+        """Reduces gradients, also over the replicas of a strategy within this rank, and applies them.
+
+        The update is compiled where that pays.
+        """
+        compiled = self._hvkeras_compiled_update().prepare(self, optimizer, apply, gradients, variables)
+        over_ranks = self._hvkeras_over_ranks(optimizer, variables, compiled is not None)
+        if within is None:
+            reduced = over_ranks(gradients)
+        else:
+            replicas.require_servable(within, self, self._hvkeras_passes[0])
+            reduced = replicas.reduce_over_both(gradients, over_ranks)
+        with compat.summed(self):
+            if compiled is None:
+                return apply(reduced)
+            compiled(reduced)
+        return None if compat.family_of(self) == compat.KERAS else optimizer.iterations  # as they do themselves
+
+    def _hvkeras_apply_alone(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Applies gradients as a step does, but does not reduce them: `hvkeras bench` times this part of a step."""
+        with compat.attribute(self, "_hvkeras_over_ranks", lambda *_: list):
+            self.apply_gradients(zip(gradients, variables, strict=True))  # type: ignore[attr-defined]  # the optimizer's
+
+    def _hvkeras_dense_update(self) -> Callable[[list[Any]], Any] | None:
+        """Returns Keras's own function that updates variables from pairs of dense gradients and variables.
+
+        None if it cannot be called for a part of the variables.
+        """
+        return None
+
+    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any],
+                            is_compiled: bool = False) -> Callable[[Sequence[Any]], list[Any]]:
+        """Returns a function that reduces the gradients of `variables` over the ranks."""
+        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
+            for weight in layer.trainable_weights:
+                self.register_local_var(weight)
+        all_ranks_skip = compat.inner_optimizer(optimizer) is not None
+        exchange = replace(self._hvkeras_exchange, update="compiled update") if is_compiled else self._hvkeras_exchange
+        return lambda gradients: reduce_gradients(gradients, variables, exchange,
+                                                  self.__dict__.get("_hvkeras_local", ()), all_ranks_skip)
+
+    def _hvkeras_sums(self) -> Accumulation:
+        sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
+        return sums
+
+    def _hvkeras_compiled_update(self) -> CompiledUpdate:
+        made: CompiledUpdate = self.__dict__.setdefault("_hvkeras_update", CompiledUpdate(self._hvkeras_compile))
+        return made
+
+    def _hvkeras_ahead(self) -> ReducedAhead:
+        ahead: ReducedAhead = self.__dict__.setdefault("_hvkeras_reduced_ahead", ReducedAhead())
+        return ahead
+
+    def _hvkeras_reduce(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
+        """Reduces gradients for a caller that applies them later; the later step does not reduce them again.
+
+        Args:
+            pairs: This rank's gradients and their variables.
+            computed: Whether the gradients have just been computed; if not, they may be reduced already.
+        """
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        ahead = self._hvkeras_ahead().find(variables)
+        if ahead is not None and ahead.computed and not computed:
+            return list(pairs)
+        over_ranks, due = self._hvkeras_over_ranks(self, variables), None
+        if self._hvkeras_passes[0] == 1:
+            reduced = over_ranks(gradients)
+        else:
+            reduced, due = self._hvkeras_sums().collect(gradients, variables, over_ranks)
+        self._hvkeras_ahead().note(variables, due, computed)
+        return list(zip(reduced, variables, strict=True))
+
+    def _hvkeras_leaves_to_keras(self) -> bool:
+        """Whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
+        in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
+        return in_strategy or compat.is_summed(self)
+
+    def _hvkeras_finish(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                        variables: Sequence[Any], due: Any) -> Any:
+        """Applies gradients that are already reduced, if an update is due."""
+
+        def update() -> Any:
+            with compat.summed(self):
+                return apply(list(gradients))
+
+        if due is None:
+            return update()
+        compat.build_optimizer(optimizer, variables)
+        where_due(due, update, lambda: compat.advance_iterations(optimizer))
+        return optimizer.iterations
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)  # a tuple, not a string, in every version of Keras
+        function, arguments, *state = reduced
+        cls = type(self)
+        plain = cls._hvkeras_plain
+        if getattr(function, "__self__", None) is cls:
+            function = getattr(plain, function.__name__)
+        arguments = tuple(plain if argument is cls else argument for argument in arguments)
+        options = (cls._hvkeras_exchange, cls._hvkeras_passes, cls._hvkeras_compile)
+        return (cls._hvkeras_rebuild, (function, arguments, *options), *state)
