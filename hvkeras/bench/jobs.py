@@ -215,10 +215,14 @@ class Remote:
         self._update(self._ask("prepare"))
 
     def timed(self, calls: int, part: str = "") -> tuple[float, float]:
-        """Runs a block of the whole work, or of a part of it, and verifies its result.
+        """Runs a block of the whole work, or of a part of it.
+
+        Args:
+            calls: How often it is done.
+            part: The part; "" for the whole work.
 
         Returns:
-            The mean seconds per call, and the CPU's of all ranks.
+            The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
         """
         answer = self._ask("time", calls, part)
         seconds, busy, row = answer or (0.0, 0.0, None)

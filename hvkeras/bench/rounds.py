@@ -51,7 +51,8 @@ def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[f
             one.row.blocks.append(seconds / one.row.links)
             one.row.busy.append(busy / one.row.links)
             for part in [] if one.row.reason else list(one.row.parts):
-                one.row.parts[part].append(one.timed(one.row.calls, part)[0])
+                seconds, _ = one.timed(one.row.calls, part)
+                one.row.parts[part].append(seconds)
         left = _left(left)
     for one in left:
         one.finish()
