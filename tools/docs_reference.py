@@ -44,11 +44,19 @@ def _pages() -> dict[str, tuple[Sequence[str], str]]:
     pages: dict[str, tuple[Sequence[str], str]] = {
         module: (names, "hvd") for module, names in _literal("hvkeras", "_HOMES").items()}
     for module in (*MODULES, *ALIASES):
-        names = _literal(module, "__all__") if module != INTERFACE else [
+        names = _names(module) if module != INTERFACE else [
             statement.name for statement in _tree(module).body
             if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_")]
         pages[module] = (names, "hvd" + module.removeprefix("hvkeras") if module != INTERFACE else module)
     return dict(sorted(pages.items()))
+
+
+def _names(module: str) -> Sequence[str]:
+    """The public names of a module, which are in a table of their homes where they load late."""
+    try:
+        return _literal(module, "__all__")
+    except LookupError:
+        return [name for names in _literal(module, "_HOMES").values() for name in names]
 
 
 def _module_page(module: str, names: Sequence[str], prefix: str) -> str:
@@ -71,7 +79,7 @@ def _alias_page(module: str, names: Sequence[str]) -> str:
 def _index() -> Iterator[str]:
     """All names, with the first sentence that the sources say of each."""
     yield ("# API reference\n\n`import hvkeras as hvd` gives all names that begin with `hvd.`; the modules"
-           " `hvd.callbacks`, `hvd.elastic` and `hvd.parameter_server` load when they are used.\n\n"
+           " `hvd.callbacks`, `hvd.elastic`, `hvd.parameter_server` and `hvd.spark` load when they are used.\n\n"
            "| name | what it is |\n| --- | --- |")
     rows = {}
     for module, (names, prefix) in _pages().items():
