@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
@@ -263,7 +264,7 @@ def _methods(flags: argparse.Namespace, folder: Path, hosts: Network | None) -> 
         starter = Starter(launcher, folder, hosts, flags.np // flags.hosts)
         methods.append(LaunchMethod(
             f", {starter.title}" if len(flags.launchers) > 1 else "", starter.command,
-            lambda name, launcher=launcher: objection(launcher, name, flags.np, flags.hosts > 1),
+            functools.partial(objection, launcher, ranks=flags.np, several_hosts=flags.hosts > 1),
             root_cause if launcher == "hvkeras" else _last_line_of_hvkeras, end, launcher == "mpirun",
             starter.environment(), hosts is not None))
     return methods
@@ -323,8 +324,7 @@ def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Seque
     content = {
         "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,
         "hosts": flags.hosts, "launcher": flags.launcher, "pinned": flags.pin,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "failure": reason,
-        "machine": dict(facts),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "failure": reason, "machine": dict(facts),
         "rows": with_figures(rows, flags.np),
     }
     Path(flags.json).write_text(json.dumps(content, indent=1) + "\n")
