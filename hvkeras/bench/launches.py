@@ -6,8 +6,8 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvkeras.errors import MachineError, explain
@@ -18,7 +18,7 @@ from hvkeras.launcher.trial import hvkeras_run
 
 LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
              "tf_config": ("TF_CONFIG", "tf_config")}
-_PORT = 23451  # of the first worker of a TF_CONFIG; hosts made of namespaces have all ports to themselves
+_PORTS = range(23451, 32000, 100)  # of the first workers of TF_CONFIGs; hosts made of namespaces have all ports free
 
 # Runs a rank of this installation; not with `-m`, which would search the current folder first.
 _RANK = """import sys
@@ -60,6 +60,8 @@ def objection(launcher: str, backend: str, ranks: int, several_hosts: bool) -> s
 class Starter:
     """One launcher.
 
+    The ranks of a TF_CONFIG have ports of their own in each job, since a job that is stopped keeps its own.
+
     Attributes:
         launcher: Its name in `LAUNCHERS`.
         folder: The folder of the benchmark.
@@ -71,11 +73,12 @@ class Starter:
     folder: Path
     network: Network | None = None
     per_host: int = 0
+    _ports: Iterator[int] = field(default_factory=lambda: iter(_PORTS))
 
     @property
     def title(self) -> str:
-        """Its name for users."""
-        return LAUNCHERS[self.launcher][0]
+        """Its short name for users."""
+        return LAUNCHERS[self.launcher][0].partition(" (")[0]
 
     def environment(self) -> Mapping[str, str]:
         """The variables of its jobs, in addition to this process's own."""
@@ -92,7 +95,7 @@ class Starter:
         remote_shell(self.network.hosts, self.folder)
         hosts = self._places(ranks)
         if self.launcher == "tf_config":
-            return [sys.executable, "-c", _START_ALL, json.dumps(_tasks(hosts, rank))]
+            return [sys.executable, "-c", _START_ALL, json.dumps(_tasks(hosts, rank, next(self._ports)))]
         slots = [f"{host.address}:{hosts.count(host)}" for host in dict.fromkeys(hosts)]
         if self.launcher == "hvkeras":
             return hosts[0].command(*hvkeras_run(["-np", str(ranks), "-H", ",".join(slots), "--", *rank]))
@@ -114,8 +117,8 @@ class Starter:
         return [host for host in self.network.hosts for _ in range(self.per_host)][:ranks]
 
 
-def _tasks(hosts: Sequence[Host], rank: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-    cluster = {"worker": [f"{host.address}:{_PORT + place}" for place, host in enumerate(hosts)]}
+def _tasks(hosts: Sequence[Host], rank: Sequence[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
+    cluster = {"worker": [f"{host.address}:{port + place}" for place, host in enumerate(hosts)]}
     return [(host.command(*rank), {"TF_CONFIG": json.dumps(
         {"cluster": cluster, "task": {"type": "worker", "index": place}})}) for place, host in enumerate(hosts)]
 

@@ -47,7 +47,7 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
         figures.append("share of\nthe bound")
     if any(AT in row.work for row in rows):
         figures.append("CPU of\nall ranks")
-    headers = [*work, *figures, "memory\nMB", *(f"times\n{name}" for name in names)]
+    headers = [*work, *figures, "memory\nMB", *("times\n" + name.replace(", ", ",\n") for name in names)]
     for place, header in enumerate(headers):
         made.add_column(header, justify="right" if place > 1 else "left", no_wrap=True, vertical="bottom")
     reasons: dict[str, int] = {}

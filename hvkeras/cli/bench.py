@@ -324,7 +324,7 @@ def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Seque
     content = {
         "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,
         "hosts": flags.hosts, "launcher": flags.launcher, "pinned": flags.pin,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "failure": reason,
-        "machine": dict(facts), "rows": with_figures(rows, flags.np),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "failure": reason, "machine": dict(facts),
+        "rows": with_figures(rows, flags.np),
     }
     Path(flags.json).write_text(json.dumps(content, indent=1) + "\n")
