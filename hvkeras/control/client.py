@@ -66,6 +66,7 @@ class ControlClient(Exchange):
         self._beat_lock = threading.Lock()
         self._sent_counts: dict[str, int] = {}
         self._sent_sites: dict[str, str] = {}
+        self._has_failed = False
         self._may_exit = threading.Event()
         self._some_joined = False
         self._called: set[str] = set()  # plans whose calls the server knows
@@ -153,6 +154,7 @@ class ControlClient(Exchange):
             secondary: Whether it looks like a consequence of another rank's failure; the server then waits briefly
                 for the report of that failure.
         """
+        self._has_failed = True
         self._send({"type": "failed", "cause": cause.to_message(), "secondary": secondary})
 
     def wait_to_exit(self, timeout: float) -> None:
@@ -223,7 +225,7 @@ class ControlClient(Exchange):
             rank, host, steps_of(self.entries), still, stall)})
 
     def _report_move(self, still: float) -> None:
-        if self.cause is not None:  # the end of the job has moved it, and its cause is the last line
+        if self._has_failed or self.cause is not None:  # the end has moved this rank, and the last line is its cause
             return
         say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 

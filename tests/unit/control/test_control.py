@@ -97,6 +97,18 @@ def test_gather_names_the_missing_rank(channel):
     assert [1] in missing
 
 
+def test_a_rank_that_fails_does_not_say_that_it_makes_progress(channel, capsys, monkeypatch):
+    client = channel().join(0)
+    client.watch_progress(1.0)
+    client.watch.on_move(2.0)
+    assert "making progress again, after 2 s" in capsys.readouterr().err
+    monkeypatch.setattr(client, "_send", lambda message: None)  # the server has not heard of it yet
+    client.fail(Cause("exception", 0, "host0", 1, "failed"))
+    client.watch.on_move(2.0)
+    assert client.cause is None and not capsys.readouterr().err
+    monkeypatch.undo()
+
+
 def test_a_wrong_secret_is_refused_and_says_so(channel):
     with pytest.raises((wire.ProofError, ConnectionError)):
         channel().join(0, secret=b"another")
