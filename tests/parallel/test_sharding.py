@@ -16,11 +16,12 @@ COUNT = 43
 RUNS = {
     "2-horovod": ("hvkeras_run", "horovod", 2, "0"),
     "3-tfdist-tf_keras": ("tf_config", "tfdist", 3, "1"),
+    "3-native": ("hvkeras_run", "native", 3, "0"),
     "4-native": ("hvkeras_run", "native", 4, "0"),
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.sample if run == "4-native" else pytest.mark.slow)
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.sample if run == "3-native" else pytest.mark.slow)
                         for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]

@@ -65,7 +65,10 @@ def compiled(kind: Any, passes: int = 1, **options: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 5}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize(("kind", "options"), [
+    pytest.param(kind, options, marks=OLDEST_IN_SOAK if kind == "keras" else pytest.mark.slow if options else (),
+                 id=f"{kind}-{options}")
+    for kind in KINDS for options in ({}, {"steps_per_execution": 5}, {"run_eagerly": True})], indirect=["kind"])
 def test_fit_records_each_step(kind: Any, options: dict[str, Any], finished: Callable[[], Record]) -> None:
     model = compiled(kind, **options)
     data = (X, X[:, :1])
