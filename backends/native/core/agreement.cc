@@ -27,6 +27,17 @@ struct Agreement::Notice {
     return message;
   }
 
+  static std::vector<char> packed(const HostNumbers& hosts) {
+    std::vector<char> bytes(hosts.size() * sizeof(uint16_t));
+    if (!hosts.empty()) std::memcpy(bytes.data(), hosts.data(), bytes.size());
+    return bytes;
+  }
+  HostNumbers hosts() const {
+    HostNumbers hosts(data.size() / sizeof(uint16_t));
+    if (!hosts.empty()) std::memcpy(hosts.data(), data.data(), hosts.size() * sizeof(uint16_t));
+    return hosts;
+  }
+
   static Notice unpacked(const std::vector<char>& message) {
     Head head;
     if (message.size() < sizeof head) throw Failure("a message of another host is too short");
@@ -61,7 +72,7 @@ Agreement::~Agreement() = default;
 void Agreement::step() {
   for (const Matching::Ready& ready : matching_.take_ready()) {
     if (host_ == 0) {
-      count(ready);
+      count(ready, 0);
     } else {
       link_.tell(0, Notice(Notice::kReady, ready, {}).packed());
     }
@@ -75,17 +86,17 @@ void Agreement::hear(const Notice& notice, int from) {
   if (notice.kind == Notice::kPart) {
     keep(notice, from);
   } else if (host_ == 0) {
-    count(notice.ready);
+    count(notice.ready, from);
   } else {
-    for (const char host : notice.data) drop(notice.ready.key, host);
+    for (const uint16_t host : notice.hosts()) drop(notice.ready.key, host);
     matching_.append(notice.ready.key, Matching::Step::kRun, notice.ready.error);
   }
 }
 
 // On the first host: another host is ready for a key. With the last one, it is run everywhere.
-void Agreement::count(const Matching::Ready& ready) {
+void Agreement::count(const Matching::Ready& ready, int from) {
   Tally& tally = tallies_[ready.key];
-  if (tally.hosts == 0) {
+  if (tally.hosts.empty()) {
     tally.first = ready;
   } else if (tally.first.error.empty()) {
     if (!ready.error.empty()) {
@@ -94,15 +105,16 @@ void Agreement::count(const Matching::Ready& ready) {
       tally.first.error = Matching::difference(tally.first.details, tally.first.rank, ready.details, ready.rank);
     }
   }
-  if (++tally.hosts == hosts_) return run_everywhere(Matching::Ready(tally.first), {});
+  tally.hosts.push_back(static_cast<uint16_t>(from));
+  if (static_cast<int>(tally.hosts.size()) == hosts_) return run_everywhere(Matching::Ready(tally.first), {});
   settle_mixed(ready.key);
 }
 
 // On the first host. `offered` are the hosts that have sent parts, which nobody is to use.
-void Agreement::run_everywhere(const Matching::Ready& ready, const std::vector<char>& offered) {
-  const Notice notice(Notice::kRun, ready, offered);
+void Agreement::run_everywhere(const Matching::Ready& ready, const HostNumbers& offered) {
+  const Notice notice(Notice::kRun, ready, Notice::packed(offered));
   for (int host = 1; host < hosts_; ++host) link_.tell(host, notice.packed());
-  for (const char host : offered) drop(ready.key, host);
+  for (const uint16_t host : offered) drop(ready.key, host);
   tallies_.erase(ready.key);
   matching_.append(ready.key, Matching::Step::kRun, ready.error);
 }
@@ -159,21 +171,24 @@ void Agreement::settle(const Key& key) {
   matching_.append(key, error.empty() ? Matching::Step::kFinish : Matching::Step::kRun, error);
 }
 
-// On the first host: where some hosts have sent parts, and all others are ready for something larger, they differ.
+// On the first host: where some hosts have sent parts, and all others are ready for something larger, they differ. A
+// host that has done both is ahead: its part is for the run before, of which other parts are still on their way.
 void Agreement::settle_mixed(const Key& key) {
   const auto tally = tallies_.find(key);
   const auto parts = offered_.find(key);
   if (tally == tallies_.end() || parts == offered_.end()) return;
-  std::vector<char> offering;
+  HostNumbers offering;
+  const HostNumbers& ready = tally->second.hosts;
   Matching::Ready error = tally->second.first;
   for (int host = 0; host < hosts_; ++host) {
     const std::deque<Notice>& notices = parts->second.from[static_cast<size_t>(host)];
     if (notices.empty()) continue;
+    if (std::find(ready.begin(), ready.end(), host) != ready.end()) return;
     const Matching::Ready& other = notices.front().ready;
     if (error.error.empty()) error.error = Matching::difference(error.details, error.rank, other.details, other.rank);
-    offering.push_back(static_cast<char>(host));
+    offering.push_back(static_cast<uint16_t>(host));
   }
-  if (tally->second.hosts + static_cast<int>(offering.size()) == hosts_) run_everywhere(error, offering);
+  if (static_cast<int>(ready.size() + offering.size()) == hosts_) run_everywhere(error, offering);
 }
 
 // Throws away a part, now or when it comes.

@@ -34,9 +34,10 @@ class Agreement {
 
  private:
   struct Notice;
+  using HostNumbers = std::vector<uint16_t>;
   // What the hosts have told of a key so far.
   struct Tally {
-    int hosts = 0;
+    HostNumbers hosts;
     Matching::Ready first;
   };
   // The parts of a key that have come so far. A host may be one run ahead of others.
@@ -46,13 +47,13 @@ class Agreement {
   };
 
   void hear(const Notice& notice, int from);
-  void count(const Matching::Ready& ready);
+  void count(const Matching::Ready& ready, int from);
   void keep(const Notice& notice, int from);
   void settle(const Key& key);
   void settle_mixed(const Key& key);
   void drop(const Key& key, int host);
   void forget_if_empty(const Key& key);
-  void run_everywhere(const Matching::Ready& ready, const std::vector<char>& offered);
+  void run_everywhere(const Matching::Ready& ready, const HostNumbers& offered);
   Offered& offered(const Key& key);
 
   Matching& matching_;
