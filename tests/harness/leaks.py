@@ -24,6 +24,9 @@ _THIRD_PARTY_VARIABLES = frozenset(
         "PYTEST_CURRENT_TEST",  # pytest itself, per phase of a test
         "TF2_BEHAVIOR",  # import tensorflow
         "ENABLE_RUNTIME_UPTIME_TELEMETRY",  # import tensorflow
+        "TPU_ML_PLATFORM",  # the same
+        "TPU_ML_PLATFORM_VERSION",  # the same
+        "HDF5_PLUGIN_PATH",  # import keras
         "TF_CPP_MIN_LOG_LEVEL",  # hvkeras.host.console quiets TensorFlow before its import, which reads it once
     }
 )
