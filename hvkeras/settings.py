@@ -18,6 +18,8 @@ from hvkeras.errors import UsageError, explain
 
 PREFIX = "HVKERAS_"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 LONGEST_TRACE = 10_000  # steps of a window: each adds a few kilobytes to the trace
 SHORTEST_SILENCE = 1.0  # seconds: ranks send a heartbeat every half second, the server every second
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -54,6 +56,44 @@ def size_in_bytes(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError("a size must be a number and one of B, KB, MB, GB, KiB, MiB, GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def bandwidth_in_bytes(text: str) -> float:
+    """Reads a rate such as `10Gbit`, `25Gbps` or `1.25GB/s`; returns bytes per second.
+
+    Raises:
+        ValueError: It is not a rate.
+    """
+    bits = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:[bB]it(?:/s|ps)?|bps)\s*", text)
+    bytes_ = re.fullmatch(r"(.*B)(?:/s|ps)?\s*", text)  # 10Gb may mean bits, and a bare number is ambiguous
+    value = 0.0
+    if bits is not None:
+        value = float(bits[1]) * _BITS.get(bits[2].lower(), 1.0) / 8
+    elif bytes_ is not None:
+        value = float(size_in_bytes(bytes_[1]))
+    if not value:
+        raise ValueError("a bandwidth must be a positive number with kbit, Mbit, Gbit, KB, MB or GB (per second), such"
+                         " as 10Gbit")
+    return value
+
+
+def duration_in_seconds(text: str) -> float:
+    """Reads a time with its unit, such as `50us` or `1ms`; returns seconds.
+
+    Raises:
+        ValueError: It is not a time.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*", text)
+    if match is None:
+        raise ValueError("a time must be a number with ns, us, ms or s, such as 50us")
+    return float(match[1]) * _SECONDS[match[2].replace("µ", "u")]
+
+
+def _network_costs(text: str) -> tuple[float, float]:
+    latency, comma, bandwidth = text.partition(",")
+    if not comma:
+        raise ValueError("it must be a latency and a bandwidth, such as 25us,10Gbit")
+    return duration_in_seconds(latency), bandwidth_in_bytes(bandwidth)
 
 
 def _switch(text: str) -> bool:
@@ -181,6 +221,8 @@ TABLE: tuple[Setting, ...] = (
             " the ranks, before validation and at the end of an epoch."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
+    Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, by which"
+            " backend native chooses how to reduce; measured at the start by default."),
     Setting("secret", str, "", "The job's secret, the same on every rank; needed on several hosts by jobs of TF_CONFIG,"
             " torchrun and Kubernetes."),
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where jobs of TF_CONFIG, torchrun and"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from hvkeras.backends.native.ucx import Costs
 from hvkeras.cpp_library.loading import Array, Library
 from hvkeras.errors import MachineError, explain
 
@@ -27,7 +28,8 @@ class Engine:
         self.operations: Any = library.operations
         self._functions.hvkeras_open_group.argtypes = [
             ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-            ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), ctypes.c_int]
+            ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), ctypes.c_int,
+            ctypes.POINTER(ctypes.c_double)]
         self._functions.hvkeras_open_group.restype = ctypes.c_char_p
         self._functions.hvkeras_close_group.argtypes = [ctypes.c_int64]
         self._functions.hvkeras_close_group.restype = None
@@ -41,7 +43,7 @@ class Engine:
         self.objection_to_xla: str = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
-                   crowded: bool) -> None:
+                   crowded: bool, costs: Costs) -> None:
         """Maps the shared memory of a group of ranks, and starts its engine.
 
         The first rank of each host has connected the group's link before, if there are several hosts.
@@ -54,13 +56,14 @@ class Engine:
             ranks: The group's global ranks.
             hosts: The host number of each rank.
             crowded: Whether there are more ranks than cores.
+            costs: What messages between hosts cost, the same on all ranks.
 
         Raises:
             MachineError: The shared memory is not available.
         """
         numbers = ctypes.c_int32 * len(ranks)
         error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
-                                                   numbers(*hosts), crowded)
+                                                   numbers(*hosts), crowded, (ctypes.c_double * 3)(*costs))
         if error is not None:
             raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
                                        "free space in /dev/shm, or use the backend tfdist"))

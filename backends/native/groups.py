@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.native.network import Link, Network
+from hvkeras.backends.native.ucx import Costs
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
@@ -78,6 +79,7 @@ class _Opening:
         self._engine, self._members, self._number, self._start = engine, members, number, start
         self._label = f"{label} {number}"
         self._rank = topology.rank
+        self._costs = Costs()
         self._hosts = [topology.host_numbers[member] for member in members]
         self._here = [member for member, host in zip(members, self._hosts, strict=True)
                       if host == topology.host_numbers[self._rank]]
@@ -101,10 +103,16 @@ class _Opening:
             told = self._gathered("connections", connections)
             if link is not None:
                 link.close_port([told[leader] for leader in self._leaders])
+            if network.costs is None:
+                host = self._leaders.index(self._rank) if link is not None else -1
+                network.measure_costs(link, host, f"{self._label} costs")
         except BaseException:
             if link is not None:
                 link.close()
             raise
+
+        assert network.costs is not None
+        self._costs = network.costs
 
     def map_memory(self) -> None:
         """Maps the memory that the members on a host share, and starts their engines."""
@@ -124,7 +132,7 @@ class _Opening:
         topology = self._start.topology
         crowded = 0 < topology.local_cores < topology.local_size
         self._engine.open_group(self._number, name, create, self._members.index(self._rank), self._members, self._hosts,
-                                crowded)
+                                crowded, self._costs)
 
     def _gathered(self, what: str, value: Any) -> list[Any]:
         control, timeout = self._start.control, self._start.settings.start_timeout

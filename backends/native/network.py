@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hvkeras.backends.native.ports import Connection, Ports
-from hvkeras.backends.native.ucx import Ucx
+from hvkeras.backends.native.ucx import Costs, Ucx
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.console import prints_at, say
 from hvkeras.host.network import interface_of, own_addresses, own_networks, shared_address
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Network:
         addresses: The network addresses of all hosts of the job.
         interfaces: The network interfaces that are used on this host.
         settings: The settings for UCX.
+        costs: What messages between hosts cost, the same on all ranks; None until it was measured.
 
     Raises:
         MachineError: UCX is not installed, or cannot be loaded.
@@ -86,6 +88,8 @@ class Network:
             raise MachineError(explain("The native engine must reach the other hosts: " + objection_to_hosts(),
                                        hosts=sorted(set(topology.hosts))))
         self.ucx = Ucx(library, folder)
+        self.costs: Costs | None = None
+        self._start = start
         own = {"networks": own_networks(), "addresses": own_addresses()}
         told = start.control.gather(f"{label} networks", own, start.settings.start_timeout)
         self.addresses: list[str] = sorted({address for one in told for address in one["addresses"]})
@@ -102,6 +106,34 @@ class Network:
         }
         if not rdma:  # over TCP, an announcement of what is to be sent would wait behind the data that is on its way
             self.settings["RNDV_THRESH"] = "inf"
+
+    def measure_costs(self, link: Link | None, host: int, label: str) -> None:
+        """Finds out what messages between hosts cost, which all ranks call at once; rank 0's setting spares measuring.
+
+        The highest costs that any two hosts have found count, as a collective is as slow as its slowest host.
+
+        Args:
+            link: This rank's end of the connections, if it is the leader of its host.
+            host: The place of that host.
+            label: A name that is the same on all ranks.
+
+        Raises:
+            MachineError: A host is too slow, or cannot be reached any more.
+            PeerError: Not all ranks arrived.
+        """
+        assert self._start.control is not None
+        settings, gather = self._start.settings, self._start.control.gather
+        given = gather(f"{label} given", settings.network_costs, settings.start_timeout)[0]
+        if given is None:
+            measured = link.measure(host, settings.start_timeout) if link is not None else None
+            told = gather(f"{label} measured", measured, settings.start_timeout)
+            self.costs = Costs(*map(max, zip(*filter(None, told), strict=True)))
+        else:
+            self.costs = Costs(latency=given[0], per_byte=1 / given[1])
+        if prints_at(settings, "DEBUG") and host == 0:
+            say(f"native: between hosts, a message takes {1e6 * self.costs.latency:.0f} us, a further one"
+                f" {1e6 * self.costs.per_message:.1f} us, and the network carries {8e-6 / self.costs.per_byte:,.0f}"
+                f" Mbit/s ({'measured' if given is None else 'HVKERAS_NETWORK_COSTS'})")
 
     @property
     def description(self) -> str:
@@ -125,7 +157,7 @@ class Link:
     """
 
     def __init__(self, network: Network, group: int, hosts: int) -> None:
-        self._network, self._group = network, group
+        self._network, self._group, self._hosts = network, group, hosts
         self._ports = Ports()
         self.address: str = network.ucx.open(group, network.settings, hosts).hex()
         self._ports.admit(network.addresses)
@@ -141,6 +173,10 @@ class Link:
         """Lets nobody else connect, and checks that nobody else has; `connections` are those of each leader."""
         self._ports.close()
         self._ports.require_known(connections)
+
+    def measure(self, host: int, timeout: float) -> Costs | None:
+        """Measures what messages between hosts cost; the leaders of all hosts do so at once. See `Ucx.measure`."""
+        return self._network.ucx.measure(self._group, host, self._hosts, timeout)
 
     def close(self) -> None:
         """Closes the connections, unless the engine has taken them over."""

@@ -131,14 +131,16 @@ extern "C" {
 
 // `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
 // from others. The ranks of one host open the same memory, which the first of them creates; on several hosts it has
-// connected its link before.
+// connected its link before. `costs` has the latency, the time of a message and that of a byte between hosts (Costs).
 EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
-                                        const int32_t* global_ranks, const int32_t* hosts, int crowded) {
+                                        const int32_t* global_ranks, const int32_t* hosts, int crowded,
+                                        const double* costs) {
   using namespace hvkeras;
   return guarded([&] {
     Engine::Shape shape = shape_of(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
                                    std::vector<int>(hosts, hosts + ranks));
     shape.crowded = crowded != 0;
+    shape.costs = {costs[0], costs[1], costs[2]};
     auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
     const std::lock_guard<std::mutex> lock(registry().mutex);
     registry().groups[group] = std::move(made);

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hvkeras.cpp_library.loading import Library
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.environment import env
+
+
+class Costs(NamedTuple):
+    """What messages between hosts cost, in seconds: see backends/native/core/costs.h.
+
+    Attributes:
+        latency: The time of the shortest message.
+        per_message: What a further message at the same time adds.
+        per_byte: What each byte adds.
+    """
+
+    latency: float = 25e-6
+    per_message: float = 4e-6
+    per_byte: float = 0.8e-9
 
 
 class Ucx:
@@ -32,8 +47,10 @@ class Ucx:
                                                      ctypes.POINTER(ctypes.c_void_p), sizes]
         self._functions.hvkeras_ucx_connect.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int, texts, sizes, texts,
                                                         ctypes.c_uint32, ctypes.c_double]
+        self._functions.hvkeras_ucx_measure.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_double,
+                                                        ctypes.POINTER(ctypes.c_double)]
         for function in (self._functions.hvkeras_ucx_load, self._functions.hvkeras_ucx_open,
-                         self._functions.hvkeras_ucx_connect):
+                         self._functions.hvkeras_ucx_connect, self._functions.hvkeras_ucx_measure):
             function.restype = ctypes.c_char_p
         self._functions.hvkeras_ucx_close.argtypes = [ctypes.c_int64]
         self._functions.hvkeras_ucx_close.restype = None
@@ -91,12 +108,35 @@ class Ucx:
         problem = self._functions.hvkeras_ucx_connect(
             group, host, count, texts(*addresses), (ctypes.c_size_t * count)(*map(len, addresses)),
             texts(*(name.encode() for name in names)), mark, timeout)
-        if problem is not None:
-            raise MachineError(explain(
-                f"The native engine must reach the other hosts: {problem.decode()}", "let a firewall pass TCP between"
-                " the job's hosts on all ports, and choose interfaces that reach all hosts with"
-                " HVKERAS_NETWORK_INTERFACES"))
+        _require_hosts(problem)
+
+    def measure(self, group: int, host: int, hosts: int, timeout: float) -> Costs | None:
+        """Measures what messages to a neighbouring host cost; all hosts' ends do so at once, right after `connect`.
+
+        Args:
+            group: The group's number.
+            host: The place of this host among the group's.
+            hosts: The number of the group's hosts.
+            timeout: Seconds that it may take.
+
+        Returns:
+            The costs, or None where the neighbour measures them, or there is none.
+
+        Raises:
+            MachineError: The neighbour cannot be reached any more, or is too slow.
+        """
+        costs = (ctypes.c_double * 3)()
+        _require_hosts(self._functions.hvkeras_ucx_measure(group, host, hosts, timeout, costs))
+        return Costs(*costs) if costs[0] > 0 else None
 
     def close(self, group: int) -> None:
         """Closes a link that no group has taken over."""
         self._functions.hvkeras_ucx_close(group)
+
+
+def _require_hosts(problem: bytes | None) -> None:
+    if problem is not None:
+        raise MachineError(explain(
+            f"The native engine must reach the other hosts: {problem.decode()}", "let a firewall pass TCP between"
+            " the job's hosts on all ports, and choose interfaces that reach all hosts with"
+            " HVKERAS_NETWORK_INTERFACES"))

@@ -131,7 +131,7 @@ def network(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
 def remote_shell(hosts: Sequence[Host], folder: Path) -> Path:
     """Writes a stand-in for ssh that takes an address and a command, and runs it on the host that has the address.
 
-    It ignores ssh's options, and takes the name of a host for its address, too.
+    It ignores ssh's options, before the address and after it, and takes the name of a host for its address, too.
 
     Args:
         hosts: The hosts.
@@ -145,15 +145,14 @@ def remote_shell(hosts: Sequence[Host], folder: Path) -> Path:
         f"{host.address}|{host.name}) exec ip netns exec {host.namespace} unshare --uts sh -c"
         f" 'hostname {host.name}; '\"$*\" ;;" for host in hosts)
     script.write_text(f"""#!/bin/sh
-while :; do
+address=
+while [ $# -gt 0 ]; do
   case "$1" in
     -o|-p|-i|-l) shift 2 ;;
     -*) shift ;;
-    *) break ;;
+    *) [ -z "$address" ] || break; address=$1; shift ;;
   esac
 done
-address=$1
-shift
 case "$address" in
 {cases}
 esac

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.projection.model import ALGORITHMS, Cluster
 from hvkeras.projection.rows import Measured, Projected, projected
 from hvkeras.records.record import Record
-from hvkeras.settings import size_in_bytes
+from hvkeras.settings import bandwidth_in_bytes, duration_in_seconds
 
 RANKS_PER_HOST, LATENCY, BANDWIDTH = 8, 50e-6, 10e9 / 8
-_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,30 +72,18 @@ def rank_counts(text: str) -> tuple[int, ...]:
 
 def bandwidth(text: str) -> float:
     """Parses a rate in bits or bytes per second; returns bytes per second."""
-    bits = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:[bB]it(?:/s|ps)?|bps)\s*", text)
     try:
-        value = float(bits[1]) * _BITS.get(bits[2].lower(), 1.0) / 8 if bits else float(_bytes(text))
-    except ValueError:
-        value = 0.0
-    if not value:
-        raise argparse.ArgumentTypeError("a bandwidth is a positive number with kbit, Mbit, Gbit, KB, MB or GB (per"
-                                         f" second), such as 10Gbit, not {text!r}")
-    return value
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(.*B)(?:/s|ps)?\s*", text)  # 10Gb may mean bits, and a bare number is ambiguous
-    if match is None:
-        raise ValueError("no bytes")
-    return size_in_bytes(match[1])
+        return bandwidth_in_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from None
 
 
 def duration(text: str) -> float:
     """Parses a time with its unit; returns seconds."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"a time is a number with ns, us, ms or s, such as 50us, not {text!r}")
-    return float(match[1]) * _SECONDS[match[2].replace("µ", "u")]
+    try:
+        return duration_in_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from None
 
 
 def _positive(text: str) -> int:

@@ -24,6 +24,7 @@ DEADLINE = 120.0  # seconds in which a job must end
 
 def environment_for(network: Network, folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a command that starts `hvkeras run` on the first host, with a stand-in for ssh."""
+    folder.mkdir(exist_ok=True)
     remote_shell(network.hosts, folder)
     made = clean_environment(folder) | {"HVKERAS_LIVENESS_TIMEOUT": "3"} | dict(env or {})
     return made | {"PATH": f"{folder}{os.pathsep}{made['PATH']}"}

@@ -1,4 +1,4 @@
-"""Networks as hosts have them: several cards, cards that lead nowhere, IPv6 alone, and a host that comes late."""
+"""Networks as hosts have them: several cards, cards that lead nowhere, IPv6 alone, a host that comes late or never."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hosts.jobs import DEADLINE, ENDLESS, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 STEPS = {"ENDLESS_STEPS": "30"}
+COMPRESSED = Path(__file__).parent / "workers" / "compressed.py"
 SECOND = "second"  # the device of a second cable
 
 
@@ -85,12 +86,13 @@ def finished(workers):
     return outputs
 
 
-def started(network: machines.Network, addresses: list[str], rank: int, folder: Path) -> subprocess.Popen[str]:
+def started(network: machines.Network, addresses: list[str], rank: int, folder: Path,
+            **env: str) -> subprocess.Popen[str]:
     """Starts a rank of a TF_CONFIG, which needs no launcher."""
     cluster = {"worker": [f"{address}:2222" for address in addresses]}
     environment = clean_environment(folder) | STEPS | {
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
-        "HVKERAS_SECRET": "not a secret outside of this test"}
+        "HVKERAS_SECRET": "not a secret outside of this test", **env}
     return subprocess.Popen(network.hosts[rank].command(sys.executable, str(ENDLESS)), env=environment, cwd=folder,
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -100,6 +102,45 @@ def test_a_late_host_is_waited_for(network, tmp_path):
     early = started(network, addresses, 0, tmp_path)
     time.sleep(6)
     finished([early, started(network, addresses, 1, tmp_path)])
+
+
+def test_a_host_that_never_comes_is_named(network, tmp_path):
+    addresses = [host.address for host in network.hosts]
+    early = started(network, addresses, 0, tmp_path, HVKERAS_START_TIMEOUT="4")
+    output = early.communicate(timeout=DEADLINE)[0]
+    assert early.returncode != 0
+    assert f"All 2 ranks must arrive within 4 s, but worker 1 ({addresses[1]}:2222) did not" in output
+
+
+def test_halves_are_half_as_many_bytes_on_the_cable(network, tmp_path):
+    bytes_sent = {}
+    for compression in ("none", "fp16"):
+        before = sent(network.hosts[1], machines.CABLE)
+        with running(network, (3, 1), tmp_path / compression, COMPRESSED, {"COMPRESSION": compression}) as job:
+            assert job.finish() == 0, job.output
+        bytes_sent[compression] = sent(network.hosts[1], machines.CABLE) - before
+    assert 0.4 < bytes_sent["fp16"] / bytes_sent["none"] < 0.6, bytes_sent
+
+
+def test_costs_of_the_network_are_measured_or_given(network, tmp_path):
+    network.limit("100mbit", "16kb")
+    carried = re.compile(r"native: between hosts, a message takes [\d,]+ us, a further one [\d.]+ us, and the network"
+                         r" carries ([\d,]+) Mbit/s \((.*)\)")
+    for name, given in {"measured": {}, "given": {"HVKERAS_NETWORK_COSTS": "3ms, 5Gbit"}}.items():
+        env = STEPS | given | {"HVKERAS_LOG_LEVEL": "DEBUG"}
+        with running(network, (1, 1), tmp_path / name, env=env) as job:
+            assert job.finish() == 0, job.output
+            mbit, source = carried.findall(job.text(0, "stderr"))[0]
+        assert (float(mbit.replace(",", "")) <= 130, source) == ((True, "measured") if name == "measured" else
+                                              (False, "HVKERAS_NETWORK_COSTS"))
+
+
+def test_lines_of_ucx_are_lines_of_hvkeras(network, tmp_path):
+    with running(network, (1, 1), tmp_path, env=STEPS | {"UCX_LOG_LEVEL": "info"}) as job:
+        assert job.finish() == 0, job.output
+        lines = [line for line in job.text(0, "stderr").splitlines() if "UCX" in line]
+        assert any(line.startswith("hvkeras: UCX says: ") for line in lines), lines
+        assert not [line for line in job.text(0).splitlines() if "UCX" in line]  # UCX itself prints to standard output
 
 
 def test_hosts_that_have_ipv6_alone(network, tmp_path):

@@ -46,6 +46,7 @@ def test_every_setting_has_a_sentence_of_help(row: Setting) -> None:
         ("HVKERAS_THREADS", "1", "threads", True),
         ("HVKERAS_LOG_LEVEL", "debug", "log_level", "DEBUG"),
         ("HVKERAS_NETWORK_INTERFACES", "eth0, lo,", "network_interfaces", ("eth0", "lo")),
+        ("HVKERAS_NETWORK_COSTS", "3ms, 10Gbit", "network_costs", (0.003, 1.25e9)),
         ("HVKERAS_START_TIMEOUT", "  ", "start_timeout", 60.0),
     ],
 )
@@ -73,6 +74,8 @@ def test_our_variable_wins_over_horovods() -> None:
         ("HVKERAS_COMPILE_UPDATE", "perhaps"),
         ("HVKERAS_LOG_LEVEL", "LOUD"),
         ("HOROVOD_FUSION_THRESHOLD", "many"),
+        ("HVKERAS_NETWORK_COSTS", "25us"),
+        ("HVKERAS_NETWORK_COSTS", "25,10Gbit"),
     ],
 )
 def test_unreadable_values_are_errors_that_name_variable_and_value(variable: str, text: str) -> None:

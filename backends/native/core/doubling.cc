@@ -2,17 +2,6 @@
 
 namespace hvkeras::between_hosts {
 
-namespace {
-
-constexpr int kFewHosts = 8;            // up to which each sends to all others
-constexpr size_t kLargest = 64 * 1024;  // bytes; beyond, sending all of it at each step takes longer
-
-}  // namespace
-
-bool is_doubled(size_t bytes, Type type, int hosts) {
-  return hosts > kFewHosts && bytes <= kLargest && type != Type::kFloat16 && type != Type::kBfloat16;
-}
-
 void double_up(Hosts& hosts, char* place, size_t count, Type type, Reduction reduction, Factors among_hosts) {
   const Reducer reduce = reducer_of(type, reduction);
   const size_t bytes = count * size_of(type);

@@ -1,16 +1,12 @@
 // A short allreduce among many hosts by recursive doubling: hosts exchange all they have in pairs, at twice the
-// distance each time. It takes as many steps as the number of hosts has binary digits, with one message each; see
-// docs/projection.md for its cost beside that of other ways.
+// distance each time. It takes as many steps as the number of hosts has binary digits, with one message each; costs.h
+// says when it is the fastest way.
 #pragma once
 
 #include "hierarchy.h"
 #include "hosts.h"
 
 namespace hvkeras::between_hosts {
-
-// Whether an allreduce of so many bytes goes this way; the same on all ranks. Sums of half precisions do not, since
-// each step would round them.
-bool is_doubled(size_t bytes, Type type, int hosts);
 
 // Adds up `count` elements at `place`, this host's, with those of all other hosts. For the leader.
 void double_up(Hosts& hosts, char* place, size_t count, Type type, Reduction reduction, Factors among_hosts);

@@ -31,8 +31,8 @@ Engine::Engine(void* memory, Shape shape)
                 shape_.bell) {
   if (shape_.placement.hosts() > 1) {
     char* const areas = static_cast<char*>(memory) + bytes(ranks_here(), shape_.slot_bytes);
-    hosts_ = std::make_unique<Hosts>(areas, shape_.placement, shape_.slot_bytes, shape_.link.get(), channel_,
-                                     shape_.crowded);
+    hosts_ = std::make_unique<Hosts>(areas, shape_.placement, shape_.slot_bytes, shape_.costs, shape_.link.get(),
+                                     channel_, shape_.crowded);
     channel_.set_hosts(hosts_.get());
   }
   if (shape_.link) {
@@ -88,7 +88,7 @@ void Engine::submit(std::unique_ptr<Request> request) {
 
 // Says that this rank is ready for a request, the first of its key.
 void Engine::post(const Key& key, const Request& request) {
-  const bool offers = hosts_ && request.allreduce && between_hosts::is_small(*request.allreduce, hosts_->hosts());
+  const bool offers = hosts_ && request.allreduce && between_hosts::is_small(*request.allreduce, *hosts_);
   matching_.post(key, request.details, offers);
 }
 

@@ -40,6 +40,7 @@ class Engine {
     // Of a group on several hosts: who is where, on the first rank of each host the way to the others, and what wakes
     // that rank (see bell.h).
     Placement placement = {};
+    Costs costs = {};  // the same on all ranks
     std::unique_ptr<Link> link = {};
     int bell = -1;
   };

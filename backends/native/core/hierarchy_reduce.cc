@@ -8,9 +8,6 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-// Bytes up to which each host sends all to all, which takes one hop instead of two.
-constexpr size_t kOneHop = 64 * 1024;
-
 // The segments of a reducescatter: of each rank's part a piece at a time, one host's ranks after the other, so that
 // what a host needs is in one place.
 struct Deal {
@@ -49,8 +46,8 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
   const size_t size = spans.element_bytes(), parts = static_cast<size_t>(hosts.hosts());
   const size_t most = std::min(channel.slot_bytes(), hosts.area_bytes()) / size / kAligned * kAligned;
   const size_t count = std::min(spans.count(), most);  // of a segment, but for the last
-  const bool doubled = is_doubled(spans.count() * size, type, hosts.hosts());
-  const bool one_hop = doubled || spans.count() * size * parts <= std::min(kOneHop, hosts.area_bytes());
+  const Path path = hosts.path_of(spans.count() * size, type);
+  const bool doubled = path == Path::kDoubled, one_hop = path != Path::kInParts;
   using Way = Segments::Way;
   Segments segments(channel, spans, type, reduction, factors, doubled ? Way::kThroughAreas : Way::kStraight);
   const auto segment_of = [&](size_t number) {

@@ -49,10 +49,12 @@ size_t Hosts::bytes(int hosts, size_t area_bytes) {
   return paged(sizeof(Counter)) + kAreas * spaced(hosts, area_bytes);
 }
 
-Hosts::Hosts(void* base, Placement placement, size_t area_bytes, Link* link, Channel& channel, bool crowded)
+Hosts::Hosts(void* base, Placement placement, size_t area_bytes, const Costs& costs, Link* link, Channel& channel,
+             bool crowded)
     : base_(static_cast<char*>(base)),
       placement_(std::move(placement)),
       area_bytes_(area_bytes),
+      costs_(costs),
       link_(link),
       channel_(channel),
       crowded_(crowded) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "costs.h"
 #include "link.h"
 
 namespace hvkeras {
@@ -31,7 +32,8 @@ class Hosts {
   static size_t bytes(int hosts, size_t area_bytes);
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks of the host, of which the first has
   // the link. All hosts have areas of the same size.
-  Hosts(void* base, Placement placement, size_t area_bytes, Link* link, Channel& channel, bool crowded);
+  Hosts(void* base, Placement placement, size_t area_bytes, const Costs& costs, Link* link, Channel& channel,
+        bool crowded);
 
   const Placement& placement() const { return placement_; }
   int host() const { return placement_.host; }
@@ -40,6 +42,10 @@ class Hosts {
   // The hosts but this one, each beginning with the next one, so that not all send to the same host at once.
   const std::vector<int>& others() const { return others_; }
   size_t area_bytes() const { return area_bytes_; }
+  // The way of an allreduce of so many bytes between the hosts.
+  between_hosts::Path path_of(size_t bytes, Type type) const {
+    return between_hosts::path_of(bytes, type, hosts(), area_bytes_, costs_);
+  }
   // Memory that the ranks of this host share, for as much as `area_bytes` and some alignment of each host's part.
   char* area(size_t number) const;
   // Memory of the leader's own, aligned to a cache line, the same at each call that asks for no more.
@@ -68,6 +74,7 @@ class Hosts {
   char* base_;
   Placement placement_;
   size_t area_bytes_;
+  const Costs costs_;
   Link* link_;
   Channel& channel_;
   bool crowded_;

@@ -6,15 +6,8 @@
 
 namespace hvkeras::between_hosts {
 
-namespace {
-
-constexpr size_t kLargest = 16 * 1024;  // bytes of an allreduce
-constexpr int kMostHosts = 8;           // each sends to all others
-
-}  // namespace
-
-bool is_small(const Allreduce& all, int hosts) {
-  return hosts > 1 && hosts <= kMostHosts && all.bytes() != 0 && all.bytes() <= kLargest &&
+bool is_small(const Allreduce& all, const Hosts& hosts) {
+  return all.bytes() != 0 && hosts.path_of(all.bytes(), all.type) == Path::kUnordered &&
          reducer_of(all.type, all.reduction) != nullptr;
 }
 

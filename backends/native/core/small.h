@@ -9,7 +9,7 @@
 namespace hvkeras::between_hosts {
 
 // Whether an allreduce goes this way; the same on all ranks.
-bool is_small(const Allreduce& all, int hosts);
+bool is_small(const Allreduce& all, const Hosts& hosts);
 
 // The first step, of all ranks of a host: their data, combined, for the leader; nothing for the others.
 std::vector<char> part_of_host(Channel& channel, const Allreduce& all);

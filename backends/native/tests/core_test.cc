@@ -199,8 +199,9 @@ struct Machines {
   size_t bytes(int ranks) const { return Engine::bytes(ranks, kSlot, placement.hosts()); }
 
   // What a rank starts its engine with.
-  Engine::Shape shape(int rank, const std::vector<int>& host_of) {
+  Engine::Shape shape(int rank, const std::vector<int>& host_of, const Costs& costs) {
     Engine::Shape shape{0, {}, kSlot, true};
+    shape.costs = costs;
     shape.placement = placement_of(rank, host_of);
     shape.global_ranks = shape.placement.ranks_on[static_cast<size_t>(shape.placement.host)];
     while (shape.global_ranks[static_cast<size_t>(shape.rank)] != rank) ++shape.rank;
@@ -220,7 +221,19 @@ struct Machines {
   std::vector<std::unique_ptr<Bell>> bells;
 };
 
-void check(const std::vector<int>& host_of, double seconds) {
+// A tensor that is little and much in turns, in the same collective.
+void little_then_much(Engine& engine) {
+  for (int time = 0; time < 40; ++time) {
+    std::vector<float> numbers(time % 2 == 0 ? 3 : 30'000, 1.0f);
+    char* const place = reinterpret_cast<char*>(numbers.data());
+    const std::string error =
+        call(engine, "little, then much", "[" + std::to_string(numbers.size()) + "]",
+             Allreduce{Spans({{place, place, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
+    require(error.empty() && numbers.back() == static_cast<float>(engine.ranks()), "little, then much: " + error);
+  }
+}
+
+void check(const std::vector<int>& host_of, const Costs& costs, double seconds) {
   const int ranks = static_cast<int>(host_of.size());
   Machines machines(host_of);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
@@ -229,7 +242,7 @@ void check(const std::vector<int>& host_of, double seconds) {
   std::atomic<int> collectives{0};
   for (int rank = 0; rank < ranks; ++rank) {
     all.emplace_back([&, rank] {
-      Engine engine(machines.memory_of(rank, host_of), machines.shape(rank, host_of));
+      Engine engine(machines.memory_of(rank, host_of), machines.shape(rank, host_of, costs));
       require(engine.rank() == rank && engine.ranks() == ranks, "the engine's numbers");
       if (rank % 2 == 0) SmallNumbersKept::flush();  // the callers' choice must not matter
       for (int start = 0;; start += 100) {
@@ -244,6 +257,7 @@ void check(const std::vector<int>& host_of, double seconds) {
         if (!more) break;
       }
       half_average(engine);
+      little_then_much(engine);
       const std::string error = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
       const bool named =
           error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
@@ -274,6 +288,48 @@ void check(const std::vector<int>& host_of, double seconds) {
   std::printf("%d ranks on %d hosts: %d collectives right\n", ranks, machines.placement.hosts(), collectives.load());
 }
 
+// The leaders of three hosts: the first two measure what messages between them take.
+void check_measuring() {
+  ThreadsNetwork network(3);
+  std::vector<Costs> found(3);
+  std::vector<std::thread> leaders;
+  for (int host = 0; host < 3; ++host) {
+    leaders.emplace_back([&, host] {
+      ThreadsLink link(network, host);
+      found[static_cast<size_t>(host)] = measured(link, host, 3, 60.0);
+    });
+  }
+  for (std::thread& leader : leaders) leader.join();
+  require(found[0].latency > 0 && found[0].per_message >= 0 && found[0].per_byte >= 0, "costs are measured");
+  require(found[1].latency == 0 && found[2].latency == 0, "one of a pair measures");
+  ThreadsLink alone(network, 0);  // whose neighbour does not answer
+  bool failed = false;
+  try {
+    measured(alone, 0, 2, 0.05);
+  } catch (const Failure&) {
+    failed = true;
+  }
+  require(failed, "measuring has an end");
+}
+
+// Which way allreduces go, on networks whose costs leave no doubt.
+void check_paths() {
+  using between_hosts::Path;
+  using between_hosts::path_of;
+  constexpr size_t kArea = 512 * 1024, kKilo = 1024;
+  const Costs ethernet{25e-6, 4e-6, 0.8e-9}, slow{25e-6, 4e-6, 80e-9};
+  const auto way = [&](size_t bytes, int hosts, const Costs& costs, Type type = Type::kFloat32) {
+    return path_of(bytes, type, hosts, kArea, costs);
+  };
+  require(way(4 * kKilo, 2, ethernet) == Path::kUnordered && way(4 * kKilo, 4, ethernet) == Path::kUnordered, "little");
+  require(way(64 * kKilo, 2, ethernet) == Path::kAtOnce, "more, between two hosts");
+  require(way(16 * kKilo, 4, slow) == Path::kInParts, "bytes that count");
+  require(way(kKilo, 256, ethernet) == Path::kDoubled && way(kKilo, 256, slow) == Path::kDoubled, "many hosts");
+  require(way(kKilo, 256, ethernet, Type::kBfloat16) != Path::kDoubled, "halves are rounded once");
+  require(way(16 * kKilo * kKilo, 2, ethernet) == Path::kInParts, "much");
+  require(way(16 * kKilo * kKilo, 256, slow) == Path::kInParts, "much, between many");
+}
+
 void check_halves() {
   for (const char* name : {"plain", "avx2", "avx512"}) {
     if (!use_instructions(name)) continue;
@@ -301,21 +357,33 @@ void check_halves() {
 
 int main(int count, char** arguments) {
   const std::string what = count > 1 ? arguments[1] : "check";
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (what == "time") {
     time_all(count > 2 ? std::atoi(arguments[2]) : 2);
     return 0;
   }
   const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
   check_halves();
-  const std::vector<std::vector<int>> places{{0},
-                                             {0, 0},
-                                             {0, 0, 0},
-                                             {0, 0, 0, 0},
-                                             {0, 1},
-                                             {0, 1, 0},
-                                             {0, 0, 1, 2, 2},
-                                             {0, 1, 0, 1, 0, 2},
-                                             {0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}};
-  for (const std::vector<int>& host_of : places) check(host_of, seconds / static_cast<double>(places.size()));
+  check_measuring();
+  check_paths();
+  struct Place {
+    std::vector<int> host_of;
+    Costs costs = {};
+  };
+  // Networks on which one way is the best for all that it can carry: whole data at once, in parts, by doubling.
+  const Costs far{1.0, 0.0, 0.0}, narrow{0.0, 0.0, 1.0}, busy{0.0, 1.0, 0.0};
+  const std::vector<Place> places{{{0}},
+                                  {{0, 0}},
+                                  {{0, 0, 0}},
+                                  {{0, 0, 0, 0}},
+                                  {{0, 1}},
+                                  {{0, 1}, far},
+                                  {{0, 1, 0}},
+                                  {{0, 1, 0, 2}, narrow},
+                                  {{0, 0, 1, 2, 2}},
+                                  {{0, 0, 1, 2, 2}, far},
+                                  {{0, 1, 0, 1, 0, 2}},
+                                  {{0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}, busy}};
+  for (const Place& place : places) check(place.host_of, place.costs, seconds / static_cast<double>(places.size()));
   return 0;
 }

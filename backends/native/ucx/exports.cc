@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "../core/costs.h"
 #include "../core/waiting.h"
 #include "link.h"
 
@@ -88,6 +89,18 @@ EXPORTED const char* hvkeras_ucx_connect(int64_t group, int host, int hosts, con
       of_names.emplace_back(names[place]);
     }
     link_of(group).connect(host, of_addresses, of_names, mark, timeout);
+  });
+}
+
+// Measures what messages to another host take, once the link is connected, and all others do the same: the latency, the
+// time of a message and that of a byte, or zeros on a host that has no other to measure with.
+EXPORTED const char* hvkeras_ucx_measure(int64_t group, int host, int hosts, double timeout, double* costs) {
+  using namespace hvkeras::ucx;
+  return guarded([&] {
+    const hvkeras::Costs found = hvkeras::measured(link_of(group), host, hosts, timeout);
+    costs[0] = found.latency;
+    costs[1] = found.per_message;
+    costs[2] = found.per_byte;
   });
 }
 
