@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hvkeras import __version__
-from hvkeras.cli.errors import guarded
+from hvkeras.cli.errors import guarded, quiet_after_readers
 from hvkeras.host.console import open_closed_streams
 
 USAGE = """usage: hvkeras COMMAND ...
@@ -36,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return quiet_after_readers(lambda: _command(given))
+
+
+def _command(given: Sequence[str]) -> int:
     command = given[0] if given else "--help"
     if command in ("-v", "--version"):
         print(f"hvkeras {__version__}")
