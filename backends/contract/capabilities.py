@@ -137,7 +137,8 @@ def again(ranks: Ranks) -> None:
         check(ranks.backend.allreduce([tensor(ranks.rank, "float32", [3])], ranks.key(), Reduction.SUM, ranks.all)[0],
               _sum(ranks, [3]), "a sum after a new start")
         held.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
-    if held[2] > held[1]:
+    # More after each start: Horovod may have a file more or less open at a time, whenever it is asked.
+    if any(first < second < third for first, second, third in zip(*held, strict=True)):
         raise AssertionError("stop() must end the threads and close the files of start(). Received: (threads, files)"
                              f" after each start: {held}.")
 

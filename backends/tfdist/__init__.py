@@ -243,7 +243,7 @@ class TfdistBackend(HostsStrategies):
         if dtype in supported:
             return tensor
         if dtype not in _WIDER:
-            raise UnsupportedError(explain("tfdist moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),
+            raise UnsupportedError(explain(f"{self.name} moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),
                                            "cast the tensor, or use the horovod backend", dtype=dtype))
         wide: Tensor = tf.cast(tensor, _WIDER[dtype])
         return wide

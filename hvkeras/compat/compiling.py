@@ -145,7 +145,7 @@ def _digest(graph_def: Any) -> bytes:
     def rename(nodes: Sequence[Any]) -> None:
         for node in nodes:
             node.attr.pop("_gradient_op_type", None)
-            for attribute in node.attr.values():
+            for _, attribute in sorted(node.attr.items()):  # a map, whose own order is arbitrary
                 for reference in (attribute.func, *attribute.list.func):
                     called = functions.get(reference.name)
                     if called is None:

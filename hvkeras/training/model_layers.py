@@ -107,6 +107,8 @@ def _is_input(layer: Any) -> bool:
 
 
 def _is_local(layer: Any, local: Collection[Any]) -> bool:
+    if not layer.built:  # tf_keras raises when asked for the weights of a model that has none yet
+        return False
     keys = [compat.variable_key(weight) for weight in layer.trainable_weights]
     return bool(keys) and all(key in local for key in keys)
 

@@ -42,8 +42,8 @@ def test_a_backend_keeps_the_contract(backend, ranks, tmp_path):
 
 @pytest.mark.slow
 def test_a_backend_that_lies_does_not(tmp_path):
-    site = plug_in(tmp_path, {"liar": "Liar"})["PYTHONPATH"]
-    done = contract("liar", "2", tmp_path, site)
+    site = plug_in(tmp_path, {"liar_about_much": "LiarAboutMuch"})["PYTHONPATH"]
+    done = contract("liar_about_much", "2", tmp_path, site)
     assert done.returncode == 1
     assert "rank 1: AssertionError: a large sum must be right eagerly" in done.stdout
     failed = done.stdout.split("short test summary info")[1]

@@ -95,7 +95,16 @@ class ThreadsLink : public Link {
     pollfd rung{bell, POLLIN, 0};
     if (ppoll(&rung, 1, &limit, nullptr) > 0) silence(bell);
   }
-  void give_up() override {}
+  void give_up() override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    for (int from = 0; from < static_cast<int>(network_.hosts_); ++from) {
+      for (int stream = 0; stream < static_cast<int>(ThreadsNetwork::kStreams); ++stream) {
+        auto& wanted = network_.data_[network_.way(from, host_, stream)].wanted;
+        for (const ThreadsNetwork::Wanted* const one : wanted) delete one;
+        wanted.clear();
+      }
+    }
+  }
 
  private:
   // What was sent first is for whom asked first; their sizes must be equal, which a network need not notice.

@@ -54,6 +54,16 @@ def test_names_seeds_initial_weights_and_rounding_may_differ(changed: dict[str, 
     assert digest_of(layers_of(one, ())) == digest_of(layers_of(other, ()))
 
 
+def test_models_of_tf_keras_without_weights_yet_are_compared() -> None:
+    import tf_keras
+
+    def unbuilt(units: int) -> Any:
+        return tf_keras.Sequential([tf_keras.Sequential([tf_keras.layers.Dense(units)]), tf_keras.layers.Dense(1)])
+
+    assert difference(unbuilt(3), unbuilt(3)) == ""
+    assert "units of the layer dense" in difference(unbuilt(3), unbuilt(4))
+
+
 def test_a_layer_of_another_class_is_named() -> None:
     other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.GaussianNoise(0.2)])
     assert "the class of a layer" in difference(keras.Sequential([*other.layers[:1], keras.layers.Dropout(0.2)]), other)

@@ -33,12 +33,20 @@ class Liar(_Last):
     """Element 7 is off by one bit or so on the last rank."""
 
     name = "liar"
+    least = 8  # elements that it lies about
 
     def misbehave(self, _: Sequence[Any], results: list[Any]) -> list[Any]:
         """Changes the result."""
         return [tf.tensor_scatter_nd_update(each, [[7]], [each[7] * 1.0001])
-                if self._last and each.shape.rank == 1 and (each.shape.num_elements() or 0) >= 1000 else each
+                if self._last and each.shape.rank == 1 and (each.shape.num_elements() or 0) >= self.least else each
                 for each in results]
+
+
+class LiarAboutMuch(Liar):
+    """The same for large tensors alone."""
+
+    name = "liar_about_much"
+    least = 1000
 
 
 class Broken(TfdistBackend):
