@@ -7,6 +7,7 @@ read are errors. This file and `hvkeras.launch_environments` are the only reader
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -70,7 +71,8 @@ def bandwidth_in_bytes(text: str) -> float:
     if bits is not None:
         value = float(bits[1]) * _BITS.get(bits[2].lower(), 1.0) / 8
     elif bytes_ is not None:
-        value = float(size_in_bytes(bytes_[1]))
+        with contextlib.suppress(ValueError):
+            value = float(size_in_bytes(bytes_[1]))
     if not value:
         raise ValueError("a bandwidth must be a positive number with kbit, Mbit, Gbit, KB, MB or GB (per second), such"
                          " as 10Gbit")
