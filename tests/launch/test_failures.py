@@ -92,7 +92,7 @@ def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
     pytest.param("hvkeras_run", "native", marks=pytest.mark.slow), ("tf_config", "tfdist")])
 def test_ranks_that_all_stand_still_say_where_and_end_the_job(launcher, backend, launch):
     outcome = launch(launcher, WORKER.with_name("stuck.py"), np=2, backend=backend, expect_failure=True, deadline=120,
-                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "5"})
+                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "12"})  # longer than what a busy machine takes for a step
     told = []
     for rank in (0, 1):
         said = outcome.stderr(rank)
