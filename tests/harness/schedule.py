@@ -24,8 +24,8 @@ _EARLY = ("test_adapt", "test_keras_side", "test_mirrored", "test_multi_worker",
           "test_tensorboard", "test_training", "test_training_callbacks", "test_xla")
 # Unit tests that take too long for `make check`, as they start processes or train again and again.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
-         "test_optimizer", "test_recorder", "test_tensorboard", "test_callbacks", "test_elastic",
-         "test_comparison_report", "test_packaging", "test_report", "the_launcher_starts_one")
+         "test_optimizer", "test_compiled_update", "test_recorder", "test_tensorboard", "test_callbacks",
+         "test_elastic", "test_comparison_report", "test_packaging", "test_report", "the_launcher_starts_one")
 # The parameters that tests hand to `launch_once`; other ones pick what is asked of the same outcome.
 _OF_A_JOB = ("outcome", "whole", "run", "launcher", "backend", "engine", "np", "keras", "script")
 
