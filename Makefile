@@ -266,7 +266,7 @@ $(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(VENV)/.has-wheel
 	@touch $@
 
 $(CLUSTERS)/.has-hvkeras: $(CLUSTERS)/.has-tensorflow $(VENV)/.has-wheel
-	@$(call install_hvkeras,$(CLUSTERS),[test])
+	@$(call install_hvkeras,$(CLUSTERS),[test$(comma)hosts])
 	@touch $@
 
 $(CLUSTERS)/.has-ray: $(CLUSTERS)/.has-hvkeras

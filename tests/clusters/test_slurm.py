@@ -40,9 +40,12 @@ def check_two_nodes(output, launcher):
     assert f"4 ranks on 2 hosts, launched by {launcher}" in output
 
 
-def test_srun_needs_no_other_set_up(slurm):
-    output = slurm.command("srun", "-N2", "--ntasks-per-node=2", sys.executable, str(MEET), deadline=150, **TFDIST)
+@pytest.mark.parametrize("backend", ["native", "tfdist"])
+def test_srun_needs_no_other_set_up(slurm, backend):
+    output = slurm.command("srun", "-N2", "--ntasks-per-node=2", sys.executable, str(MEET), deadline=150,
+                           **TFDIST | {"HVKERAS_BACKEND": backend})
     check_two_nodes(output, "srun (Slurm)")
+    assert {fact["backend"] for fact in facts(output)} == {backend}
 
 
 def test_hvkeras_run_in_a_batch_script_takes_the_jobs_nodes(slurm):

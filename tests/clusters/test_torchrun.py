@@ -56,15 +56,17 @@ def test_on_one_host_the_native_engine_serves_its_ranks(start):
 
 
 @pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
-def test_on_two_hosts_ranks_meet_beside_torchruns_store(start):
+@pytest.mark.parametrize("backend", ["native", "tfdist"])
+def test_on_two_hosts_ranks_meet_beside_torchruns_store(start, backend):
     with machines.two_hosts() as hosts:
         command = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "7",
                    "--rdzv-endpoint", f"{hosts[0].address}:29500", str(MEET)]
-        started = [start(host.command(*command), HVKERAS_BACKEND="tfdist", HVKERAS_SECRET="for this test")
+        started = [start(host.command(*command), HVKERAS_BACKEND=backend, HVKERAS_SECRET="for this test")
                    for host in hosts]
         outputs = [process.communicate(timeout=200)[0] for process in started]
     found = facts("".join(outputs))
-    assert [(fact["sum"], fact["cross"]) for fact in found] == [(3.0, [0, 2]), (3.0, [1, 2])], outputs
+    assert [(fact["sum"], fact["cross"], fact["backend"]) for fact in found] == [
+        (3.0, [0, 2], backend), (3.0, [1, 2], backend)], outputs
     assert "2 ranks on 2 hosts, launched by torchrun" in "".join(outputs)
 
 
