@@ -64,6 +64,7 @@ from hvkeras.compat.optimizers import (
     attribute,
     build_optimizer,
     inner_optimizer,
+    is_decayed,
     is_schedule,
     learning_rate,
     learning_rate_source,
@@ -71,8 +72,10 @@ from hvkeras.compat.optimizers import (
     reduces_elsewhere,
     set_learning_rate,
     step_counter,
+    updates_one_by_one,
     velocities,
     weighed_loss,
+    with_slots,
 )
 from hvkeras.compat.resuming import (
     Done,

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,10 +57,24 @@ class CompiledFunction:
         Args:
             *tensors: Its arguments.
         """
+        self.call_with({}, *tensors)
+
+    def call_with(self, others: Mapping[int, Any], *tensors: Any) -> None:
+        """Calls the function in the graph under construction, with other variables than those it was traced with.
+
+        Args:
+            others: By the ids of the handles that the function captured, the handles to use instead.
+            *tensors: Its arguments.
+        """
+        shaped = [tensor if tf.TensorShape(tensor.shape).is_fully_defined() else tf.ensure_shape(tensor, spec.shape)
+                  for tensor, spec in zip(tensors, self._specs, strict=True)]
         with tf.device(_DEVICE):
-            self._traced(*(tensor if tf.TensorShape(tensor.shape).is_fully_defined() else
-                           tf.ensure_shape(tensor, spec.shape)
-                           for tensor, spec in zip(tensors, self._specs, strict=True)))
+            self._traced._call_flat(shaped, [others.get(id(one), one) for one in self._traced.captured_inputs])
+
+    @property
+    def captured(self) -> list[Any]:
+        """The handles of the variables that the function reads and assigns, and other tensors that it captured."""
+        return list(self._traced.captured_inputs)
 
     @property
     def size(self) -> int:

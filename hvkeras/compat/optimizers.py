@@ -43,6 +43,43 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
                         if isinstance(other, tf.Variable) and id(other) not in known]
 
 
+# Optimizers of Keras 3 that update a variable by its gradient and slots; its name and the other variables play no part.
+_ONE_BY_ONE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl",
+                         "Lamb"})
+_WITH_ALL = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
+
+
+def updates_one_by_one(optimizer: Any, plain: type) -> bool:
+    """Whether the update of an optimizer is one update for each variable, and hardly anything else.
+
+    Args:
+        optimizer: An optimizer of Keras 3.
+        plain: Its class, as Keras defines it.
+    """
+    return plain.__name__ in _ONE_BY_ONE and not any(getattr(optimizer, name, None) for name in _WITH_ALL)
+
+
+def with_slots(optimizer: Any, variable: Any) -> list[Any]:
+    """Returns a variable and its slots in an optimizer, in an order that is always the same.
+
+    Args:
+        optimizer: An optimizer of Keras 3, built.
+        variable: A variable that it trains.
+
+    Returns:
+        TensorFlow's variables; None where the variable has no such slot.
+    """
+    place, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
+    slots = [each[place] for name, each in sorted(vars(optimizer).items())
+             if isinstance(each, list) and len(each) == count and name not in ("_variables", "_trainable_variables")]
+    return [found if isinstance(found := native(one), tf.Variable) else None for one in (variable, *slots)]
+
+
+def is_decayed(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer of Keras 3 decays a variable of its own accord, outside of its update."""
+    return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(native(variable)))
+
+
 def advance_iterations(optimizer: Any) -> None:
     """Counts a step in which no update is applied."""
     step_counter_variable(optimizer).assign_add(1)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.compat.compiling import CompiledFunction
+from hvkeras.gradients.update_pieces import Piece, Specs, by_kind, whole
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.memory import available
 from hvkeras.job.state import current_job
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from hvkeras.gradients.distributed import Distributed
 
 Apply = Callable[[list[Any]], Any]
-Specs = Mapping[int, Any]  # the `tf.TensorSpec` of each dense gradient, by its place
 
 # What "auto" compiles, as measured (docs/decisions/compiled-update.md): updates whose operations would move this many
 # bytes if they ran one by one, in all and for each gradient. SGD goes through the weights 2 times, Adam 12 times.
@@ -36,8 +37,22 @@ LEAST_BYTES = 1024**2  # of dense gradients; for fewer, no optimizer is looked a
 SLOW = 2.0  # seconds of compiling after which a line says so
 MEMORY_SHARE = 0.25  # maximum share of the memory that is available, for compiling before the first step
 DTYPES = (tf.float32, tf.float64)
-# The attribute of an optimizer that applies dense gradients by a function of their own: the variables' keys, and it.
-DENSE = "_hvkeras_dense"
+DENSE = "_hvkeras_dense"  # the attribute of an optimizer that holds a `DenseUpdate` while it applies gradients
+
+
+@dataclass(frozen=True)
+class DenseUpdate:
+    """What is done instead of Keras's loop over the variables that have dense gradients.
+
+    Attributes:
+        keys: The keys of these variables.
+        update: Takes their gradients.
+        decays: Whether it decays the variables as well.
+    """
+
+    keys: Sequence[Any]
+    update: Callable[..., None]
+    decays: bool
 
 
 class CompiledUpdate:
@@ -98,62 +113,80 @@ class CompiledUpdate:
                 else:
                     update_dense([(tensor, compat.native(variables[place])) for place, tensor in by_place.items()])
 
-        compiled, reason, level = self._compiled(part, update, list(dense.values()), wanted)
-        if compiled is None:
+        of_one = part._hvkeras_update_of_one()
+
+        def trace() -> list[Piece]:
+            kinds = None if of_one is None else by_kind(of_one, part, dense, variables)
+            return kinds or whole(update, dense)
+
+        pieces, reason, level = self._compiled(part, trace, len(dense), wanted)
+        if not pieces:
             self._settled[known] = reason
             self._plain(part, reason, level)
             return None
         self._tell(part, "DEBUG", f"the update of {_name(part)} is compiled: {len(dense)} gradients,"
-                   f" {compiled.size:,} operations{'' if is_whole else '; that of sparse gradients is not'}")
-        if is_whole:
+                   f" {_size(pieces):,} operations{'' if is_whole else '; that of sparse gradients is not'}")
+        one_by_one = pieces[0].is_of_one
+
+        def compiled(*tensors: Any) -> None:
+            by_place = dict(zip(dense, tensors, strict=True))
+            for piece in pieces:
+                for places, handles in piece.calls:
+                    piece.function.call_with(handles, *(by_place[place] for place in places))
+
+        if is_whole and not one_by_one:
             return graphs.unconverted(lambda reduced: compiled(*(reduced[place] for place in dense)))
-        keys = [compat.variable_key(variables[place]) for place in dense]
+        instead = DenseUpdate([compat.variable_key(variables[place]) for place in dense], compiled, one_by_one)
 
         def apply_in_parts(reduced: list[Any]) -> Any:
-            with compat.attribute(part, DENSE, (keys, compiled)):
+            with compat.attribute(part, DENSE, instead):
                 return apply(reduced)
 
         return graphs.unconverted(apply_in_parts)
 
-    def _compiled(self, part: Distributed, update: Callable[..., Any], specs: Sequence[Any],
-                  wanted: bool | str) -> tuple[CompiledFunction | None, str, str]:
-        """Returns the compiled function; or None, why there is none, and the level at which that is said."""
+    def _compiled(self, part: Distributed, trace: Callable[[], list[Piece]], gradients: int,
+                  wanted: bool | str) -> tuple[list[Piece], str, str]:
+        """Returns the compiled pieces; or none, why there are none, and the level at which that is said."""
         try:
-            function = CompiledFunction(update, specs)
+            pieces = trace()
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything, then in the plain update, too
-            return None, _first_line(error), "WARNING"
-        if wanted == "auto" and function.traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * len(specs)):
-            return None, (f"its operations move only {function.traffic / 1024**2:.3g} MiB for {len(specs)}"
-                          " gradients"), "DEBUG"
-        if failure := self._compile(part, function):
-            return None, failure, "WARNING"
-        return next(one for one in self._functions if one.equals(function)), "", ""
+            return [], _first_line(error), "WARNING"
+        traffic = sum(piece.traffic for piece in pieces)
+        if wanted == "auto" and traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * gradients):
+            return [], f"its operations move only {traffic / 1024**2:.3g} MiB for {gradients} gradients", "DEBUG"
+        if failure := self._compile(part, pieces):
+            return [], failure, "WARNING"
+        known = [next(one for one in self._functions if one.equals(piece.function)) for piece in pieces]
+        return [replace(piece, function=function) for piece, function in zip(pieces, known, strict=True)], "", ""
 
-    def _compile(self, part: Distributed, function: CompiledFunction) -> str:
-        """Compiles a function unless an equal one is compiled already; returns why that failed, or ""."""
-        if any(one.equals(function) for one in self._functions):
+    def _compile(self, part: Distributed, pieces: Sequence[Piece]) -> str:
+        """Compiles the functions of an update that are not compiled already; returns why that failed, or ""."""
+        functions = [piece.function for piece in pieces
+                     if not any(one.equals(piece.function) for one in self._functions)]
+        if not functions:
             return ""
-        if objection := function.objection():
+        if objection := next(filter(None, (one.objection() for one in functions)), ""):
             return objection
         failures: list[str] = []
 
-        def compile_it() -> None:
+        def compile_all() -> None:
             try:
-                (function.compile if _has_memory_for(function) else function.try_to_compile)()
+                for function in functions:
+                    (function.compile if _has_memory_for(function) else function.try_to_compile)()
             except Exception as error:  # noqa: BLE001 - whatever XLA raises, the plain update works
                 failures.append(_first_line(error))
 
         # This thread traces a function, and must not create variables in the meantime.
-        thread, began = threading.Thread(target=compile_it, name="hvkeras-compile", daemon=True), time.monotonic()
+        thread, began = threading.Thread(target=compile_all, name="hvkeras-compile", daemon=True), time.monotonic()
         thread.start()
         thread.join(SLOW)
         if thread.is_alive():
-            self._tell(part, "WARNING", f"XLA compiles the update of {_name(part)} ({function.size:,} operations)"
+            self._tell(part, "WARNING", f"XLA compiles the update of {_name(part)} ({_size(pieces):,} operations)"
                        " before the first step (HVKERAS_COMPILE_UPDATE=off prevents that)")
             thread.join()
         recorder.note_compilation(time.monotonic() - began)
         if not failures:
-            self._functions.append(function)
+            self._functions += functions
         return "".join(failures)
 
     def _plain(self, part: Distributed, reason: str, level: str) -> None:
@@ -212,6 +245,10 @@ def _has_memory_for(function: CompiledFunction) -> bool:
     """Whether the ranks of this host can all compile a function before it runs."""
     room = available()
     return room is None or function.memory_to_compile() * current_job().topology.local_size <= MEMORY_SHARE * room
+
+
+def _size(pieces: Sequence[Piece]) -> int:
+    return sum(piece.size for piece in pieces)
 
 
 def _name(part: Distributed) -> str:

@@ -100,6 +100,13 @@ class Distributed:
         """
         return None
 
+    def _hvkeras_update_of_one(self) -> Callable[[Any, Any], None] | None:
+        """Returns Keras's own function that updates one variable, by its dense gradient.
+
+        None if the update of all variables is more than that of each.
+        """
+        return None
+
     def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any],
                             is_compiled: bool = False) -> Callable[[Sequence[Any]], list[Any]]:
         """Returns a function that reduces the gradients of `variables` over the ranks."""

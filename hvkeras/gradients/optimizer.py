@@ -114,14 +114,30 @@ class _DistributedKeras(Distributed):
             return None  # a user's optimizer may count on being called for all variables, in their order
         return lambda pairs: plain(tf.distribute.get_strategy(), pairs, self.learning_rate)  # type: ignore[attr-defined]
 
+    def _hvkeras_update_of_one(self) -> Callable[[Any, Any], None] | None:
+        update, decay = self._hvkeras_dense_update(), getattr(super(), "_apply_weight_decay", None)
+        if update is None or decay is None or not compat.updates_one_by_one(self, self._hvkeras_plain):
+            return None
+
+        def update_of_one(gradient: Any, variable: Any) -> None:
+            decay([variable])
+            update([(gradient, variable)])
+
+        return update_of_one
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        """Decays variables as Keras does, except for those that compiled functions decay as they update them."""
+        if (part := self.__dict__.get(DENSE)) is not None and part.decays:
+            variables = [variable for variable in variables if compat.variable_key(variable) not in part.keys]
+        super()._apply_weight_decay(variables)  # type: ignore[misc]  # the optimizer's
+
     def _distributed_tf_update_step(self, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        """Updates variables as Keras does, except for those whose dense gradients a compiled function applies."""
+        """Updates variables as Keras does, except for those whose dense gradients compiled functions apply."""
         pairs = list(grads_and_vars)
         if (part := self.__dict__.get(DENSE)) is not None:
-            keys, update = part
             gradients = {compat.variable_key(variable): gradient for gradient, variable in pairs}
-            update(*(gradients[key] for key in keys))
-            pairs = [pair for pair in pairs if compat.variable_key(pair[1]) not in keys]
+            part.update(*(gradients[key] for key in part.keys))
+            pairs = [pair for pair in pairs if compat.variable_key(pair[1]) not in part.keys]
         super()._distributed_tf_update_step(distribution, pairs, learning_rate)  # type: ignore[misc]  # the optimizer's
 
 

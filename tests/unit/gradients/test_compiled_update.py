@@ -229,7 +229,21 @@ def test_the_learning_rate_changes_without_another_compilation(monkeypatch: pyte
                        callbacks=[keras.callbacks.LearningRateScheduler(rate_of)])
                for wrap in (compiled, lambda plain: plain)]
     assert_close(*results)
-    assert count == [1]
+    assert count == [4]  # for each shape of a weight
+
+
+def test_weights_of_one_kind_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = count_compilations(monkeypatch)
+
+    def weights(wrap: Make) -> Any:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(6) for _ in range(4)), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.3)
+        optimizer.exclude_from_weight_decay([model.layers[1].kernel])
+        return trained(wrap(optimizer), model)
+
+    assert_close(weights(compiled), weights(lambda plain: plain))
+    assert count == [5]  # kernels that decay, and one that does not; biases; the last layer's two
 
 
 def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
