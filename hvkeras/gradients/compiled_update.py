@@ -126,23 +126,7 @@ class CompiledUpdate:
             return None
         self._tell(part, "DEBUG", f"the update of {_name(part)} is compiled: {len(dense)} gradients,"
                    f" {_size(pieces):,} operations{'' if is_whole else '; that of sparse gradients is not'}")
-        one_by_one = pieces[0].is_of_one
-
-        def compiled(*tensors: Any) -> None:
-            by_place = dict(zip(dense, tensors, strict=True))
-            for piece in pieces:
-                for places, handles in piece.calls:
-                    piece.function.call_with(handles, *(by_place[place] for place in places))
-
-        if is_whole and not one_by_one:
-            return graphs.unconverted(lambda reduced: compiled(*(reduced[place] for place in dense)))
-        instead = DenseUpdate([compat.variable_key(variables[place]) for place in dense], compiled, one_by_one)
-
-        def apply_in_parts(reduced: list[Any]) -> Any:
-            with compat.attribute(part, DENSE, instead):
-                return apply(reduced)
-
-        return graphs.unconverted(apply_in_parts)
+        return graphs.unconverted(_applying(part, apply, pieces, dense, variables, is_whole))
 
     def _compiled(self, part: Distributed, trace: Callable[[], list[Piece]], gradients: int,
                   wanted: bool | str) -> tuple[list[Piece], str, str]:
@@ -199,6 +183,28 @@ class CompiledUpdate:
             self._told.add(text)
             if job.topology.rank == part._hvkeras_exchange.process_set.members()[0]:
                 say(text)
+
+
+def _applying(part: Distributed, apply: Apply, pieces: Sequence[Piece], dense: Specs, variables: Sequence[Any],
+              is_whole: bool) -> Apply:
+    """Returns what to call instead of `apply`: it calls the compiled functions, and Keras for what they do not do."""
+    of_one = pieces[0].is_of_one
+
+    def update(*tensors: Any) -> None:
+        by_place = dict(zip(dense, tensors, strict=True))
+        for piece in pieces:
+            for places, handles in piece.calls:
+                piece.function.call_with(handles, *(by_place[place] for place in places))
+
+    if is_whole and not of_one:
+        return lambda reduced: update(*(reduced[place] for place in dense))
+    instead = DenseUpdate([compat.variable_key(variables[place]) for place in dense], update, of_one)
+
+    def apply_in_parts(reduced: list[Any]) -> Any:
+        with compat.attribute(part, DENSE, instead):
+            return apply(reduced)
+
+    return apply_in_parts
 
 
 _SPARSE = "it has sparse gradients, and only optimizers of Keras 3 itself can be updated in two parts"
