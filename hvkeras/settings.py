@@ -208,8 +208,6 @@ TABLE: tuple[Setting, ...] = (
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
-    Setting("keep_memory", _switch, True, "Whether glibc keeps memory that a step frees for the next one, so that"
-            " Linux need not clear it again."),
     Setting("bucket_size", size_in_bytes, 25 * 1024**2, "Bytes of gradients fused into one collective (for example"
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"

@@ -20,8 +20,6 @@ from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.rendezvous import connect
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
-from hvkeras.host.cores import usable_cores
-from hvkeras.host.memory import keep_freed
 from hvkeras.host.mpi import finalize_mpi
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.backend_choice import agree_on_backend
@@ -225,8 +223,6 @@ def _single_process_job(launch: Launch, settings: Settings, requested: str) -> J
     # A plug-in may handle single-process jobs in its own way.
     name = ONE_PROCESS if requested == "auto" or requested in BUILT_IN else requested
     topology = topology_from_hosts(0, [socket.gethostname()])
-    if settings.keep_memory:
-        keep_freed(len(usable_cores()))
     engine = backend_class(name)()
     engine.start(Start(topology, None, launch, settings))
     _entries().backend = engine
@@ -256,8 +252,6 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
                                        [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
         check_local_ranks(launch, topology)
         share_cores(settings, facts, topology)
-        if settings.keep_memory and placeholder is None:
-            keep_freed(topology.local_cores // topology.local_size)
         if placeholder is not None:
             return Job(launch, settings, topology, placeholder, entries, client, hooks)
         name = agree_on_backend(launch, facts)

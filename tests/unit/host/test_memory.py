@@ -1,9 +1,7 @@
-"""What this host, or the container, has left, and what a process keeps."""
+"""What this host, or the container, has left."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,39 +26,3 @@ def test_a_container_may_have_less_than_its_host(tmp_path: Path, monkeypatch: py
 
 def test_this_host_has_memory() -> None:
     assert (memory.available() or 0) > 0
-
-
-CLEARED_PAGES = """
-import ctypes, resource, sys, threading
-from hvkeras.host.memory import keep_freed
-
-if sys.argv[1] == "keep":
-    keep_freed(1)
-c = ctypes.CDLL(None)
-c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-
-def steps(count):
-    for _ in range(count):
-        blocks = [c.malloc(24 << 20) for _ in range(8)]
-        for block in blocks:
-            ctypes.memset(block, 1, 24 << 20)
-        for block in blocks:
-            c.free(block)
-
-def measure():
-    steps(2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    steps(3)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 3)
-
-thread = threading.Thread(target=measure)
-thread.start()
-thread.join()
-"""
-
-
-def test_freed_memory_is_kept_for_the_next_step() -> None:
-    pages = {how: int(subprocess.run([sys.executable, "-I", "-c", CLEARED_PAGES, how], check=True, capture_output=True,
-                                     text=True, env={}).stdout) for how in ("keep", "return")}
-    assert pages["return"] > 10_000  # of 49,152 in each step
-    assert pages["keep"] < 100
