@@ -97,6 +97,7 @@ test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
 
 # The native engine between hosts made of network namespaces, as root: its contract on two and three of them, and faults.
 test-hosts: $(NEWEST)
+	@command -v nft >/dev/null || tools/system_packages.sh nftables
 	$(VENV)/bin/pytest -rs tests/hosts
 
 # Repeats tests beside processes that burn all cores: make test-stress TESTS=tests/launch TIMES=3

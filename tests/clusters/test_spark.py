@@ -18,6 +18,16 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SESSION, FAULTS, CLUSTER, TENSORFLOW, ESTIMATOR = (
     WORKERS / f"spark_{name}.py" for name in ("session", "faults", "cluster", "tensorflow", "estimator"))
 PYTHON_3_9 = "type('Version', (tuple,), {'major': 3, 'minor': 9})((3, 9, 0, 'final', 0))"
+LACKING = """
+import sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hvkeras":
+            raise ModuleNotFoundError("No module named 'hvkeras'")
+
+sys.meta_path.insert(0, Lacking())
+"""
 JAVA_FRAME = "\tat org.apache"
 
 Driver = Callable[..., Outcome]
@@ -94,6 +104,16 @@ def test_what_ends_a_job_is_named_and_nothing_is_left(check: str, sentence: str,
     assert gone
     if "killed_rank" in check:
         assert "the last words" in text
+
+
+def test_a_killed_driver_leaves_nothing(session: Outcome):
+    assert session.result("a_killed_driver_leaves_nothing", 0) == [4, True]
+
+
+def test_tasks_that_spark_starts_again_are_refused(session: Outcome):
+    for kind, text in session.result("tasks_that_spark_starts_again_are_refused", 0):
+        assert kind == "UsageError"
+        assert "A job of hvkeras.spark runs once, and Spark has started its tasks again. Received: attempt=1." in text
 
 
 def test_an_elastic_job_goes_on_from_its_last_commit(session: Outcome):
@@ -202,7 +222,9 @@ def test_gpus_of_spark_are_spread_over_the_tasks(on_cluster: Callable[..., Outco
      r"the same hvkeras as the driver, 0\.\d+\.\d+.*host='host1-.*hvkeras='9\.9'"),
     (f"import sys\nsys.version_info = {PYTHON_3_9}\n",
      rf"(?s)task of rank \d on {hosts.NETWORK}\.2 was lost: .*PYTHON_VERSION_MISMATCH.*3\.9"),
-], ids=["hvkeras", "python"])
+    (LACKING, r"hvkeras 0\.\d+\.\d+ must be installed on every host of Spark, as in the driver \(No module named 'hvkeras'\)\."
+              r" Received: host='host1"),
+], ids=["hvkeras", "python", "without hvkeras"])
 def test_other_versions_on_a_host_are_named(change: str, sentence: str, on_cluster: Callable[..., Outcome],
                                             tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(change)
@@ -248,7 +270,8 @@ def test_the_function_may_make_its_own_strategy(tensorflow: Outcome):
 def test_failures_and_mistakes_of_a_runner_are_told(tensorflow: Outcome):
     kind, text = tensorflow.result("a_failure_is_named", 0)
     assert kind == "PeerError" and re.search(r"rank 1 on \S+ .*LookupError: no such thing", text), text
-    slots, gpus = tensorflow.result("mistakes_are_told", 0)
+    slots, gpus, encrypted = tensorflow.result("mistakes_are_told", 0)
+    assert "TensorFlow's connections between tasks are not encrypted, but Spark's are" in encrypted
     assert "num_slots=0" in slots and "spark.task.resource.gpu.amount" in gpus and "use_gpu=False" in gpus
 
 

@@ -20,6 +20,8 @@ from pyspark.sql import SparkSession
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from hvkeras.spark.order import Order
+from hvkeras.spark.rank_task import RankTask
 
 spark = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false").config(
     "spark.ui.showConsoleProgress", "false").getOrCreate()
@@ -158,6 +160,54 @@ def a_cancelled_job_leaves_nothing():
     report = failed(train, stdout=out)
     canceller.join()
     return *report, gone([int(pid) for line in out.getvalue().splitlines() for pid in line.split()[1:]])
+
+
+DRIVER = """
+from pyspark.sql import SparkSession
+
+import hvkeras.spark
+
+SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+
+def wait():
+    import os
+    import time
+
+    print("pids", os.getpid(), os.getppid(), flush=True)
+    time.sleep(300)
+
+hvkeras.spark.run(wait, num_proc=2)
+"""
+
+
+@check
+def a_killed_driver_leaves_nothing():
+    driver = subprocess.Popen([sys.executable, "-I", "-c", DRIVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True)
+    assert driver.stdout is not None
+    pids: list[int] = []
+    while len(pids) < 4:
+        line = driver.stdout.readline()
+        assert line, "the driver has ended"
+        pids += [int(word) for word in line.partition("pids ")[2].split()]
+    driver.kill()
+    driver.wait()
+    return len(pids), gone(pids)
+
+
+@check
+def tasks_that_spark_starts_again_are_refused():
+    def task(_):
+        order = Order(b"", 2, "secret", {})
+        again = BarrierTaskContext.get()
+        again._attemptNumber = 1  # Spark itself does not start such a stage again
+        with contextlib.ExitStack() as stack:
+            try:
+                RankTask(order, again, stack).run()
+            except ValueError as error:
+                yield type(error).__name__, str(error)
+
+    return context.parallelize(range(2), 2).barrier().mapPartitions(task).collect()
 
 
 @check

@@ -84,6 +84,13 @@ def mistakes_are_told():
             MirroredStrategyRunner(**arguments)
         except ValueError as error:
             found.append(str(error))
+    settings = spark.sparkContext._conf
+    settings.set("spark.ssl.enabled", "true")
+    try:
+        MirroredStrategyRunner(num_slots=2, use_gpu=False)
+    except ValueError as error:
+        found.append(str(error))
+    settings.set("spark.ssl.enabled", "false")
     return found
 
 
