@@ -72,7 +72,8 @@ class Cluster:
     def on_host(self, place: int, *command: str) -> list[str]:
         """Returns a command line that runs on a node; unlike `Host.command`, it sees the cgroups, as slurmd must."""
         host = self.hosts[place]
-        script = f'hostname {host.name}; mount --bind {host.names_file} /etc/hosts; exec "$@"'
+        script = (f"hostname {host.name}; mount --bind {host.names_file} /etc/hosts; mount --rbind /sys/fs/cgroup /mnt;"
+                  " mount -t sysfs sysfs /sys; mount --rbind /mnt /sys/fs/cgroup; exec \"$@\"")  # UCX finds cards there
         return ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "sh", "-c", script,
                 "sh", *command]
 

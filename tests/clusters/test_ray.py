@@ -37,6 +37,9 @@ def nodes(tmp_path_factory):
         patch.setenv("CRC32C_SW_MODE", "auto")  # as an import of Ray Tune does
         patch.setenv("RAY_DEDUP_LOGS", "0")
         patch.setenv("HVKERAS_BACKEND", "tfdist")
+        folder = tmp_path_factory.mktemp("driver")
+        (folder / "tests").symlink_to(TESTS)
+        patch.chdir(folder)  # workers import from the driver's folder first, and the checkout's hvkeras has no engines
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
         cluster.add_node(num_cpus=CPUS)
         try:
