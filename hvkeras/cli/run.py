@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -18,10 +19,11 @@ from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.console import prints_at
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
+from hvkeras.launcher.host_pool import HostPool, discovered
 from hvkeras.launcher.job import Job
-from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.run_arguments import parse
+from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
 from hvkeras.launcher.slurm_hosts import allocated_hosts
 from hvkeras.launcher.starts import run as run_job
 from hvkeras.settings import Settings
@@ -50,15 +52,58 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         return check_build()
     allocated = None if flags.hosts or flags.hostfile else allocated_hosts(os.environ, flags.np)
     flags.by_srun = allocated is not None
-    hosts = place(flags.np, allocated or flags.hosts, flags.hostfile)
+    pool = pool_of(flags, allocated or flags.hosts)
+    if flags.reset_limit is None:
+        flags.reset_limit = 0 if pool is None else ELASTIC_RESETS
+    hosts = place(flags.np, allocated or flags.hosts, flags.hostfile) if pool is None else pool.hosts(
+        flags.np or flags.min_np, lambda text: print(text, file=sys.stderr, flush=True))
     with _commits_folder(flags.reset_limit, hosts) as commits:
-        code = _run_with(flags, hosts, {**_environment(flags), **commits})
+        code = _run_with(flags, hosts, {**_environment(flags), **commits}, pool)
         if not code and _REMOVES in commits:
             remove_commits(Path(commits[_FOLDER]))
         return code
 
 
-def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str]) -> int:
+def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
+    """Returns what chooses the hosts of an elastic job at each start; None for other jobs.
+
+    Raises:
+        UsageError: The flags contradict each other.
+    """
+    script, least, most = flags.host_discovery_script, flags.min_np, flags.max_np
+    if script is None and least is None and most is None:
+        alone = next((name for name in ("slots_per_host", "elastic_timeout", "blacklist_cooldown_range")
+                      if getattr(flags, name) is not None), "")
+        if alone:
+            raise UsageError(explain(f"--{alone.replace('_', '-')} is for elastic jobs", "add --min-np or"
+                                     " --host-discovery-script", **{alone: getattr(flags, alone)}))
+        return None
+    given = {name: value for name, value in (("np", flags.np), ("min_np", least), ("max_np", most)) if value is not None}
+    limits = [value for value in (least, flags.np, most) if value is not None]
+    if limits != sorted(limits) or limits[0] < 1:
+        raise UsageError(explain("1 <= --min-np <= -np <= --max-np must hold", "-np 4 --min-np 2 --max-np 8", **given))
+    if script is not None and (hosts or flags.hostfile):
+        raise UsageError(explain("Hosts must come from one place", "leave out either --host-discovery-script or -H and"
+                                 " -hostfile", host_discovery_script=script, hosts=hosts, hostfile=flags.hostfile))
+    if flags.np is None and least is None:
+        raise UsageError(explain("The number of processes must be given", "-np 4 --min-np 2", **given))
+    count = flags.np or least
+    if script is not None:
+        find = functools.partial(discovered, script, flags.slots_per_host or 1)
+    elif hosts or flags.hostfile:
+        find = functools.partial(slots_in, hosts, flags.hostfile)
+    else:
+        find = functools.partial(dict, {THIS_HOST: most or count})
+    range_ = flags.blacklist_cooldown_range
+    if range_ is not None and range_[0] > range_[1]:
+        raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30 600",
+                                 blacklist_cooldown_range=range_))
+    return HostPool(find, least or count, most or count, flags.elastic_timeout or ELASTIC_TIMEOUT,
+                    None if range_ is None else (range_[0], range_[1]), changes=script is not None)
+
+
+def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str],
+              pool: HostPool | None) -> int:
     settings = Settings(environment)
     if flags.trace_file and settings.trace_steps is None:
         raise UsageError(explain("--trace-file goes with --trace-steps", "--trace-steps 100:120",
@@ -74,12 +119,13 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         verbose=flags.verbose,
         terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
         reset_limit=flags.reset_limit,
+        pool=pool,
         tf_config=flags.tf_config,
     )
 
-    def printer(append: bool) -> Printer:
+    def printer(append: bool, size: int) -> Printer:
         try:
-            return Printer(job.size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
+            return Printer(size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
                            quiet=not prints_at(settings, "INFO"), folder=folder, append=append)
         except OSError as error:
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",

@@ -22,11 +22,13 @@ class Commit:
         saved: What the state had saved.
         over: Whether the training function had finished and returned None.
         note: Describes what is wrong with the commit after this one; "" if this is the last commit.
+        ranks: How many ranks trained; 0 if that is not known.
     """
 
     saved: Any
     over: bool
     note: str = ""
+    ranks: int = 0
 
 
 class CommitFile:
@@ -38,9 +40,11 @@ class CommitFile:
     Args:
         folder: The folder of the commits, which nobody else may write to; created if missing.
         number: The index of the state among the states of the script.
+        ranks: How many ranks train now.
     """
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, ranks: int = 0) -> None:
+        self._ranks = ranks
         self._path = commit_path(folder, number)
         self._former = self._path.with_suffix(".former")
 
@@ -60,7 +64,7 @@ class CommitFile:
         written = 0
         try:
             with create_private(unfinished) as file:
-                for piece in encode({"saved": saved, "over": over}):
+                for piece in encode({"saved": saved, "over": over, "ranks": self._ranks}):
                     file.write(piece)
                     written += len(piece)
             with contextlib.suppress(FileNotFoundError):
@@ -90,7 +94,7 @@ class CommitFile:
                 found = decode(read_private(path))
                 if damaged:  # otherwise the next commit would replace this one with it
                     self._path.unlink()
-                return Commit(found["saved"], found["over"], "; ".join(damaged))
+                return Commit(found["saved"], found["over"], "; ".join(damaged), found.get("ranks", 0))
             except FileNotFoundError:
                 continue
             except PermissionError as error:

@@ -118,7 +118,7 @@ def _commits(number: int) -> CommitFile | None:
     if job.topology.rank:
         return None
     if job.settings.elastic_dir:
-        return CommitFile(Path(job.settings.elastic_dir).absolute(), number)
+        return CommitFile(Path(job.settings.elastic_dir).absolute(), number, job.topology.size)
     if job.topology.size > 1 and number == 0:
         _say_on_rank_0("keeps commits in memory only, where they are lost if a rank is lost. HINT: start the script"
                        " with hvkeras run --reset-limit 3")
@@ -136,6 +136,10 @@ def _resume_from(state: State, commits: CommitFile) -> bool:
         return False
     state.take(commit.saved)
     state.restore()
+    size = current_job().topology.size
+    if commit.ranks not in (0, size):
+        _say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the data that hvd.shard"
+                       " deals out, the global batch, and steps counted within an epoch are no longer the same")
     if commit.over:
         _say_on_rank_0("does not call the function again, which had finished before the job was restarted")
     return commit.over

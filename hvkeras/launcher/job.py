@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hvkeras.launcher.host_agents import Ssh
+from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.placement import HostRanks
 
 
@@ -22,6 +23,7 @@ class Job:
         verbose: Whether the launcher reports each step.
         terminal: Columns and rows for rank 0's standard output, or None for a pipe.
         reset_limit: How often all ranks are restarted after one has failed.
+        pool: What chooses the hosts of each restart; None for the same ones.
         tf_config: Whether each rank gets a TF_CONFIG in which it is a worker.
     """
 
@@ -33,6 +35,7 @@ class Job:
     verbose: bool = False
     terminal: tuple[int, int] | None = None
     reset_limit: int = 0
+    pool: HostPool | None = None
     tf_config: bool = False
 
     @property

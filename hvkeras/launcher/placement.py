@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[Ho
         if count is None:
             raise UsageError(explain("The number of processes must be given", "hvkeras run -np 2 python train.py"))
         return [HostRanks(THIS_HOST, tuple(range(count)), local=True)]
-    slots = _merged(_from_hosts(hosts) if hosts else _from_file(Path(hostfile or "")))
+    slots = slots_in(hosts, hostfile)
     available = sum(slots.values())
     if count is None:
         count = available
@@ -69,6 +70,45 @@ def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[Ho
         raise UsageError(explain(f"There must be a slot for every process, and {len(slots)} host"
                                  f"{'s have' if len(slots) > 1 else ' has'} {available}",
                                  "raise the slots (-H node1:4,node2:4), or lower -np", np=count))
+    return fill(slots, count)
+
+
+def slots_in(hosts: str | None, hostfile: str | None) -> dict[str, int]:
+    """Returns the slots of each host of `-H` or `-hostfile`, of which one is given.
+
+    Raises:
+        UsageError: They cannot be read.
+    """
+    return _merged(_from_hosts(hosts) if hosts else _from_file(Path(hostfile or "")))
+
+
+def slots_in_lines(text: str, default: int) -> dict[str, int]:
+    """Returns the slots of each host that a host discovery script has printed: a line `host` or `host:slots` for each.
+
+    Args:
+        text: The script's output.
+        default: The slots of a host without a number.
+
+    Raises:
+        UsageError: A line is no host.
+    """
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        match = _HOST.fullmatch(line)
+        if match is None:
+            raise UsageError(explain("Each line of a host discovery script must be a host, or a host with its slots",
+                                     "node1:2", line=line))
+        found.append((match["name"].strip("[]"), int(match["slots"] or default)))
+    return {name: number for name, number in _merged(found).items() if number}
+
+
+def fill(slots: Mapping[str, int], count: int) -> list[HostRanks]:
+    """Distributes ranks over hosts, filling each host's slots in order.
+
+    Args:
+        slots: The slots of each host; at least `count` in all.
+        count: The number of ranks.
+    """
     placed, first = [], 0
     for name, number in slots.items():
         ranks = tuple(range(first, min(first + number, count)))

@@ -58,6 +58,7 @@ class Launcher:
         self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
         self._lost_output = ""
+        self._lost_hosts: set[str] = set()
         self.exit_report: str = ""
 
     async def run(self) -> int:
@@ -110,6 +111,13 @@ class Launcher:
     def may_restart(self) -> bool:
         """Whether the failure is one that ranks have now and then: after the rendezvous, and not an interrupt."""
         return self._cause is not None and self._cause.kind != "setup" and not self._interrupted
+
+    @property
+    def failed_host(self) -> tuple[str, bool]:
+        """The host of the rank that failed first, as the user wrote it, and whether the host itself was lost."""
+        rank = None if self._cause is None else self._cause.rank
+        name = next((host.name for host in self._job.hosts if rank in host.ranks), "")
+        return name, name in self._lost_hosts
 
     def _serve(self, secret: str) -> None:
         remote = [host.name for host in self._job.hosts if not host.local]
@@ -175,6 +183,7 @@ class Launcher:
         await agent.run(order)
         left = [rank for rank in agent.host.ranks if rank not in self._codes]
         if left:
+            self._lost_hosts.add(agent.host.name)
             last_errors = await agent.last_errors()
             self._fail(Cause("lost", left[0], agent.host_name, agent.pids.get(left[0]),
                              f"was lost with its host ({last_errors})"))
@@ -222,6 +231,7 @@ class Launcher:
             await asyncio.sleep(TICK)
             for agent in self._agents:
                 if agent.is_stopped(TICK):
+                    self._lost_hosts.add(agent.host.name)
                     self._fail(Cause("lost", agent.host.ranks[0], agent.host_name, agent.pids.get(agent.host.ranks[0]),
                                      "was lost with its host (the agent of hvkeras run there was stopped for"
                                      f" {self._settings.liveness_timeout:g} s)"))

@@ -16,16 +16,13 @@ from hvkeras.launcher.horovod_flags import add_tuning_flags, flags_of_file
 from hvkeras.settings import LOG_LEVELS, window_of_steps
 
 # Flags of horovodrun that are not accepted, with what to do instead.
-_NO_ELASTIC = "the number of ranks is fixed by -np; with --reset-limit N, all are restarted when one is lost"
 _ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
 _NOT_TAKEN = {
-    **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script",
-                     "--elastic-timeout", "--blacklist-cooldown-range"), _NO_ELASTIC),
     **dict.fromkeys(("--gloo", "--mpi", "--jsrun"), _ENGINE),
     **dict.fromkeys(("--mpi-args", "--binding-args"), "start with mpirun to pass options to MPI"),
-    "--slots-per-host": "write the slots after each host: -H node1:4,node2:4",
 }
 
+ELASTIC_RESETS, ELASTIC_TIMEOUT = 3, 600.0
 DEFAULT = "hvkeras-report"  # the folder of a report if none is named
 _REPORT = "--report"
 _SEPARATE_FOLDER = f"{_REPORT}=\0"  # begins a --report whose folder, if any, was a separate word
@@ -118,8 +115,22 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       help="When a warning names the ranks that another rank waits for (HVKERAS_STALL_WARNING).")
     made.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
                       help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
-    made.add_argument("--reset-limit", type=limit, default=0, metavar="N", help="Restarts all ranks when one fails, up"
-                      " to N times; hvd.elastic resumes from the last commit.")
+    made.add_argument("--reset-limit", type=limit, metavar="N", help="Restarts all ranks when one fails, up to N times;"
+                      f" hvd.elastic resumes from the last commit. 0 by default, {ELASTIC_RESETS} for elastic jobs.")
+    elastic = made.add_argument_group("elastic jobs, whose ranks are restarted on the hosts that there are")
+    elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="The fewest processes"
+                         " that train; as many as -np by default.")
+    elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="The most; as many as"
+                         " -np by default.")
+    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, one in"
+                         " a line: `host` or `host:slots`. It runs before each start.")
+    elastic.add_argument("--slots-per-host", type=int, metavar="N", help="Slots of hosts that the script prints without"
+                         " (default: 1).")
+    elastic.add_argument("--elastic-timeout", type=seconds, metavar="SECONDS", help="Seconds for which a restart waits"
+                         f" for enough slots (default: {ELASTIC_TIMEOUT:g}).")
+    elastic.add_argument("--blacklist-cooldown-range", type=seconds, nargs=2, metavar=("SHORTEST", "LONGEST"),
+                         help="Seconds after which a host that was set aside, as it was lost or its ranks kept failing,"
+                         " is taken back; twice as long each time. Never by default.")
     made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
                       f" it is over; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -46,6 +47,48 @@ def test_starts_are_limited_and_the_failure_comes_last(tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if "starts all" in line] == [
         f"hvkeras run: restarts all ranks, reset {number} of at most 2" for number in (1, 2)]
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+SHRINKS = """
+import hvkeras as hvd
+
+hvd.init()
+state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+
+@hvd.elastic.run
+def train(state):
+    print(f"{hvd.size()} ranks from step {state.step}", flush=True)
+    while state.step < 4:
+        state.step += 1
+        state.commit()
+        hvd.barrier()
+        if hvd.size() == 3 and state.step == 2 and rank == 1:
+            open("hosts", "w").write("localhost:2")
+            sys.exit(3)
+
+train(state)
+"""
+
+
+def test_a_restart_has_the_ranks_that_there_is_room_for(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost:8\n")
+    done = run(["-np", "3", "--min-np", "2", "--host-discovery-script", "cat hosts", *warm_ranks(python(SHRINKS))], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line[4:] for line in done.stdout.splitlines() if " ranks from" in line) == [
+        *["2 ranks from step 2"] * 2, *["3 ranks from step 0"] * 3]
+    assert [line for line in done.stderr.splitlines() if line.startswith("hvkeras run: ") and "exited" not in line] == [
+        "hvkeras run: 2 ranks now (2 on localhost), 3 before", "hvkeras run: restarts all ranks, reset 1 of at most 3"]
+    assert "resumes on 2 ranks what 3 have committed" in done.stderr
+
+
+def test_too_few_slots_are_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    code = "print('up'); time.sleep(0.5)\nif rank: open('hosts', 'w').write('localhost:1'); 1 / 0"
+    done = run(["-np", "2", "--host-discovery-script", "cat hosts", "--elastic-timeout", "4", *python(code)], tmp_path)
+    assert done.returncode == 1
+    found = "there is 1 of at least 2"
+    assert re.search(rf"hvkeras run: waiting for slots, \d s of 4 s: {found}\n", done.stderr), done.stderr
+    assert f"There must be slots for the ranks, but {found} after 4 s. Received: slots={{'localhost': 1}}." in done.stderr
 
 
 @pytest.mark.parametrize("code", ["sys.exit(0)", "time.sleep(1000)"], ids=["success", "Ctrl-C"])

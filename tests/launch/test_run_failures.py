@@ -276,7 +276,7 @@ def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Pat
     job = Job([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place(1, None, None), str(tmp_path),
               clean_environment(tmp_path), reset_limit=1)
     terminal = io.BytesIO()
-    assert hvkeras.launcher.starts.run(job, lambda again: Printer(1, terminal, terminal, False)) == 1
+    assert hvkeras.launcher.starts.run(job, lambda again, size: Printer(size, terminal, terminal, False)) == 1
     lines = terminal.getvalue().decode().splitlines()
     assert lines[-1].startswith("hvkeras run: rank 0 on ")
     assert lines[-1].endswith("exited with code 1")

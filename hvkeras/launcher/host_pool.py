@@ -1,0 +1,151 @@
+"""The hosts that an elastic job may use at each of its starts: found by a script, set aside, and taken back."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hvkeras.errors import MachineError, explain
+from hvkeras.launcher.placement import THIS_HOST, HostRanks, fill, slots_in_lines
+
+SCRIPT_SECONDS = 60.0  # that a host discovery script may take
+TICK = 1.0  # seconds between two looks for hosts
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until the wait for hosts is told, and told again
+FAILURES = 2  # in a row, after which a host is set aside
+
+Slots = dict[str, int]
+
+
+def discovered(script: str, default: int) -> Slots:
+    """Runs a host discovery script.
+
+    Args:
+        script: Its command line, for a shell. It prints a line `host` or `host:slots` for each host.
+        default: The slots of a host without a number.
+
+    Returns:
+        The slots of each host.
+
+    Raises:
+        MachineError: The script fails, or takes too long.
+        UsageError: It prints something else.
+    """
+    try:
+        done = subprocess.run(script, shell=True, capture_output=True, text=True,  # noqa: S602 - a user's command line
+                              timeout=SCRIPT_SECONDS, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired:
+        raise MachineError(explain(f"The host discovery script must end within {SCRIPT_SECONDS:g} s", "run it by hand",
+                                   script=script)) from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
+        raise MachineError(explain(f"The host discovery script must succeed ({last})", "run it by hand", script=script,
+                                   exit_code=done.returncode))
+    return slots_in_lines(done.stdout, default)
+
+
+@dataclass
+class _Aside:
+    """A host that was set aside, how often, and until when."""
+
+    times: int = 0
+    until: float = 0.0
+
+
+class HostPool:
+    """Chooses the hosts of an elastic job at each of its starts.
+
+    Args:
+        find: Returns the hosts that there are now, and their slots.
+        least: The fewest ranks that the job trains on.
+        most: The most; None for as many as there are slots.
+        timeout: Seconds for which a start waits for slots.
+        cooldown: The shortest and the longest time in seconds for which a host is set aside, twice as long each time;
+            None for the rest of the job.
+        kept: The host whose failure is none of the host's, such as the launcher's own; "" for none.
+        changes: Whether `find` may find others later.
+    """
+
+    def __init__(self, find: Callable[[], Slots], least: int, most: int | None, timeout: float,
+                 cooldown: tuple[float, float] | None = None, kept: str = THIS_HOST, changes: bool = False) -> None:
+        self._find, self._least, self._most, self._timeout = find, least, most, timeout
+        self._cooldown, self._kept, self._changes = cooldown, kept, changes
+        self._aside: dict[str, _Aside] = {}
+        self._failed = ("", 0)  # the host that failed last, and how often in a row
+
+    def hosts(self, at_least: int, say: Callable[[str], None], may_fail: bool = False) -> list[HostRanks]:
+        """Waits until there are slots enough, and places the ranks.
+
+        Args:
+            at_least: How many ranks there must be.
+            say: Prints a line.
+            may_fail: Whether a search that fails is repeated.
+
+        Raises:
+            MachineError: There are not enough in time.
+            UsageError: The hosts cannot be read.
+        """
+        began, next_report, problem = time.monotonic(), FIRST_REPORT, ""
+        while True:
+            try:
+                slots, problem = self._usable(), ""
+            except MachineError as error:
+                if not may_fail:
+                    raise
+                slots, problem = {}, str(error)
+            available, waited = sum(slots.values()), time.monotonic() - began
+            if available >= at_least:
+                return fill(slots, available if self._most is None else min(available, self._most))
+            found = (f"there {'is' if available == 1 else 'are'} {available} of at least {at_least}"
+                     f"{self._words_on_aside()}{f' ({problem})' if problem else ''}")
+            may_grow = self._changes or self._cooldown is not None
+            if waited >= self._timeout or not may_grow:
+                raise MachineError(explain(f"There must be slots for the ranks, but {found}"
+                                           + (f" after {waited:.0f} s" if may_grow else ""),
+                                           "lower --min-np, add hosts, or raise --elastic-timeout", slots=slots))
+            if waited >= next_report:
+                next_report = waited + REPORT_EVERY
+                say(f"hvkeras run: waiting for slots, {waited:.0f} s of {self._timeout:g} s: {found}")
+            time.sleep(TICK)
+
+    def restart(self, say: Callable[[str], None]) -> list[HostRanks]:
+        """The hosts for another start; as `hosts`, with the fewest ranks that the job trains on."""
+        return self.hosts(self._least, say, may_fail=True)
+
+    def note_failure(self, host: str, lost: bool) -> str:
+        """Notes on which host a rank has failed, and sets a host aside that was lost, or fails each time.
+
+        Args:
+            host: The host, as the user wrote it; "" if it is not known.
+            lost: Whether the host itself was lost.
+
+        Returns:
+            A line on a host that was set aside; "" for none.
+        """
+        last, times = self._failed
+        self._failed = (host, times + 1 if host == last else 1)
+        if not host or host == self._kept or not (lost or self._failed[1] >= FAILURES):
+            return ""
+        self._failed = ("", 0)
+        aside = self._aside.setdefault(host, _Aside())
+        aside.times += 1
+        seconds = float("inf")
+        if self._cooldown is not None:
+            shortest, longest = self._cooldown
+            seconds = min(longest, shortest * 2.0 ** (aside.times - 1))
+        aside.until = time.monotonic() + seconds
+        why = "which was lost" if lost else f"where ranks have failed {FAILURES} times in a row"
+        return (f"hvkeras run: sets {host} aside, {why},"
+                f" for {f'{seconds:g} s' if self._cooldown is not None else 'the rest of the job'}")
+
+    def _usable(self) -> Slots:
+        now = time.monotonic()
+        found = {name: number for name, number in self._find().items()
+                 if name not in self._aside or self._aside[name].until <= now}
+        return dict(sorted(found.items(), key=lambda each: each[0] != self._kept))  # rank 0 stays where its commits are
+
+    def _words_on_aside(self) -> str:
+        now = time.monotonic()
+        names = [name for name, aside in self._aside.items() if aside.until > now]
+        return f", and {', '.join(names)} set aside" if names else ""
