@@ -60,6 +60,7 @@ def train(state):
     print(f"{hvd.size()} ranks from step {state.step}", flush=True)
     while state.step < 4:
         state.step += 1
+        hvd.barrier()
         state.commit()
         hvd.barrier()
         if hvd.size() == 3 and state.step == 2 and rank == 1:

@@ -143,7 +143,7 @@ def test_another_elastic_function_has_commits_of_its_own(job: Path) -> None:
 
         hvd.elastic.run(train)(state)
     assert [CommitFile(job, number).read() for number in (0, 1, 2)] == [
-        Commit({"phase": 1}, True), Commit({"phase": 2}, True), None]
+        Commit({"phase": 1}, True, ranks=1), Commit({"phase": 2}, True, ranks=1), None]
 
 
 @pytest.mark.parametrize("returns", [None, "history"])
