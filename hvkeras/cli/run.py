@@ -78,7 +78,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
             raise UsageError(explain(f"--{alone.replace('_', '-')} is for elastic jobs", "add --min-np or"
                                      " --host-discovery-script", **{alone: getattr(flags, alone)}))
         return None
-    given = {name: value for name, value in (("np", flags.np), ("min_np", least), ("max_np", most)) if value is not None}
+    limits_given = {"np": flags.np, "min_np": least, "max_np": most}
+    given = {name: value for name, value in limits_given.items() if value is not None}
     limits = [value for value in (least, flags.np, most) if value is not None]
     if limits != sorted(limits) or limits[0] < 1:
         raise UsageError(explain("1 <= --min-np <= -np <= --max-np must hold", "-np 4 --min-np 2 --max-np 8", **given))
@@ -96,8 +97,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
         find = functools.partial(dict, {THIS_HOST: most or count})
     range_ = flags.blacklist_cooldown_range
     if range_ is not None and range_[0] > range_[1]:
-        raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30 600",
-                                 blacklist_cooldown_range=range_))
+        raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30"
+                                 " 600", blacklist_cooldown_range=range_))
     return HostPool(find, least or count, most or count, flags.elastic_timeout or ELASTIC_TIMEOUT,
                     None if range_ is None else (range_[0], range_[1]), changes=script is not None)
 

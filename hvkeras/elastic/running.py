@@ -138,8 +138,8 @@ def _resume_from(state: State, commits: CommitFile) -> bool:
     state.restore()
     size = current_job().topology.size
     if commit.ranks not in (0, size):
-        _say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the data that hvd.shard"
-                       " deals out, the global batch, and steps counted within an epoch are no longer the same")
+        _say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the"
+                       " data that hvd.shard deals out, the global batch, and steps within an epoch are not the same")
     if commit.over:
         _say_on_rank_0("does not call the function again, which had finished before the job was restarted")
     return commit.over

@@ -33,8 +33,8 @@ def discovered(script: str, default: int) -> Slots:
         UsageError: It prints something else.
     """
     try:
-        done = subprocess.run(script, shell=True, capture_output=True, text=True,  # noqa: S602 - a user's command line
-                              timeout=SCRIPT_SECONDS, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=SCRIPT_SECONDS,
+                              stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
         raise MachineError(explain(f"The host discovery script must end within {SCRIPT_SECONDS:g} s", "run it by hand",
                                    script=script)) from None

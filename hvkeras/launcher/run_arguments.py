@@ -122,10 +122,10 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                          " that train; as many as -np by default.")
     elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="The most; as many as"
                          " -np by default.")
-    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, one in"
-                         " a line: `host` or `host:slots`. It runs before each start.")
+    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, each"
+                         " in a line: `host` or `host:slots`. It runs before each start.")
     elastic.add_argument("--slots-per-host", type=int, metavar="N", help="Slots of hosts that the script prints without"
-                         " (default: 1).")
+                         " a number (default: 1).")
     elastic.add_argument("--elastic-timeout", type=seconds, metavar="SECONDS", help="Seconds for which a restart waits"
                          f" for enough slots (default: {ELASTIC_TIMEOUT:g}).")
     elastic.add_argument("--blacklist-cooldown-range", type=seconds, nargs=2, metavar=("SHORTEST", "LONGEST"),

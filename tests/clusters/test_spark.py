@@ -222,8 +222,8 @@ def test_gpus_of_spark_are_spread_over_the_tasks(on_cluster: Callable[..., Outco
      r"the same hvkeras as the driver, 0\.\d+\.\d+.*host='host1-.*hvkeras='9\.9'"),
     (f"import sys\nsys.version_info = {PYTHON_3_9}\n",
      rf"(?s)task of rank \d on {hosts.NETWORK}\.2 was lost: .*PYTHON_VERSION_MISMATCH.*3\.9"),
-    (LACKING, r"hvkeras 0\.\d+\.\d+ must be installed on every host of Spark, as in the driver \(No module named 'hvkeras'\)\."
-              r" Received: host='host1"),
+    (LACKING, (r"hvkeras 0\.\d+\.\d+ must be installed on every host of Spark, as in the driver"
+               r" \(No module named 'hvkeras'\)\. Received: host='host1")),
 ], ids=["hvkeras", "python", "without hvkeras"])
 def test_other_versions_on_a_host_are_named(change: str, sentence: str, on_cluster: Callable[..., Outcome],
                                             tmp_path: Path):
