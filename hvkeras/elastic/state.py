@@ -67,7 +67,7 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing, since the hosts of a job are fixed. Horovod checks here for added and removed hosts."""
+        """Does nothing: a job looks for hosts when it restarts. Horovod checks here for added and removed hosts."""
 
     def save(self) -> None:
         """Keeps a copy of the state in memory.
