@@ -86,20 +86,20 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
     if script is not None and (hosts or flags.hostfile):
         raise UsageError(explain("Hosts must come from one place", "leave out either --host-discovery-script or -H and"
                                  " -hostfile", host_discovery_script=script, hosts=hosts, hostfile=flags.hostfile))
-    if flags.np is None and least is None:
+    if flags.np is None and least is None and not hosts and not flags.hostfile:
         raise UsageError(explain("The number of processes must be given", "-np 4 --min-np 2", **given))
-    count = flags.np or least
     if script is not None:
         find = functools.partial(discovered, script, flags.slots_per_host or 1)
     elif hosts or flags.hostfile:
         find = functools.partial(slots_in, hosts, flags.hostfile)
+        flags.np = flags.np or sum(find().values())
     else:
-        find = functools.partial(dict, {THIS_HOST: most or count})
+        find = functools.partial(dict, {THIS_HOST: most or flags.np or least})
     range_ = flags.blacklist_cooldown_range
     if range_ is not None and range_[0] > range_[1]:
         raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30"
                                  " 600", blacklist_cooldown_range=range_))
-    return HostPool(find, least or count, most or count, flags.elastic_timeout or ELASTIC_TIMEOUT,
+    return HostPool(find, least or flags.np, most or flags.np, flags.elastic_timeout or ELASTIC_TIMEOUT,
                     None if range_ is None else (range_[0], range_[1]), changes=script is not None)
 
 

@@ -116,6 +116,22 @@ def test_a_connection_that_breaks_is_reported_last(tmp_path: Path, fake_ssh: Pat
     assert started.orphans == []
 
 
+def test_an_elastic_job_goes_on_without_a_host_that_was_lost(tmp_path: Path, fake_ssh: Path) -> None:
+    code = """size = os.environ['HVKERAS_RUN_SIZE']
+if size == '3':
+    time.sleep(0.5)
+    if rank == 1:
+        os.kill(os.getppid(), 9)  # the agent on node2
+    time.sleep(1000)
+print('size', size)"""
+    done = run(two_hosts("--min-np", "1", *python(code)), tmp_path, path=fake_ssh)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0] size 1\n"
+    assert done.stderr.splitlines()[-3:] == [
+        "hvkeras run: sets node2 aside, which was lost, for the rest of the job",
+        "hvkeras run: 1 rank now (1 on localhost), 3 before", "hvkeras run: restarts all ranks, reset 1 of at most 3"]
+
+
 def test_a_folder_that_another_host_lacks_is_named(tmp_path: Path, fake_ssh: Path) -> None:
     script = fake_ssh / "ssh"
     script.write_text(script.read_text().replace('exec env', f"mv {tmp_path}/work {tmp_path}/elsewhere\nexec env"))
