@@ -13,12 +13,32 @@ from hvkeras.settings import LOG_LEVELS, Settings
 # TensorFlow's C++ log takes the lowest severity that it still prints: 0 info, 1 warning, 2 error, 3 fatal.
 _TENSORFLOW_LEVELS = {"TRACE": "0", "DEBUG": "0", "INFO": "0", "WARNING": "2", "ERROR": "3", "FATAL": "3"}
 
+_STDERR = 2  # the descriptor that engines write to
+
 
 def say(text: str) -> None:
     """Prints one line of hvkeras to standard error, at once and in one piece, as long as anybody reads it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, a closed stream, or no stream
         sys.stderr.write(f"hvkeras: {text}\n")
         sys.stderr.flush()
+
+
+def say_last(text: str) -> None:
+    """Prints hvkeras's last line of this process; no message of an engine follows it, not even one under way."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # as in `say`
+        sys.stderr.flush()
+        is_own = sys.stderr.fileno() == _STDERR
+        stream = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace") if is_own else sys.stderr
+        silence_engines()
+        stream.write(f"hvkeras: {text}\n")
+        stream.flush()
+
+
+def silence_engines() -> None:
+    """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, _STDERR)
+    os.close(null)
 
 
 def open_closed_streams() -> None:

@@ -25,7 +25,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
 from hvkeras.errors import PeerError
-from hvkeras.host.console import say
+from hvkeras.host.console import say_last
 from hvkeras.host.error_text import summary
 from hvkeras.job.signals import Forks, SignalWatch
 
@@ -181,10 +181,9 @@ class FailureHooks:
             with contextlib.suppress(OSError), open(self._cause_file, "w", encoding="utf-8") as file:
                 json.dump(cause.to_message(), file)
         if cause.rank == self._rank:
-            say(f"{cause.sentence()}; the job ends on all ranks")
+            say_last(f"{cause.sentence()}; the job ends on all ranks")
         else:
-            say(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
-        silence_engines()
+            say_last(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
 
     def _close_record(self, cause: Cause) -> None:
         """Writes to this rank's record, if any, how the rank ended; with a time limit, as TensorFlow may be stuck."""
@@ -242,10 +241,3 @@ class FailureHooks:
 def _timed_out(error: BaseException) -> bool:
     """Whether a TensorFlow collective gave up waiting for another rank."""
     return type(error).__name__ == "DeadlineExceededError" and "ollective" in str(error)
-
-
-def silence_engines() -> None:
-    """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    os.close(null)

@@ -20,11 +20,10 @@ from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
 from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
-from hvkeras.host.console import prints_at, say
+from hvkeras.host.console import prints_at, say, say_last, silence_engines
 from hvkeras.host.error_text import summary
 from hvkeras.host.grpc_ports import held_port
 from hvkeras.host.network import split_address
-from hvkeras.job.failure import silence_engines
 from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
 from hvkeras.parameter_server.membership import Membership
@@ -199,7 +198,6 @@ class Chief:
         with contextlib.suppress(OSError):
             remove_announcement(self._launch, self._settings)
         sys.stdout.flush()
-        say(f"{cause.sentence()}; the job ends on all tasks" if cause.kind == "signal" else
-            f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")
-        silence_engines()
+        say_last(f"{cause.sentence()}; the job ends on all tasks" if cause.kind == "signal" else
+                 f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")
         os._exit(code)

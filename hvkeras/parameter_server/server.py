@@ -14,8 +14,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.rendezvous import claim_port, join_parameter_servers
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import say
-from hvkeras.job.failure import silence_engines
+from hvkeras.host.console import say_last, silence_engines
 from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
@@ -67,7 +66,7 @@ class Registration:
         cause = self._client.cause
         self._client.close()
         if cause is not None:
-            say(f"{self._name} on {socket.gethostname()} ends because {_sentence(cause)}")
+            say_last(f"{self._name} on {socket.gethostname()} ends because {_sentence(cause)}")
         silence_engines()
         sys.stdout.flush()
         _exit_after_timeout(1 if cause is not None else 0)
@@ -78,8 +77,7 @@ class Registration:
             who = f"{self._name} on {socket.gethostname()} (pid {os.getpid()})"
             if self._name.startswith("ps "):  # reports the cause to the other tasks
                 self._client.fail(Cause("signal", None, "", None, f"{who} received SIGTERM"))
-            say(f"{who} received SIGTERM")
-            silence_engines()
+            say_last(f"{who} received SIGTERM")
             os._exit(128 + number)
 
 
