@@ -49,6 +49,7 @@ class Start:
         launch: How this process was launched: `launch.mpi` says whether MPI's launcher did.
         settings: The settings in force; `settings.start_timeout` is the time for the whole start, in seconds.
         keeps_gpus: Whether a rank that is alone on its host keeps all GPUs instead of one, for a strategy.
+        session: The number of this start on this control channel, the same on all ranks; 1 for the first.
     """
 
     topology: Topology
@@ -56,6 +57,7 @@ class Start:
     launch: Launch
     settings: Settings
     keeps_gpus: bool = False
+    session: int = 1
 
 
 class Backend(abc.ABC):

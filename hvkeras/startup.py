@@ -6,13 +6,14 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class, backend_for_strategies
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Backend, Start
+from hvkeras.backends.standby import StandbyBackend
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
@@ -20,20 +21,24 @@ from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.rendezvous import connect
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
+from hvkeras.host.cores import limit_threads, usable_cores
 from hvkeras.host.mpi import finalize_mpi
-from hvkeras.host.topology import topology_from_hosts
+from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.job.backend_choice import agree_on_backend
 from hvkeras.job.failure import FailureHooks
 from hvkeras.job.process_sets import ProcessSet, add_process_set, forget_process_sets, registered_process_sets
 from hvkeras.job.start_checks import check_local_ranks, check_size, exchange_facts, own_facts, share_cores
 from hvkeras.job.state import Job, current_job, is_initialized, replace_job
-from hvkeras.launch_environments import Launch, describe_cluster, detect_launch
+from hvkeras.launch_environments import Launch, describe_cluster, detect_launch, hvkeras_run
 from hvkeras.launch_environments.starter import open_starter
 from hvkeras.requirements import require_tensorflow
 from hvkeras.settings import Settings, ignored_variables
 
 if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
+
+
+ABORT_WITHIN = 2.0  # seconds for engines to be aborted, once another rank has failed
 
 
 class _Process:
@@ -45,7 +50,10 @@ class _Process:
     entries: EntryCounts | None = None
     exit_watch: ExitWatch | None = None
     engines: dict[str, Backend] = {}  # noqa: RUF012 - one per process on purpose
-    sessions = 0
+    sessions = 0  # starts of an engine on the present control channel
+    requested: str | None = None  # the argument of the last `init()`
+    at_exit_registered = False
+    survives = False  # see `survive_failures`
 
 
 def init(
@@ -95,8 +103,12 @@ def init(
     if requested != "auto":
         backend_class(requested)
     launch = detect_launch()
-    make_job = _multi_process_job if launch.size > 1 else _single_process_job
-    job = make_job(launch, settings, requested)
+    _Process.requested = backend
+    if launch.rendezvous.kind == "standby":
+        replace_job(_standby_job(launch, settings))
+        return
+    is_served = launch.size > 1 or bool(settings.run_lobby)  # an elastic job may shrink to one rank, and grow again
+    job = (_multi_process_job if is_served else _single_process_job)(launch, settings, requested)
     replace_job(job)
     _start_services(job, process_sets)
 
@@ -128,7 +140,7 @@ def init_for_strategy() -> Backend:
         return job.backend
     engine = _Process.engines.setdefault(name, backend_class(name)())
     if engine not in job.hooks.backends:
-        engine.start(Start(job.topology, job.control, job.launch, job.settings))
+        engine.start(Start(job.topology, job.control, job.launch, job.settings, session=_Process.sessions))
         job.hooks.backends.append(engine)
         job.hooks.reinstall_signals()
     return engine
@@ -149,7 +161,7 @@ def _start_services(job: Job, process_sets: Any) -> None:
         from hvkeras.profiling import recorder  # noqa: PLC0415 - imports TensorFlow
 
         recorder.start(job)
-    if job.launch.size > 1 or records:
+    if job.launch.size > 1 or job.settings.run_lobby or records:
         from hvkeras.training import fit_hooks  # noqa: PLC0415 - imports TensorFlow
 
         fit_hooks.install()
@@ -190,6 +202,56 @@ def shutdown() -> None:
         job.control.leave()
 
 
+def leave_generation() -> None:
+    """Leaves the present ranks of an elastic job, which go on without this one or have failed.
+
+    `join_generation` joins the next ones. Unlike `shutdown()`, it gives up the control channel as well.
+    """
+    channel, hooks = _Process.channel, _Process.hooks
+    if channel is not None and hooks is not None and channel.client.cause is not None:
+        hooks.aborted.wait(ABORT_WITHIN)  # else it would abort the engine of the next ranks
+    if is_initialized():
+        shutdown()
+    elif hooks is not None:  # the ranks did not come together
+        for backend in hooks.backends:
+            backend.stop()
+        hooks.uninstall()
+        hooks.backends = []
+    if channel is not None:
+        channel.close()
+    _Process.channel = _Process.launch = _Process.hooks = _Process.entries = None
+    _Process.sessions = 0
+
+
+def survive_failures(survives: bool) -> None:
+    """Sets whether this process outlives the failure of another rank, in this generation and the next ones."""
+    _Process.survives = survives
+    if _Process.hooks is not None:
+        _Process.hooks.survives = survives
+
+
+def outlived_failure() -> bool:
+    """Whether another rank's failure has ended the generation that this process belongs to, or tries to join."""
+    hooks, channel = _Process.hooks, _Process.channel
+    return hooks is not None and channel is not None and channel.client.cause is not None and hooks.outlives(
+        channel.client.cause)
+
+
+def join_generation(variables: Mapping[str, str]) -> None:
+    """Joins the next ranks of an elastic job, with the backend of the first `init()`.
+
+    Args:
+        variables: The environment variables that give this process its place.
+
+    Raises:
+        HvkerasError: As for `init()`.
+    """
+    os.environ.update(variables)
+    os.environ.pop(hvkeras_run.STANDBY, None)
+    replace_job(None)
+    init(_Process.requested)
+
+
 def init_without_engine() -> Job:
     """Joins a job of several ranks as `init()` does, but starts no engine.
 
@@ -216,6 +278,16 @@ def _entries() -> EntryCounts:
     if _Process.entries is None:
         _Process.entries = EntryCounts()
     return _Process.entries
+
+
+def _standby_job(launch: Launch, settings: Settings) -> Job:
+    """Builds the job of a worker that will join a running elastic job: its ranks and sizes are expected ones."""
+    own, local_size = socket.gethostname(), launch.local_size or 1
+    topology = Topology(launch.rank, launch.size, launch.local_rank or 0, local_size, 0, 1, (own,) * launch.size,
+                        (local_size,) * launch.size, (0,) * launch.size)
+    if settings.threads:
+        limit_threads(max(1, len(usable_cores()) // local_size))
+    return Job(launch, settings, topology, StandbyBackend(), _entries(), None, None)
 
 
 def _single_process_job(launch: Launch, settings: Settings, requested: str) -> Job:
@@ -258,7 +330,8 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
         engine = _Process.engines.setdefault(name, backend_class(name)())
         hooks.backends = [engine]
         entries.backend = engine
-        engine_size = engine.start(Start(topology, client, launch, settings, keeps_gpus))
+        engine_size = engine.start(Start(topology, client, launch, settings, keeps_gpus,
+                                         _Process.sessions))
         hooks.reinstall_signals()
         check_size(launch, engine, engine_size)
         client.gather(f"started {_Process.sessions}", engine_size, settings.start_timeout)
@@ -296,9 +369,13 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
     channel.client.watch_exit(_Process.exit_watch)
     hooks = FailureHooks(channel.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"), settings.run_cause)
+    hooks.survives = _Process.survives
     _Process.channel, _Process.hooks, _Process.launch = channel, hooks, launch
     if channel.client.cause is not None:
         hooks.job_ended(channel.client.cause)
+    if _Process.at_exit_registered:
+        return channel, hooks
+    _Process.at_exit_registered = True
     atexit.register(_at_exit)
     threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit functions run only after threads
     return channel, hooks

@@ -47,7 +47,6 @@ class NativeBackend(CompiledByXla, RecordsTimes):
         self._network: Network | None = None  # between hosts
         self._start: Start | None = None
         self._groups: Groups | None = None
-        self._sessions = 0
         self._compiled: CompiledOperations | None = None
 
     @classmethod
@@ -74,7 +73,6 @@ class NativeBackend(CompiledByXla, RecordsTimes):
             self._engine = Engine(loading.library())
             self._groups = Groups(self._engine)
         self._start = start
-        self._sessions += 1
         self._network = None if start.topology.is_one_host else Network(start, loading.library(), self._label)
         self._groups.open(range(start.topology.size), start, self._network, self._label)
         return start.topology.size
@@ -215,7 +213,8 @@ class NativeBackend(CompiledByXla, RecordsTimes):
 
     @property
     def _label(self) -> str:
-        return f"native {self._sessions}"
+        assert self._start is not None
+        return f"native {self._start.session}"
 
 
 @functools.lru_cache(1024)

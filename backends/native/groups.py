@@ -25,6 +25,7 @@ class Groups:
         self._engine = engine
         self._numbers: dict[tuple[int, ...], int] = {}  # graphs contain them, so that they are never reused
         self._open: set[tuple[int, ...]] = set()
+        self._opened = 0  # since the start; the same on all ranks, which the numbers are not where ranks have changed
 
     def number(self, ranks: Sequence[int]) -> int:
         """Returns the number that identifies a group in graphs."""
@@ -53,7 +54,9 @@ class Groups:
         members = tuple(ranks)
         if members in self._open:
             return
-        opening = _Opening(self._engine, members, self._numbers.setdefault(members, len(self._numbers)), start, label)
+        self._opened += 1
+        opening = _Opening(self._engine, members, self._numbers.setdefault(members, len(self._numbers)), start,
+                           f"{label} {self._opened}")
         self._open.add(members)
         if network is not None and opening.spans_hosts:
             opening.connect(network)
@@ -69,6 +72,7 @@ class Groups:
         """Closes all groups."""
         for ranks in tuple(self._open):
             self.close(ranks)
+        self._opened = 0
 
 
 class _Opening:
@@ -77,7 +81,7 @@ class _Opening:
     def __init__(self, engine: Engine, members: tuple[int, ...], number: int, start: Start, label: str) -> None:
         topology = start.topology
         self._engine, self._members, self._number, self._start = engine, members, number, start
-        self._label = f"{label} {number}"
+        self._label = label
         self._rank = topology.rank
         self._costs = Costs()
         self._hosts = [topology.host_numbers[member] for member in members]

@@ -98,7 +98,7 @@ from hvkeras.compat.training import (
     settle_direction,
     steps_by_itself,
     steps_per_execution,
-    with_callbacks,
+    with_arguments,
 )
 from hvkeras.compat.variables import (
     aggregation_of,
@@ -127,5 +127,5 @@ __all__ = [
     "seed_variables", "set_dynamic", "set_learning_rate", "settle_direction", "step_counter", "steps_by_itself",
     "steps_per_execution", "subclass_like", "sum_over_replicas", "summed", "sums_once", "take_learned_state",
     "token_count", "unhook_all", "updates_one_by_one", "value_of", "variable_key", "variable_name", "velocities",
-    "weighed_loss", "with_callbacks", "with_slots",
+    "weighed_loss", "with_arguments", "with_slots",
 ]

@@ -38,12 +38,14 @@ class Done:
         steps: Completed steps of the epoch that begins now.
         before: Called when the data of the completed epochs have been skipped.
         after: Called when the completed steps have been skipped.
+        reads: Whether the data of the completed steps are read and thrown away, as the data begin with them.
     """
 
     epochs: int
     steps: int
     before: Callable[[], None]
     after: Callable[[], None]
+    reads: bool = True
 
 
 # The function, if any, that inspects the next pass over data when it begins; returns what to skip, or None for nothing.
@@ -84,7 +86,8 @@ def _follow_tf_keras(original: Callable[..., Any], self: Any) -> Iterator[Any]:
         done = _next_pass.pop()(PassFacts(self._inferred_steps, None, bool(self._steps_per_epoch)))
         if done is not None:
             done.before()
-            _take(self._hvkeras_iterator, done.steps)
+            if done.reads:
+                _take(self._hvkeras_iterator, done.steps)
             self._initial_step = done.steps
             done.after()
     yield from original(self)
@@ -123,10 +126,11 @@ def _resume(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any
     executions, more = divmod(done.steps, each)
     resumed = False
     for number, (step, *rest) in enumerate(original(self)):
-        if number < executions and _take(rest[-1], each):
+        if number < executions and (not done.reads or _take(rest[-1], each)):
             continue
         if not resumed:  # if the data have ended, the train function detects it
-            _take(rest[-1], more)
+            if done.reads:
+                _take(rest[-1], more)
             done.after()
             resumed = True
         yield step, *rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,13 +96,20 @@ def fit_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, An
     return {**_FIT, **dict(zip(_FIT, args, strict=False)), **kwargs}
 
 
-def with_callbacks(args: tuple[Any, ...], kwargs: dict[str, Any],
-                   callbacks: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call of `fit` with other callbacks, each passed by position or by name as before."""
-    place = list(_FIT).index("callbacks")
-    if len(args) > place:
-        return (*args[:place], callbacks, *args[place + 1:]), kwargs
-    return args, {**kwargs, "callbacks": callbacks}
+def with_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[str, Any],
+                   names: Sequence[str] = tuple(_FIT)) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call of `fit` with some changed, each passed by position or by name as before.
+
+    Args:
+        args: The arguments by position.
+        kwargs: Those by name.
+        changed: New values, by name.
+        names: The names of parameters, in their order.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    by_place = [changed.get(name, value) for name, value in zip(names, args, strict=False)]
+    others = {name: value for name, value in changed.items() if places[name] >= len(args)}
+    return (*by_place, *args[len(by_place):]), {**kwargs, **others}
 
 
 def callback_class(model: Any) -> Any:

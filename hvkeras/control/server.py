@@ -66,6 +66,11 @@ class ControlServer(Relay):
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
 
+    def silent_for(self, seconds: float) -> frozenset[int]:
+        """Returns the connected ranks that have given no sign of life for so many seconds."""
+        now = time.monotonic()
+        return frozenset(rank for rank, member in list(self._members.items()) if now - member.seen > seconds)
+
     def wait_for_exits(self, rank: int) -> None:
         """Waits until every rank whose script has ended has exited, or the job ends because one does not.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras import compat
 from hvkeras.elastic.state import State
+from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.typing import Logs, ModelLike
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class UpdateBatchStateCallback(_Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Makes the first epoch resume at the position of the state."""
         done, self._before = self._before, 0
-        if done:
+        if done and not keeps_accounts():  # else the data of fit begin by themselves where the commit was made
             compat.at_next_pass(lambda _: compat.Done(0, done, _nothing, _nothing))
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from hvkeras.errors import CommitError, MachineError, UsageError, explain
 from hvkeras.host.commit_files import commit_path
 from hvkeras.host.disk_space import room_left
 from hvkeras.host.private_files import create_private, read_private, why_not_private
+from hvkeras.sharding.accounts import Positions
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Commit:
         over: Whether the training function had finished and returned None.
         note: Describes what is wrong with the commit after this one; "" if this is the last commit.
         ranks: How many ranks trained; 0 if that is not known.
+        positions: The positions in the data that `hvd.shard` has dealt.
     """
 
     saved: Any
     over: bool
     note: str = ""
     ranks: int = 0
+    positions: Positions = field(default_factory=dict)
 
 
 class CommitFile:
@@ -48,12 +51,13 @@ class CommitFile:
         self._path = commit_path(folder, number)
         self._former = self._path.with_suffix(".former")
 
-    def write(self, saved: Any, over: bool = False) -> None:
+    def write(self, saved: Any, over: bool = False, positions: Positions | None = None) -> None:
         """Replaces the last commit, and keeps the replaced one as the former commit.
 
         Args:
             saved: What the state has saved.
             over: Whether the training function has finished and returned None.
+            positions: The positions in the data.
 
         Raises:
             UsageError: It cannot be pickled, or others may write to the folder.
@@ -64,7 +68,8 @@ class CommitFile:
         written = 0
         try:
             with create_private(unfinished) as file:
-                for piece in encode({"saved": saved, "over": over, "ranks": self._ranks}):
+                for piece in encode({"saved": saved, "over": over, "ranks": self._ranks,
+                                     "positions": positions or {}}):
                     file.write(piece)
                     written += len(piece)
             with contextlib.suppress(FileNotFoundError):
@@ -94,7 +99,8 @@ class CommitFile:
                 found = decode(read_private(path))
                 if damaged:  # otherwise the next commit would replace this one with it
                     self._path.unlink()
-                return Commit(found["saved"], found["over"], "; ".join(damaged), found.get("ranks", 0))
+                return Commit(found["saved"], found["over"], "; ".join(damaged), found.get("ranks", 0),
+                              found.get("positions", {}))
             except FileNotFoundError:
                 continue
             except PermissionError as error:

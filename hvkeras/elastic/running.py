@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import itertools
-import sys
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import tensorflow as tf
+
+from hvkeras.collectives.broadcasts import broadcast_object
+from hvkeras.collectives.operations import Max
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.commits import CommitFile
+from hvkeras.elastic.membership import Membership, membership
 from hvkeras.elastic.state import State
-from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerError, UsageError, explain
-from hvkeras.host.commit_files import remove_commits
-from hvkeras.host.console import in_words, prints_at, say
-from hvkeras.job.state import Job, current_job
-from hvkeras.startup import init, shutdown
+from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
+from hvkeras.job.state import current_job
+from hvkeras.sharding.accounts import take_positions
+from hvkeras.startup import init, shutdown, survive_failures
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,10 +30,16 @@ _numbers = itertools.count()  # indices of the calls, the same in every process 
 def run(func: Function) -> Function:
     """Decorates a training function, whose first parameter is a state, so that it resumes from the last commit.
 
-    Before each call, every rank gets rank 0's state, which is that of the last commit. When a rank is lost, all
-    processes end; `hvkeras run --reset-limit N` restarts them up to N times, and the script reaches this function
-    again. If all ranks raise a `HorovodInternalError` and none is lost, the function is called again in the same
-    processes.
+    Before each call, every rank gets the state of the last commit. What happens when a rank is lost depends on how the
+    job was started:
+
+    - `hvkeras run --min-np` or `--host-discovery-script`: the other ranks keep their processes, and call the function
+      again with new ranks and a new size. New processes join them at the next commit.
+    - `hvkeras run --reset-limit N`: all processes end and are started again, up to N times; the script reaches this
+      function again.
+    - Otherwise the job ends.
+
+    If all ranks raise a `HorovodInternalError` and none is lost, the function is called again in the same processes.
 
     The end of the function is a commit, too. If a rank is lost after it, the state is as the function left it. A
     function that returned None is not called again. A function that returned another value is called again, to return
@@ -72,57 +82,166 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
         if not isinstance(state, State):
             raise UsageError(explain("The first argument of an elastic function must be a state",
                                      "pass hvd.elastic.TensorFlowKerasState(model)", received=state))
-        commits, over = _begin(state)
-        if over:
-            return None
-        shared = True
-        while True:
-            if not shared:
-                state.sync()
-            try:
-                result = func(state, *args, **kwargs)
-                if commits is not None:  # the end is a commit, too
-                    state.save()
-                    commits.write(state.saved(), result is None)
-                return result
-            except HorovodInternalError as error:
-                if _is_over():
-                    raise
-                _say_on_rank_0(f"restarts from the last commit after {type(error).__name__}: {error}")
-                state.restore()
-                shared = False
-            except HostsUpdatedInterrupt as interrupt:
-                shared = interrupt.skip_sync
-            reset()
-            state.on_reset()
+        members = membership()
+        call = (_Call(state, next(_numbers), reset) if members is None
+                else _CallThatSurvives(state, next(_numbers), reset, members))
+        return call.run(lambda: func(state, *args, **kwargs))
     return cast(Function, run_with_state)
 
 
-def _begin(state: State) -> tuple[CommitFile | None, bool]:
-    """Gives all ranks the state to resume with; returns rank 0's commit file, and whether training is over."""
-    number, job = next(_numbers), current_job()
-    commits = _commits(number)
-    state.keep_commits_in(commits)
-    over = commits is not None and _resume_from(state, commits)
-    state.sync()
-    removes = number == 0 and commits is not None and not job.settings.run_commits
-    over, removes = _decided_by_rank_0([over, removes], f"elastic function {number}")
-    if removes:
-        atexit.register(_remove_commits_at_exit, job, Path(job.settings.elastic_dir).absolute())
-    return commits, over
+class _Call:
+    """One call of an elastic function.
+
+    Args:
+        state: The state.
+        number: The index of the call.
+        reset: Rebuilds the job.
+    """
+
+    def __init__(self, state: State, number: int, reset: Callable[[], Any]) -> None:
+        self._state, self._number, self._reset = state, number, reset
+        self._commits: CommitFile | None = None
+        self._is_over = False  # whether the function has returned None by the last commit
+        self._is_synchronized = False
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Calls the function until it returns; None if it had finished before this process was started."""
+        rebuild = False
+        if not self._begin():
+            return None
+        while True:
+            try:
+                if rebuild:
+                    self._rebuild()
+                if not self._is_synchronized:
+                    self._synchronize()
+                rebuild = False
+                if self._is_over:
+                    return None
+                result = function()
+                self._finish(result)
+                return result
+            except HostsUpdatedInterrupt as interrupt:
+                self._is_synchronized = interrupt.skip_sync
+            except Exception as error:
+                if not self._may_recover(error):
+                    raise
+                self._state.restore()
+                self._is_synchronized = False
+            rebuild = True
+
+    def _begin(self) -> bool:
+        """Prepares the state; returns whether there is anything left to do."""
+        job, number = current_job(), self._number
+        self._keep_commits()
+        over = self._commits is not None and _resume_from(self._state, self._commits)
+        self._synchronize()
+        removes = number == 0 and self._commits is not None and not job.settings.run_commits
+        over, removes = _decided_by_rank_0([over, removes], f"elastic function {number}")
+        if removes:
+            remove_commits_at_exit(job)
+        return not over
+
+    def _keep_commits(self) -> None:
+        self._commits = commit_file(self._number)
+        self._state.keep_commits_in(self._commits)
+
+    def _synchronize(self) -> None:
+        """Gives all ranks the state of rank 0, which is that of the last commit."""
+        self._state.sync()
+        self._is_synchronized = True
+
+    def _finish(self, result: Any) -> None:
+        """Commits the end of the function, if the job may be restarted."""
+        if self._commits is not None:
+            self._state.save()
+            self._commits.write(self._state.saved(), result is None)
+
+    def _may_recover(self, error: Exception) -> bool:
+        """Whether the function can be called again in this process after an exception."""
+        if not isinstance(error, HorovodInternalError) or _has_failed():
+            return False
+        say_on_rank_0(f"restarts from the last commit after {type(error).__name__}: {error}")
+        return True
+
+    def _rebuild(self) -> None:
+        """Rebuilds the job."""
+        self._reset()
+        self._state.on_reset()
 
 
-def _commits(number: int) -> CommitFile | None:
-    """Returns the file in which rank 0 keeps its commits for a restart of the job, if any."""
-    job = current_job()
-    if job.topology.rank:
-        return None
-    if job.settings.elastic_dir:
-        return CommitFile(Path(job.settings.elastic_dir).absolute(), number, job.topology.size)
-    if job.topology.size > 1 and number == 0:
-        _say_on_rank_0("keeps commits in memory only, where they are lost if a rank is lost. HINT: start the script"
-                       " with hvkeras run --reset-limit 3")
-    return None
+class _CallThatSurvives(_Call):
+    """A call in a job whose survivors go on when a rank is lost."""
+
+    def __init__(self, state: State, number: int, reset: Callable[[], Any], members: Membership) -> None:
+        super().__init__(state, number, reset)
+        self._members = members
+        self._why, self._since = "", 0.0
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        self._members.enter(self._number)
+        survive_failures(True)
+        self._state.check_hosts_with(self._hosts_have_changed)
+        try:
+            return super().run(function)
+        finally:
+            survive_failures(False)
+            self._state.check_hosts_with(None)
+
+    def _begin(self) -> bool:
+        return self._join(-1) if self._members.is_waiting else super()._begin()
+
+    def _synchronize(self) -> None:
+        super()._synchronize()
+        state = self._state
+        state.commit_number, self._is_over, state.positions = broadcast_object(
+            (state.commit_number, self._is_over, state.positions), name="the last commit")
+        take_positions(state.positions)
+
+    def _finish(self, result: Any) -> None:
+        job = current_job()
+        self._state.note_commit()
+        self._is_over = result is None
+        if self._commits is not None:
+            self._commits.write(self._state.saved(), self._is_over, self._state.positions)
+        if job.control is not None:  # until then, a rank that is lost is missed by the others
+            job.control.gather(f"the end of elastic function {self._number}", None, job.settings.stall_shutdown
+                               or float("inf"))
+
+    def _may_recover(self, error: Exception) -> bool:
+        job, began = current_job(), time.monotonic()
+        cause = None if job.hooks is None else job.hooks.is_consequence(error)
+        if cause is None and (_has_failed() or not isinstance(error, HorovodInternalError)):
+            return False
+        self._why = cause.sentence() if cause is not None else f"{type(error).__name__}: {error}"
+        self._since = self._since or began
+        return True
+
+    def _rebuild(self) -> None:
+        self._since = self._since or time.monotonic()
+        if not self._join(self._state.commit_number):
+            self._is_over = True
+            return
+        if self._reset is not _reinitialize:
+            self._reset()
+        self._state.on_reset()
+        size, seconds, why = current_job().topology.size, time.monotonic() - self._since, self._why
+        say_on_rank_0(f"goes on with {size} rank{'s' * (size > 1)} from commit {self._members.commit}, {seconds:.1f} s"
+                      + (f" after {why}" if why else " after new hosts were found or others removed"))
+        self._why, self._since = "", 0.0
+
+    def _join(self, commit: int) -> bool:
+        """Joins the next ranks; returns False if they have finished this function."""
+        joined = self._members.join_next(commit, self._number)
+        if joined:
+            self._keep_commits()
+        self._is_synchronized = False
+        return joined
+
+    def _hosts_have_changed(self) -> bool:
+        """Whether any rank knows that workers wait to join, or must leave; called by all ranks at a commit."""
+        changed = allreduce(tf.constant([int(self._members.hosts_changed)]), op=Max, name="whether hosts have changed")
+        return bool(changed[0] > 0)
 
 
 def _resume_from(state: State, commits: CommitFile) -> bool:
@@ -131,17 +250,18 @@ def _resume_from(state: State, commits: CommitFile) -> bool:
     if commit is None:
         return False
     if commit.note:
-        _say_on_rank_0(f"resumes from the commit before the last one: {commit.note}")
+        say_on_rank_0(f"resumes from the commit before the last one: {commit.note}")
     if commit.saved is None:  # the state does not outlive its process
         return False
     state.take(commit.saved)
     state.restore()
+    state.positions = commit.positions
     size = current_job().topology.size
-    if commit.ranks not in (0, size):
-        _say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the"
+    if commit.ranks not in (0, size) and not commit.positions:
+        say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the"
                        " data that hvd.shard deals out, the global batch, and steps within an epoch are not the same")
     if commit.over:
-        _say_on_rank_0("does not call the function again, which had finished before the job was restarted")
+        say_on_rank_0("does not call the function again, which had finished before the job was restarted")
     return commit.over
 
 
@@ -152,43 +272,10 @@ def _decided_by_rank_0(own: list[bool], key: str) -> list[bool]:
     return decision
 
 
-def _say_on_rank_0(text: str) -> None:
-    job = current_job()
-    if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
-        say(f"hvd.elastic.run {text}")
-
-
-def _is_over() -> bool:
-    """Whether a rank was lost, in which case this process ends as well."""
+def _has_failed() -> bool:
+    """Whether a rank was lost, in which case this process ends as well unless it survives that."""
     control = current_job().control
     return control is not None and control.cause is not None
-
-
-def _remove_commits_at_exit(job: Job, folder: Path) -> None:
-    """Removes the commits once all ranks have ended successfully; a failed job may be restarted from them.
-
-    Under `hvkeras run`, the launcher does so if it can.
-    """
-    if job.control is None:
-        if not hasattr(sys, "last_type"):  # Python sets it when it prints a traceback
-            remove_commits(folder)
-        return
-    if job.control.cause is not None or job.control.detached or job.hooks is None or job.hooks.exits_with_failure:
-        return
-    warned = False
-
-    def on_missing(ranks: list[int], waited: float) -> None:
-        nonlocal warned
-        if waited > job.settings.stall_warning > 0 and not warned and job.topology.rank == 0:
-            warned = True
-            say(f"rank 0 removes the commits of hvd.elastic when all ranks have ended, and waits for {in_words(ranks)}")
-
-    try:
-        job.control.gather("the end of an elastic job", None, job.settings.stall_shutdown or float("inf"), on_missing)
-    except PeerError:
-        return
-    if job.topology.rank == 0:
-        remove_commits(folder)
 
 
 def _reinitialize() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.elastic.commits import CommitFile
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import HostsUpdatedInterrupt, UsageError, explain
+from hvkeras.sharding.accounts import Positions, positions
 
 
 class State:
@@ -41,6 +42,9 @@ class State:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits: CommitFile | None = None
+        self._hosts_have_changed: Callable[[], bool] | None = None
+        self.commit_number: int = 0  # of the last commit, the same on all ranks
+        self.positions: Positions = {}  # in the data, at the last commit
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Registers functions to call after the job has been rebuilt and before training resumes.
@@ -59,15 +63,32 @@ class State:
     def commit(self) -> None:
         """Saves the state, with which training resumes if a rank is lost from now on.
 
-        Rank 0's state is also written to a file if the job can be restarted (HVKERAS_ELASTIC_DIR).
+        All ranks call it after the same step. Rank 0's state is also written to a file if the job can be restarted
+        (HVKERAS_ELASTIC_DIR). In a job whose survivors go on, new workers join at a commit, and those of removed hosts
+        leave.
+
+        Raises:
+            HostsUpdatedInterrupt: They do now; `hvd.elastic.run` catches it.
         """
-        self.save()
+        self.note_commit()
         if self._commits is not None:
-            self._commits.write(self.saved())
+            self._commits.write(self.saved(), positions=self.positions)
         self.check_host_updates()
 
+    def note_commit(self) -> None:
+        """Saves the state, and the position in the data that `hvd.shard` has dealt."""
+        self.save()
+        self.commit_number += 1
+        self.positions = positions()
+
     def check_host_updates(self) -> None:
-        """Does nothing: a job looks for hosts when it restarts. Horovod checks here for added and removed hosts."""
+        """Checks whether workers wait to join, or must leave; all ranks call it after the same step.
+
+        Raises:
+            HostsUpdatedInterrupt: Some do; `hvd.elastic.run` catches it.
+        """
+        if self._hosts_have_changed is not None and self._hosts_have_changed():
+            raise HostsUpdatedInterrupt
 
     def save(self) -> None:
         """Keeps a copy of the state in memory.
@@ -106,6 +127,14 @@ class State:
         Args:
             saved: What `saved` returned in that process.
         """
+
+    def check_hosts_with(self, hosts_have_changed: Callable[[], bool] | None) -> None:
+        """Sets the function by which `check_host_updates` checks.
+
+        Args:
+            hosts_have_changed: Called by all ranks, on which it returns the same; None to check nothing.
+        """
+        self._hosts_have_changed = hosts_have_changed
 
     def keep_commits_in(self, commits: CommitFile | None) -> None:
         """Makes `commit` also write to a file from now on.

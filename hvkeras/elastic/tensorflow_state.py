@@ -145,6 +145,10 @@ class TensorFlowKerasState(TensorFlowState):
         if layers:
             compat.retrace(self.model)
 
+    def reset(self) -> None:
+        """Makes Keras retrace the model's functions, which contain the number of ranks."""
+        compat.retrace(self.model)
+
     def sync(self) -> None:
         """Broadcasts rank 0's current model and optimizer, and its last saved attributes, to every rank."""
         broadcast_learned(self.model, 0)

@@ -33,6 +33,8 @@ INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the col
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
 LOG_GRACE = 0.2  # seconds for the engine's own messages about an aborted collective to appear
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
+# Kinds of failures that leave other ranks intact.
+SURVIVABLE = ("exception", "exit", "signal", "lost", "silent", "stalled", "reset")
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends this rank, before its signal is reported as the cause
 
 
@@ -51,12 +53,14 @@ class FailureHooks:
                  cause_file: str = "") -> None:
         self.backends: list[Backend] = []
         self.before_last_line: list[Callable[[str], None]] = []  # called with how this rank ends; see `_close_record`
+        self.survives = False  # whether this rank outlives the failure of another, as inside an elastic function
         self._client = client
         self._host = host
         self._rank = client.introduction.rank
         self._grace = exit_grace
         self._show_secondary = show_secondary
         self._cause_file = cause_file
+        self.aborted = threading.Event()  # set once the engines are, after another rank's failure
         self._unwinding = threading.Event()
         self._last_line_lock = threading.Lock()
         self._exit_code: Any = None
@@ -110,6 +114,21 @@ class FailureHooks:
     def job_ended(self, cause: Cause) -> None:
         """Ends this rank when the job ends early; called in the control channel's thread."""
         threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
+
+    def outlives(self, cause: Cause) -> bool:
+        """Whether this rank goes on without the rank that has failed; its launcher ends it if it does not."""
+        return self.survives and cause.kind in SURVIVABLE and cause.rank is not None and cause.rank != self._rank
+
+    def is_consequence(self, error: BaseException) -> Cause | None:
+        """Returns the failure of another rank that an exception in an elastic function follows from; None if none.
+
+        Args:
+            error: The exception.
+        """
+        cause = self._client.cause
+        if cause is None and self._is_echo(error):
+            cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
+        return cause if cause is not None and self.outlives(cause) else None
 
     @property
     def exits_with_failure(self) -> bool:
@@ -211,6 +230,9 @@ class FailureHooks:
             return
         for backend in self.backends:
             backend.abort(cause.sentence())
+        self.aborted.set()
+        if self.outlives(cause):
+            return
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline:
             if self._unwinding.wait(0.05):

@@ -14,9 +14,19 @@ LOCAL_PROCESS_ID = "HVKERAS_RUN_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "HVKERAS_RUN_LOCAL_SIZE"
 CONTROL_ADDRESS = "HVKERAS_RUN_CONTROL"
 STARTED_BY = "HVKERAS_RUN_LAUNCHER"
+LOBBY_ADDRESS = "HVKERAS_RUN_LOBBY"
+WORKER = "HVKERAS_RUN_WORKER"
+STANDBY = "HVKERAS_RUN_STANDBY"
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
-    return served_launch(environ.get(STARTED_BY) or LAUNCHER, "run", environ, names, CONTROL_ADDRESS)
+    kind = "standby" if environ.get(STANDBY) else "run"
+    return served_launch(environ.get(STARTED_BY) or LAUNCHER, kind, environ, names, CONTROL_ADDRESS)
+
+
+def place_variables(rank: int, size: int, local_rank: int, local_size: int, control: str) -> dict[str, str]:
+    """Returns the variables that give a process its place among the ranks."""
+    return {PROCESS_ID: str(rank), PROCESS_COUNT: str(size), LOCAL_PROCESS_ID: str(local_rank),
+            LOCAL_PROCESS_COUNT: str(local_size), CONTROL_ADDRESS: control}

@@ -10,8 +10,8 @@ class Rendezvous:
     """Where the ranks of one launch can find each other.
 
     Attributes:
-        kind: `none` (one process), `run` (our launcher serves the control channel at `address`), `spark` (so does rank
-            0's task),
+        kind: `none` (one process), `run` (our launcher serves the control channel at `address`), `standby` (the
+            process joins an elastic job of our launcher that runs already), `spark` (rank 0's task serves the channel),
             `mpi` (exchange over MPI), `horovod_store` (horovodrun's key-value store at `address`),
             `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `address` (rank 0 listens at
             `address`, which all ranks were given), `folder` (rank 0 writes address and secret to a

@@ -2,8 +2,8 @@
 
 The launcher sends the text of this file to a plain Python interpreter, locally or over ssh, so it uses only the
 standard library. The agent reads lines of JSON from standard input: a request to reserve ports for the ranks
-(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, then signals to send (`{"signal": 15, "ranks": [0]}`). It writes
-events to standard output (see `hvkeras.launcher.host_agents`).
+(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, more ranks for it, and signals to send (`{"signal": 15, "ranks":
+[0]}`). It writes events to standard output (see `hvkeras.launcher.host_agents`).
 
 When standard input closes, because the job is over or the launcher is gone, the agent ends every process below it. The
 agent is the child of a guard, a watchdog: if one of them is killed, or the agent stays stopped, the other one ends all.
@@ -49,11 +49,11 @@ class Rank:
 class Agent:
     """The ranks of one host.
 
-    The job has `folder`, `environment` and `ranks`; each of these has `rank`, `command`, `environment` and `terminal`.
+    A job, of which there may be several one after the other, has `folder`, `environment` and `ranks`; each of these has
+    `rank`, `command`, `environment` and `terminal`.
     """
 
     def __init__(self) -> None:
-        self._job: dict[str, Any] | None = None
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
@@ -135,8 +135,7 @@ class Agent:
         if "reserve" in command:
             self._reserve(command["reserve"], command["interfaces"])
             return
-        if self._job is None:
-            self._job = command
+        if "folder" in command:
             for wanted in command["ranks"]:
                 self._start(command, wanted)
             return

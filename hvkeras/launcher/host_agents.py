@@ -187,9 +187,13 @@ class HostAgent:
         name = address or self.host.name
         return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for port in event["ports"]]
 
-    async def run(self, job: Mapping[str, Any]) -> None:
-        """Sends the job, and passes events on until the agent ends."""
+    def start(self, job: Mapping[str, Any]) -> None:
+        """Has the agent start ranks."""
         self._send(json.dumps(job).encode() + b"\n")
+
+    async def run(self, job: Mapping[str, Any]) -> None:
+        """Has the agent start ranks, and passes events on until it ends."""
+        self.start(job)
         with contextlib.suppress(EOFError):
             while True:
                 event = _event(await self._read_line())

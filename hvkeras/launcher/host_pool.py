@@ -65,11 +65,16 @@ class HostPool:
             None for the rest of the job.
         kept: The host whose failure is none of the host's, such as the launcher's own; "" for none.
         changes: Whether `find` may find others later.
+
+    Attributes:
+        least: As above.
+        most: As above.
+        timeout: As above.
     """
 
     def __init__(self, find: Callable[[], Slots], least: int, most: int | None, timeout: float,
                  cooldown: tuple[float, float] | None = None, kept: str = THIS_HOST, changes: bool = False) -> None:
-        self._find, self._least, self._most, self._timeout = find, least, most, timeout
+        self._find, self.least, self.most, self.timeout = find, least, most, timeout
         self._cooldown, self._kept, self._changes = cooldown, kept, changes
         self._aside: dict[str, _Aside] = {}
         self._failed = ("", 0)  # the host that failed last, and how often in a row
@@ -89,29 +94,29 @@ class HostPool:
         began, next_report, problem = time.monotonic(), FIRST_REPORT, ""
         while True:
             try:
-                slots, problem = self._usable(), ""
+                slots, problem = self.usable(), ""
             except MachineError as error:
                 if not may_fail:
                     raise
                 slots, problem = {}, str(error)
             available, waited = sum(slots.values()), time.monotonic() - began
             if available >= at_least:
-                return fill(slots, available if self._most is None else min(available, self._most))
+                return fill(slots, available if self.most is None else min(available, self.most))
             found = (f"there {'is' if available == 1 else 'are'} {available} of at least {at_least}"
                      f"{self._words_on_aside()}{f' ({problem})' if problem else ''}")
             may_grow = self._changes or self._cooldown is not None
-            if waited >= self._timeout or not may_grow:
+            if waited >= self.timeout or not may_grow:
                 raise MachineError(explain(f"There must be slots for the ranks, but {found}"
                                            + (f" after {waited:.0f} s" if may_grow else ""),
                                            "lower --min-np, add hosts, or raise --elastic-timeout", slots=slots))
             if waited >= next_report:
                 next_report = waited + REPORT_EVERY
-                say(f"hvkeras run: waiting for slots, {waited:.0f} s of {self._timeout:g} s: {found}")
+                say(f"hvkeras run: waiting for slots, {waited:.0f} s of {self.timeout:g} s: {found}")
             time.sleep(TICK)
 
     def restart(self, say: Callable[[str], None]) -> list[HostRanks]:
         """The hosts for another start; as `hosts`, with the fewest ranks that the job trains on."""
-        return self.hosts(self._least, say, may_fail=True)
+        return self.hosts(self.least, say, may_fail=True)
 
     def note_failure(self, host: str, lost: bool) -> str:
         """Notes on which host a rank has failed, and sets a host aside that was lost, or fails each time.
@@ -139,7 +144,13 @@ class HostPool:
         return (f"hvkeras run: sets {host} aside, {why},"
                 f" for {f'{seconds:g} s' if self._cooldown is not None else 'the rest of the job'}")
 
-    def _usable(self) -> Slots:
+    def usable(self) -> Slots:
+        """Returns the slots of the hosts that there are now, without those set aside; runs the script, if any.
+
+        Raises:
+            MachineError: The search fails.
+            UsageError: The hosts cannot be read.
+        """
         now = time.monotonic()
         found = {name: number for name, number in self._find().items()
                  if name not in self._aside or self._aside[name].until <= now}

@@ -14,7 +14,8 @@ from hvkeras.launcher.placement import HostRanks
 from hvkeras.settings import Settings
 
 
-def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str]) -> dict[str, Any]:
+def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str],
+                lobby: str = "") -> dict[str, Any]:
     """Returns the job in the form that a host's agent expects.
 
     Args:
@@ -23,29 +24,67 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
         secret: The job's secret.
         address: The address at which the control channel listens.
         workers: host:port of each rank, for TF_CONFIG; empty without one.
+        lobby: The address of the lobby, in an elastic job whose survivors go on; "" in others.
     """
-    shared = {"HVKERAS_SECRET": secret, hvkeras_run.CONTROL_ADDRESS: address,
-              hvkeras_run.PROCESS_COUNT: str(job.size),
-              hvkeras_run.LOCAL_PROCESS_COUNT: str(len(host.ranks))}
-    defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(Settings(job.environment).log_level)}
-    environment = dict(job.environment) if host.local else exported(job.environment)
+    environment = _shared(job, host, secret)
+    places = {rank: place_of(job.hosts, rank, address) for rank in host.ranks}
     return {
         "folder": job.folder,
-        "environment": {**defaults, **environment, **shared},
+        "environment": environment,
         "ranks": [{"rank": rank, "command": list(job.command),
-                   "environment": {hvkeras_run.PROCESS_ID: str(rank),
-                                   hvkeras_run.LOCAL_PROCESS_ID: str(local_rank),
-                                   **_rank_variables(job, host, rank, local_rank),
+                   "environment": {**place, **_of_worker(lobby, rank),
                                    **(tf_config.worker_variables(workers, rank, environment)
                                       if workers else {})},
                    "terminal": job.terminal if rank == 0 else None}
-                  for local_rank, rank in enumerate(host.ranks)],
+                  for rank, place in places.items()],
     }
 
 
-def _rank_variables(job: Job, host: HostRanks, rank: int, local_rank: int) -> dict[str, str]:
-    """Returns Horovod's variables for a rank: rank and size, with their local and cross counterparts."""
-    hosts_with_local_rank = [other.name for other in job.hosts if len(other.ranks) > local_rank]
-    variables = rank_variables(rank, job.size, local_rank, len(host.ranks),
-                               hosts_with_local_rank.index(host.name), len(hosts_with_local_rank), host.name)
-    return with_launcher(hvkeras_run.LAUNCHER, variables)
+def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomers: Sequence[int],
+                    size: int) -> dict[str, Any]:
+    """Returns the order to start workers that will join a running elastic job.
+
+    Args:
+        job: The job.
+        host: The host.
+        secret: The job's secret.
+        lobby: The address of the lobby.
+        newcomers: The numbers of the workers.
+        size: The number of ranks that the job has now; the workers expect those that follow.
+    """
+    count = len(newcomers)
+    return {
+        "folder": job.folder,
+        "environment": _shared(job, host, secret),
+        "ranks": [{"rank": number, "command": list(job.command), "terminal": None,
+                   "environment": {**hvkeras_run.place_variables(size + place, size + count, place, count, lobby),
+                                   **_of_worker(lobby, number), hvkeras_run.STANDBY: "on"}}
+                  for place, number in enumerate(newcomers)],
+    }
+
+
+def place_of(hosts: Sequence[HostRanks], rank: int, address: str) -> dict[str, str]:
+    """Returns the variables that give a process its place: ours, and Horovod's with local and cross counterparts.
+
+    Args:
+        hosts: All hosts and their ranks.
+        rank: The rank.
+        address: The address at which the control channel listens.
+    """
+    host = next(host for host in hosts if rank in host.ranks)
+    local_rank, local_size, size = host.ranks.index(rank), len(host.ranks), sum(len(each.ranks) for each in hosts)
+    alike = [each.name for each in hosts if len(each.ranks) > local_rank]
+    variables = rank_variables(rank, size, local_rank, local_size, alike.index(host.name), len(alike), host.name)
+    return {**hvkeras_run.place_variables(rank, size, local_rank, local_size, address),
+            **with_launcher(hvkeras_run.LAUNCHER, variables)}
+
+
+def _shared(job: Job, host: HostRanks, secret: str) -> dict[str, str]:
+    """Returns the environment that all processes of a host have in common."""
+    defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(Settings(job.environment).log_level)}
+    environment = dict(job.environment) if host.local else exported(job.environment)
+    return {**defaults, **environment, "HVKERAS_SECRET": secret}
+
+
+def _of_worker(lobby: str, number: int) -> dict[str, str]:
+    return {hvkeras_run.LOBBY_ADDRESS: lobby, hvkeras_run.WORKER: str(number)} if lobby else {}

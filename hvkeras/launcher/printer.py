@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.disk_space import room_left
@@ -55,13 +55,23 @@ class Printer:
         self._shown = b""  # the unfinished line at the bottom of the terminal
         self._tails: dict[int, bytes] = {}
         self._files: dict[tuple[int, str], BinaryIO] = {}
-        if folder is not None:
-            width = len(str(size - 1))
-            for rank in range(size):
-                place = folder / f"rank.{rank:0{width}}"
-                place.mkdir(parents=True, exist_ok=True)
-                for stream in self._screens:
-                    self._files[rank, stream] = (place / stream).open("ab" if append else "wb", buffering=0)
+        self._folder, self._width, self._mode = folder, len(str(size - 1)), "ab" if append else "wb"
+        for rank in range(size):
+            self.open_files(rank)
+
+    def open_files(self, rank: int) -> None:
+        """Opens the files of a rank, if there are to be any.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        if self._folder is None:
+            return
+        place = self._folder / f"rank.{rank:0{self._width}}"
+        place.mkdir(parents=True, exist_ok=True)
+        for stream in self._screens:
+            file: Any = (place / stream).open(self._mode, buffering=0)
+            self._files[rank, stream] = file
 
     def show(self, rank: int, stream: str, data: bytes) -> None:
         """Shows the output of a rank.

@@ -82,12 +82,18 @@ class Launcher:
                 await self._clean_up()
         own_codes = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
         if self._cause is not None:
-            tail = self._printer.tail(self._cause.rank) if self._cause.rank is not None else ""
-            self.exit_report = reports.exit_report(self._cause, own_codes, tail)
+            process = self._process_of(self._cause.rank)
+            tail = self._printer.tail(process) if process is not None else ""
+            codes = {} if process is None or process not in own_codes else {self._cause.rank or 0: own_codes[process]}
+            self.exit_report = reports.exit_report(self._cause, codes, tail)
         elif self._lost_output:
             self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
         return 128 + self._interrupted if self._interrupted else reports.exit_code(self._cause, own_codes)
+
+    def _process_of(self, rank: int | None) -> int | None:
+        """Returns the number by which agents and the printer know a rank; None for none."""
+        return rank
 
     @property
     def _cause(self) -> Cause | None:
@@ -106,6 +112,11 @@ class Launcher:
         return Outcome(self._job.size, [hosts[rank] for rank in sorted(hosts)], ended,
                        reports.with_exit_status(self._cause, self._codes).sentence() if self._cause is not None else "",
                        self._stalls)
+
+    @property
+    def resets(self) -> int:
+        """How often the job has gone on after a failure."""
+        return 0
 
     @property
     def may_restart(self) -> bool:
@@ -166,7 +177,7 @@ class Launcher:
         if self._server is None:
             raise AssertionError("the control channel is served before ranks start")
         address = "{}:{}".format(*self._server.address)
-        orders = [start_order(self._job, agent.host, secret, address, self._workers) for agent in self._agents]
+        orders = [self._order(agent, secret, address) for agent in self._agents]
         listening = [asyncio.ensure_future(self._listen(agent, order))
                      for agent, order in zip(self._agents, orders, strict=True)]
         watching = asyncio.ensure_future(self._watch())
@@ -178,6 +189,9 @@ class Launcher:
         for task in listening:
             task.cancel()
         await asyncio.gather(watching, *listening, return_exceptions=True)
+
+    def _order(self, agent: HostAgent, secret: str, address: str) -> dict[str, Any]:
+        return start_order(self._job, agent.host, secret, address, self._workers)
 
     async def _listen(self, agent: HostAgent, order: dict[str, Any]) -> None:
         await agent.run(order)

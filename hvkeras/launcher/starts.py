@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvkeras.errors import MachineError
+from hvkeras.launcher.elastic_run import ElasticLauncher
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.limits import require_open_files
@@ -37,13 +38,16 @@ def run(job: Job, printer: Callable[[bool, int], Printer]) -> int:
     settings = Settings(job.environment)
     folder, trace = reports_to(settings), trace_of(settings, job.folder)
     forget_traces(trace)
-    for start in range(job.reset_limit + 1):
+    resets, starts = 0, 0
+    while True:
         require_open_files(job.size, len(job.hosts))
-        shown = printer(start > 0, job.size)
-        code, launcher = asyncio.run(_run_once(job, shown, folder))
+        shown = printer(starts > 0, job.size)
+        code, launcher = asyncio.run(_run_once(job, shown, folder, job.reset_limit - resets))
         exit_report = launcher.exit_report
-        if not launcher.may_restart or start == job.reset_limit:
+        resets, starts = resets + launcher.resets, starts + 1
+        if not launcher.may_restart or resets >= job.reset_limit:
             break
+        resets += 1
         _say(shown, exit_report)
         if job.pool is not None:
             _say(shown, job.pool.note_failure(*launcher.failed_host))
@@ -51,14 +55,14 @@ def run(job: Job, printer: Callable[[bool, int], Printer]) -> int:
                 job = _placed_anew(job, job.pool, shown)
             except KeyboardInterrupt:
                 return 128 + signal.SIGINT
-        _say(shown, f"hvkeras run: restarts all ranks, reset {start + 1} of at most {job.reset_limit}")
+        _say(shown, f"hvkeras run: restarts all ranks, reset {resets} of at most {job.reset_limit}")
     _say(shown, "" if folder is None else report_on_run(folder),
          "" if trace is None else f"hvkeras run: {merged_after(trace)}", exit_report)
     return code
 
 
-async def _run_once(job: Job, shown: Printer, folder: Path | None) -> tuple[int, Launcher]:
-    launcher = Launcher(job, shown)
+async def _run_once(job: Job, shown: Printer, folder: Path | None, resets: int) -> tuple[int, Launcher]:
+    launcher = Launcher(job, shown) if job.pool is None else ElasticLauncher(job, shown, job.pool, resets)
     forget_run(folder)
     try:
         return await launcher.run(), launcher

@@ -40,7 +40,7 @@ class EntryCounts:
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
         self._graph: dict[str, graphs.FunctionCounter] = {}
-        self._compiled: dict[str, CompiledByXla] = {}
+        self._compiled: dict[str, tuple[CompiledByXla, int]] = {}  # with the count of earlier jobs of this process
         self._in_sessions: set[str] = set()
         self._refusable: set[str] = set()
         self._cannot_raise: set[str] = set()
@@ -82,7 +82,8 @@ class EntryCounts:
             assert isinstance(backend, CompiledByXla), "others are refused before (operations.require_kernels)"
             with self._lock:
                 self._register(plan, calls)
-                self._compiled[plan.key] = backend
+                if plan.key not in self._compiled:
+                    self._compiled[plan.key] = backend, backend.entered(plan.key)
             backend.enter(plan.key)
             yield
             return
@@ -208,6 +209,10 @@ class EntryCounts:
             graph, compiled = dict(self._graph), dict(self._compiled)
         return {
             key: (eager.get(key, 0) + (graph[key].read() if key in graph else 0)
-                  + (compiled[key].entered(key) if key in compiled else 0), plan)
+                  + (_entered(key, *compiled[key]) if key in compiled else 0), plan)
             for key, plan in plans.items()
         }
+
+
+def _entered(key: str, backend: CompiledByXla, before: int) -> int:
+    return backend.entered(key) - before

@@ -141,6 +141,11 @@ def around_callbacks(name: str) -> Callable[..., Any]:
     return around
 
 
+def ends_epoch() -> bool:
+    """Whether the callbacks of an epoch's end run now."""
+    return _Process.loop is not None and _Process.loop.hook == "on_epoch_end"
+
+
 def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Makes a step function count its batch as soon as the batch arrives.
 

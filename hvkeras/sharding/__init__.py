@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,10 +14,13 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job
+from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.arrays import shard_arrays
 from hvkeras.sharding.datasets import shard_dataset
 from hvkeras.sharding.partition import Coverage, Partition
+from hvkeras.sharding.redealing import Arrays, remember_arrays
 from hvkeras.sharding.sequences import shard_sequence
+from hvkeras.sharding.structure import map_leaves
 
 DataT = TypeVar("DataT")
 
@@ -92,4 +96,10 @@ def _shard(data: Any, partition: Partition, shuffle: Any, seed: int, batched: bo
                                  data=type(data).__name__))
     if compat.batches_base(data) is not None:
         return shard_sequence(data, partition, shuffle, seed, process_set)
-    return shard_arrays(data, partition, shuffle, seed, process_set)
+    share, coverage = shard_arrays(data, partition, shuffle, seed, process_set)
+    if keeps_accounts() and process_set is global_process_set:
+        if partition.size == 1:  # the share is to be told from the whole data
+            share = map_leaves(lambda leaf: leaf[:] if isinstance(leaf, np.ndarray) else leaf, share)
+        remember_arrays(share, Arrays(data, partition.training, bool(shuffle), seed))
+        coverage = replace(coverage, dropped=0)
+    return share, coverage

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
+from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.partition import Coverage, Partition
 from hvkeras.sharding.pipeline import (
     batch_size,
@@ -20,6 +21,7 @@ from hvkeras.sharding.pipeline import (
     static_rows,
 )
 from hvkeras.sharding.proof import Facts, Hints, fingerprint, require_same_data
+from hvkeras.sharding.redealing import dealt_dataset
 
 FIX = ("shard first and shuffle after it, hvd.shard(dataset, shuffle=1000).batch(32), or give shuffle() the same seed"
        " on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed")
@@ -37,7 +39,7 @@ def shard_dataset(
 ) -> tuple[Any, Coverage]:
     """Returns this rank's share of a dataset."""
     _require_options(shuffle, batched)
-    if partition.size == 1:
+    if partition.size == 1 and not keeps_accounts():
         return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
     call = f"training={partition.training}, shuffle={shuffle}, seed={seed}, batched={batched}"
     comparable, first = require_same_dataset("shard", dataset, call, process_set)
@@ -53,6 +55,10 @@ def shard_dataset(
     if batched and shuffle:
         raise UsageError(explain("Samples are shuffled before they are batched", "write hvd.shard(dataset,"
                                  " shuffle=1000).batch(32) with the dataset before its batch()", shuffle=shuffle))
+    if keeps_accounts() and not batched and partition.training and int(dataset.cardinality()) > 0:
+        _, coverage = split_samples(dataset, partition)
+        share = dealt_dataset(dataset, fingerprint(first), int(dataset.cardinality()), shuffle, seed)
+        return share, coverage if comparable else coverage.doubtful()
     share, coverage = split_batches(dataset, partition, first) if batched else split_samples(dataset, partition)
     return _shuffled(share, shuffle, seed + partition.rank), coverage if comparable else coverage.doubtful()
 

@@ -6,6 +6,7 @@ Stages are recognized by the names of TensorFlow's private classes; a stage with
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -93,6 +94,31 @@ def batch_size(dataset: Any) -> int | None:
         dataset = _inputs(dataset)[0]
     found = getattr(dataset, "_batch_size", None) if _stage(dataset) in _BATCHING else None
     return None if found is None else int(found)
+
+
+def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, int | None, bool]:
+    """Follows a pipeline back to a stage, through stages that keep the order of elements, and batch them once.
+
+    Args:
+        dataset: The pipeline.
+        is_source: Whether a stage is the one.
+
+    Returns:
+        The stage, the rows in a batch, and whether an incomplete last batch is dropped; None instead of the stage if it
+        cannot be reached like this, and instead of the rows if nothing batches.
+    """
+    rows: int | None = None
+    drops = False
+    while not is_source(dataset):
+        stage, sources = _stage(dataset), _inputs(dataset)
+        if stage in ("Batch", "ParallelBatch", "PaddedBatch") and rows is None:
+            rows, drops = int(dataset._batch_size), bool(dataset._drop_remainder)
+        elif stage not in _ONE_TO_ONE or stage in ("Shuffle", "Cache", "Snapshot"):
+            return None, rows, drops
+        if len(sources) != 1:
+            return None, rows, drops
+        dataset = sources[0]
+    return dataset, rows, drops
 
 
 def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:

@@ -23,7 +23,8 @@ from hvkeras.job.state import current_job, is_initialized
 from hvkeras.profiling import recorder, timeline
 from hvkeras.progress import activity
 from hvkeras.training import losses, metrics
-from hvkeras.training.fit_run import FitRun
+from hvkeras.training.fit_account import FitAccount, account_for, present_share
+from hvkeras.training.fit_run import FitRun, with_callback
 
 
 class _Calls:
@@ -35,6 +36,7 @@ class _Calls:
     # The running calls of fit (with None if ranks do not share it), of evaluate, and of fit's own validation; the
     # innermost call is last.
     stack: list[tuple[str, FitRun | None]] = []  # noqa: RUF012 - one per process on purpose
+    accounts: list[FitAccount | None] = []  # noqa: RUF012 - of the running calls of fit
 
 
 @contextlib.contextmanager
@@ -83,12 +85,22 @@ def shared_by(model: Any) -> ProcessSet | None:
 def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     process_set = shared_by(model)
     run = None
+    given = compat.fit_arguments(args, kwargs)
+    account = None if _Calls.alone else account_for(model, given)
+    changed = present_share({"validation_data": given["validation_data"]})
+    callbacks = given["callbacks"]
+    if account is not None:
+        changed |= account.arguments()
+        callbacks = with_callback(callbacks, account.callback())
+    given |= {**changed, "callbacks": callbacks}
     if process_set is not None:
         if graphs.reducing_strategy(model) is not None:
             strategies.require_scaled_loss()
-        given = compat.fit_arguments(args, kwargs)
         run = FitRun(model, process_set, given)
-        args, kwargs = compat.with_callbacks(args, kwargs, run.callbacks(given["callbacks"]))
+        callbacks = run.callbacks(callbacks)
+    if run is not None or account is not None:
+        args, kwargs = compat.with_arguments(args, kwargs, {**changed, "callbacks": callbacks})
+    _Calls.accounts.append(account)
     _Calls.stack.append(("fit", run))
     timed = timeline.is_on()
     if timed:
@@ -98,6 +110,7 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
             history = original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
+        _Calls.accounts.pop()
         if run is not None:
             run.end()
         if timed:
@@ -109,6 +122,10 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     run = None if _Calls.alone else _run_of(model)
+    if not _Calls.alone:
+        given = dict(zip(("x", "y"), args, strict=False))
+        given |= {name: kwargs[name] for name in ("x", "y") if name in kwargs}
+        args, kwargs = compat.with_arguments(args, kwargs, present_share(given))
     # For its own validation within fit, Keras asks to cache the dataset.
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
     if run is not None:
@@ -202,6 +219,8 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
 
 
 def _around_data(data: Any) -> None:
+    if _Calls.accounts and _Calls.accounts[-1] is not None:
+        _Calls.accounts[-1].data_ready(data)
     if _Calls.stack and _Calls.stack[-1][1] is not None:
         _Calls.stack[-1][1].data_ready(data)
 

@@ -49,6 +49,7 @@ class FitRun:
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
         self._fit = ""  # name of this fit, the same on all ranks
+        self._number = 0  # its number among rank 0's, which new ranks of an elastic job have called fewer of
         settings = current_job().settings
         self._every = settings.guard_steps
         self._averages, self._stepped = settings.average_statistics, False  # no step since the last averaging
@@ -57,13 +58,7 @@ class FitRun:
 
     def callbacks(self, given: Any) -> Any:
         """Returns the user's callbacks, with ours last."""
-        watch = _watch(self)
-        if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
-            given.append(watch)
-            return given
-        if given is None:
-            return [watch]
-        return [*given, watch] if isinstance(given, (list, tuple)) else [given, watch]
+        return with_callback(given, _watch(self))
 
     def data_ready(self, data: Any) -> None:
         """Agrees on the number of steps per epoch once the data is known, and adjusts the data to it."""
@@ -78,6 +73,7 @@ class FitRun:
                       len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
                       model_layers.digest_of(layers))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
+        self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:
             model_layers.require_same_model(self.process_set.ranks, allgather_object(
@@ -207,7 +203,7 @@ class FitRun:
             raise UsageError(explain("Data of unknown length needs all ranks of the job in fit", "set the length:"
                                      " dataset.apply(tf.data.experimental.assert_cardinality(batches))",
                                      process_set=self.process_set))
-        self._common_end = CommonEnd(FitRun._count)
+        self._common_end = CommonEnd(self._number)
         data.change(self._common_end.wrap, None)
 
     def _join(self, data: Any, batches: int) -> None:
@@ -246,6 +242,16 @@ class FitRun:
 
     def _broadcasts(self) -> bool:
         return any(hasattr(callback, "broadcast_done") for callback in _flat(self._arguments["callbacks"]))
+
+
+def with_callback(given: Any, last: Any) -> Any:
+    """Returns callbacks as `fit` takes them, with one more at the end."""
+    if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
+        given.append(last)
+        return given
+    if given is None:
+        return [last]
+    return [*given, last] if isinstance(given, (list, tuple)) else [given, last]
 
 
 def _watch(run: FitRun) -> Any:

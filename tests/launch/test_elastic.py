@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from launch.hvkeras_run import Started, python, run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "elastic.py"
+SURVIVES = WORKER.with_name("survives.py")
 
 
 @pytest.mark.parametrize(("backend", "victim", "legacy"), [
@@ -49,38 +51,55 @@ def test_starts_are_limited_and_the_failure_comes_last(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-SHRINKS = """
-import hvkeras as hvd
+def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", backend: str = "native",
+              **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a job whose workers do things to themselves, until it has as many ranks as in the beginning again.
 
-hvd.init()
-state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
-
-@hvd.elastic.run
-def train(state):
-    print(f"{hvd.size()} ranks from step {state.step}", flush=True)
-    while state.step < 4:
-        state.step += 1
-        hvd.barrier()
-        state.commit()
-        hvd.barrier()
-        if hvd.size() == 3 and state.step == 2 and rank == 1:
-            open("hosts", "w").write("localhost:2")
-            sys.exit(3)
-
-train(state)
-"""
-
-
-def test_a_restart_has_the_ranks_that_there_is_room_for(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("localhost:8\n")
-    done = run(["-np", "3", "--min-np", "2", "--host-discovery-script", "cat hosts", *warm_ranks(python(SHRINKS))],
-               tmp_path)
+    It ends well, without a restart, and with equal weights that have counted each sample once in each epoch.
+    """
+    command = warm_ranks([sys.executable, str(SURVIVES), data, events], env)
+    done = run(["-np", str(np), "--min-np", "1", "--max-np", str(np), "--backend", backend, *command], tmp_path, env)
     assert done.returncode == 0, done.stderr
-    assert sorted(line[4:] for line in done.stdout.splitlines() if " ranks from" in line) == [
-        *["2 ranks from step 2"] * 2, *["3 ranks from step 0"] * 3]
-    assert [line for line in done.stderr.splitlines() if " before" in line or "restarts all" in line] == [
-        "hvkeras run: 2 ranks now (2 on localhost), 3 before", "hvkeras run: restarts all ranks, reset 1 of at most 3"]
-    assert "resumes on 2 ranks what 3 have committed" in done.stderr
+    assert "restarts all ranks" not in done.stderr
+    ended = [line[4:] for line in done.stdout.splitlines() if line[4:].startswith("trained")]
+    assert len(ended) == np
+    assert len(set(ended)) == 1
+    assert re.fullmatch(r"trained \d+ epochs, every sample once in each", ended[0]), ended
+    return done
+
+
+@pytest.mark.parametrize(("events", "np", "data", "lost"), [
+    ("1:kill:7", 3, "arrays", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"]),
+    ("0:raise:7", 2, "dataset", ["rank 0 on .* failed with ArithmeticError: stumbles"]),
+    ("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"]),
+    ("1:stop:7", 2, "arrays", ["rank 1 on .* gave no sign of life"]),
+], ids=["killed", "raises", "two, and rank 0", "stopped"])
+def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
+                                                                   tmp_path: Path) -> None:
+    done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2")
+    for reason in lost:
+        assert re.search(rf"goes on with \d ranks? from commit \d+, \d+\.\d s after {reason}", done.stderr), done.stderr
+    assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
+
+
+def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "0:hosts=4:7 0:hosts=1:60"], {})
+    flags = ["-np", "2", "--min-np", "1", "--max-np", "4", "--host-discovery-script", "cat hosts"]
+    done = run([*flags, *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"goes on with (\d) rank", done.stderr)[-1] == "1"
+    assert "4" in re.findall(r"goes on with (\d) rank", done.stderr)
+    assert [line for line in done.stdout.splitlines() if "trained" in line] == [
+        line for line in done.stdout.splitlines() if line.startswith("[0] trained") and "every sample once" in line]
+
+
+def test_all_ranks_start_again_where_none_survives(tmp_path: Path) -> None:
+    command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "0:kill:7 1:kill:7"], {})
+    done = run(["-np", "2", "--min-np", "1", *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("restarts all ranks, reset 1 of at most 3") == 1
+    assert sum("every sample once" in line for line in done.stdout.splitlines()) == 2
 
 
 def test_too_few_slots_are_waited_for_until_the_deadline(tmp_path: Path) -> None:

@@ -1,0 +1,343 @@
+"""The driver of an elastic job: which workers form the ranks, generation after generation.
+
+The driver is a state machine without clocks, threads or processes. `ElasticLauncher` feeds it events, and carries out
+the actions that it returns. Every event has a handler in every state (`HANDLERS`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STILLBORN = 3  # newcomers that fail in a row, after which no others are started
+
+
+class State(enum.Enum):
+    """What the job is doing."""
+
+    FORMING = "the members of a generation connect to each other"
+    TRAINING = "they train"
+    CHANGING = "they train until their next commit, where workers join or leave"
+    GATHERING = "the generation is over, and its members report to be ready for the next one"
+    WAITING = "there are too few workers for the next one"
+    ENDED = "the job is over"
+
+
+class Event(enum.Enum):
+    """What happens."""
+
+    READY = "a worker is ready for the next generation"
+    JOINED = "a member has connected to all others"
+    LOST = "a worker has failed, was killed or is out of reach"
+    DONE = "a worker has ended well"
+    HOSTS = "the hosts that may be used have changed"
+    LATE = "workers take too long to connect, or to report"
+    TIMEOUT = "there were too few workers for too long"
+
+
+@dataclass
+class Worker:
+    """A process.
+
+    Attributes:
+        number: Its number, in the order of starts.
+        host: The name of its host, as the user wrote it.
+        is_local: Whether that is the launcher's host, where the files of commits are.
+        rank: Its rank in the present generation; None if it has none.
+        commit: The last commit that it holds, while it is ready; None while it is not ready.
+        has_joined: Whether it has connected to all others in this generation.
+    """
+
+    number: int
+    host: str
+    is_local: bool = True
+    rank: int | None = None
+    commit: int | None = None
+    has_joined: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form a generation of these workers, in the order of their ranks."""
+
+    workers: tuple[Worker, ...]
+    commit: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """End the present generation: the members that are left are to leave their collectives."""
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell the members that workers join or leave at the next commit."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start workers on hosts, so many on each."""
+
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End workers' processes."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the job; a reason is a failure."""
+
+    reason: str = ""
+
+
+Action = Form | Abort | Announce | Start | Kill | Finish
+
+
+@dataclass
+class Driver:
+    """Decides which workers form the next generation.
+
+    Args:
+        least: The fewest ranks that the job trains on.
+        most: The most; None for as many as there are slots.
+        slots: The slots of each host that may be used.
+        resets: How often a failure may end a generation.
+
+    Attributes:
+        state: What the job is doing.
+        workers: The living workers, by number.
+        actions: What is to be done, in order; the caller empties it.
+        stillborn: How many newcomers have failed in a row before they joined.
+    """
+
+    least: int
+    most: int | None
+    slots: Mapping[str, int]
+    resets: int
+    state: State = State.FORMING
+    workers: dict[int, Worker] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    stillborn: int = 0
+
+    def handle(self, event: Event, number: int = -1) -> None:
+        """Handles an event.
+
+        Args:
+            event: What happens.
+            number: The worker that it happens to, if any.
+        """
+        HANDLERS[self.state, event](self, self.workers.get(number))
+
+    def add(self, worker: Worker) -> None:
+        """Adds a worker that has been started."""
+        self.workers[worker.number] = worker
+
+    @property
+    def members(self) -> list[Worker]:
+        """The living members of the present generation, by rank."""
+        return sorted((worker for worker in self.workers.values() if worker.rank is not None),
+                      key=lambda worker: worker.rank or 0)
+
+    # Handlers.
+
+    def ignore(self, worker: Worker | None) -> None:
+        """Does nothing."""
+
+    def offer(self, worker: Worker | None) -> None:
+        """A newcomer waits to join, or a member has left the generation at a commit or after an error of its own."""
+        if worker is None:
+            return
+        if worker.rank is None:
+            if self.state is State.TRAINING:
+                self._announce()
+        else:
+            if self.state is not State.CHANGING:
+                self.actions.append(Abort())
+            self.state = State.GATHERING
+            self.gather(worker)
+
+    def join(self, worker: Worker | None) -> None:
+        """A member has connected to all others; once all have, the generation trains."""
+        if worker is not None:
+            worker.has_joined = True
+        if all(member.has_joined for member in self.members):
+            self.state = State.TRAINING
+            if any(self._is_newcomer(other) and other.commit is not None for other in self.workers.values()):
+                self._announce()
+            self._start_missing()
+
+    def lose(self, worker: Worker | None) -> None:
+        """A worker is lost: a member ends the generation."""
+        if worker is None:
+            return
+        del self.workers[worker.number]
+        if worker.rank is None:
+            self.stillborn += 1
+            self._start_missing()
+            return
+        self.resets -= 1
+        if self.resets < 0:
+            self._finish("ranks have failed more often than --reset-limit allows")
+            return
+        self.actions.append(Abort())
+        self.state = State.GATHERING
+        self.gather(None)
+
+    def lose_ready(self, worker: Worker | None) -> None:
+        """A worker is lost before the next generation is formed."""
+        if worker is not None:
+            del self.workers[worker.number]
+            self.stillborn += worker.rank is None
+        self.gather(None)
+
+    def leave(self, worker: Worker | None) -> None:
+        """A worker has ended well; when all members have, the job is over."""
+        if worker is None:
+            return
+        del self.workers[worker.number]
+        if worker.rank is not None and not self.members:
+            self._finish("")
+
+    def use_hosts(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
+        """Hosts have come or gone: workers are started on the new ones, and leave the others at the next commit."""
+        self._start_missing()
+        if self.state is State.TRAINING and any(member.number in self._surplus() for member in self.members):
+            self._announce()
+
+    def gather(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
+        """Forms the next generation once all members of the last one are ready or lost."""
+        if any(member.commit is None for member in self.members):
+            return
+        if not any(other.commit is not None and other.commit >= 0 for other in self.workers.values()):
+            self._finish("no rank is left that could go on from a commit")
+            return
+        surplus = self._surplus()
+        ready = [other for other in self.workers.values() if other.commit is not None and other.number not in surplus]
+        # Rank 0 holds the newest commit; where several do, it is on the launcher's host, and keeps its rank.
+        ready.sort(key=lambda other: (-(other.commit or 0), other.rank is None, not other.is_local,
+                                      other.rank if other.rank is not None else other.number))
+        ready = ready[: self.most]
+        if len(ready) < self.least:
+            self.state = State.WAITING
+            self._start_missing()
+            if self.stillborn >= STILLBORN and all(other.commit is not None for other in self.workers.values()):
+                self._finish(f"{len(ready)} of at least {self.least} ranks are left, and {self.stillborn} workers that"
+                             " were to replace others have failed")
+            return
+        leaving = tuple(sorted(surplus & {number for number, other in self.workers.items()
+                                          if other.commit is not None}))
+        for number in leaving:
+            del self.workers[number]
+        if leaving:
+            self.actions.append(Kill(leaving))
+        self._form(ready)
+
+    def hurry(self, worker: Worker | None) -> None:
+        """Ends a member that keeps the others waiting."""
+        if worker is None or worker.rank is None:
+            return
+        if not worker.has_joined if self.state is State.FORMING else worker.commit is None:
+            self.actions.append(Kill((worker.number,)))
+
+    def give_up(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
+        """Ends a job that has waited for workers for too long."""
+        ready = sum(other.commit is not None for other in self.workers.values())
+        self._finish(f"{ready} of at least {self.least} ranks are there, and no others came")
+
+    # What handlers have in common.
+
+    def _is_newcomer(self, worker: Worker) -> bool:
+        return worker.rank is None
+
+    def _announce(self) -> None:
+        self.state = State.CHANGING
+        self.actions.append(Announce())
+
+    def _finish(self, reason: str) -> None:
+        self.state = State.ENDED
+        self.actions.append(Finish(reason))
+
+    def _form(self, ready: list[Worker]) -> None:
+        commit = ready[0].commit or 0
+        if any(worker.rank is None for worker in ready):
+            self.stillborn = 0
+        for rank, worker in enumerate(ready):
+            worker.rank, worker.commit, worker.has_joined = rank, None, False
+        self.state = State.FORMING
+        self.actions.append(Form(tuple(ready), commit))
+        self._start_missing()
+
+    def _surplus(self) -> set[int]:
+        """The workers that hosts have no slots for any more: the youngest ones."""
+        surplus: set[int] = set()
+        for host in {worker.host for worker in self.workers.values()}:
+            there = sorted(worker.number for worker in self.workers.values() if worker.host == host)
+            surplus.update(there[self.slots.get(host, 0):])
+        return surplus
+
+    def _start_missing(self) -> None:
+        """Starts workers in free slots, up to the most ranks."""
+        if self.state is State.ENDED or self.stillborn >= STILLBORN:
+            return
+        staying = [worker for worker in self.workers.values() if worker.number not in self._surplus()]
+        room = (sum(self.slots.values()) if self.most is None else self.most) - len(staying)
+        counts: dict[str, int] = {}
+        for host, slots in self.slots.items():
+            free = slots - sum(worker.host == host for worker in staying)
+            if min(free, room) > 0:
+                counts[host] = min(free, room)
+                room -= counts[host]
+        if counts:
+            self.actions.append(Start(counts))
+
+
+HANDLERS = {
+    (State.FORMING, Event.READY): Driver.offer,
+    (State.FORMING, Event.JOINED): Driver.join,
+    (State.FORMING, Event.LOST): Driver.lose,
+    (State.FORMING, Event.DONE): Driver.leave,
+    (State.FORMING, Event.HOSTS): Driver.use_hosts,
+    (State.FORMING, Event.LATE): Driver.hurry,
+    (State.FORMING, Event.TIMEOUT): Driver.ignore,
+    (State.TRAINING, Event.READY): Driver.offer,
+    (State.TRAINING, Event.JOINED): Driver.ignore,
+    (State.TRAINING, Event.LOST): Driver.lose,
+    (State.TRAINING, Event.DONE): Driver.leave,
+    (State.TRAINING, Event.HOSTS): Driver.use_hosts,
+    (State.TRAINING, Event.LATE): Driver.ignore,
+    (State.TRAINING, Event.TIMEOUT): Driver.ignore,
+    (State.CHANGING, Event.READY): Driver.offer,
+    (State.CHANGING, Event.JOINED): Driver.ignore,
+    (State.CHANGING, Event.LOST): Driver.lose,
+    (State.CHANGING, Event.DONE): Driver.leave,
+    (State.CHANGING, Event.HOSTS): Driver.use_hosts,
+    (State.CHANGING, Event.LATE): Driver.ignore,
+    (State.CHANGING, Event.TIMEOUT): Driver.ignore,
+    (State.GATHERING, Event.READY): Driver.gather,
+    (State.GATHERING, Event.JOINED): Driver.ignore,
+    (State.GATHERING, Event.LOST): Driver.lose_ready,
+    (State.GATHERING, Event.DONE): Driver.lose_ready,
+    (State.GATHERING, Event.HOSTS): Driver.use_hosts,
+    (State.GATHERING, Event.LATE): Driver.hurry,
+    (State.GATHERING, Event.TIMEOUT): Driver.ignore,
+    (State.WAITING, Event.READY): Driver.gather,
+    (State.WAITING, Event.JOINED): Driver.ignore,
+    (State.WAITING, Event.LOST): Driver.lose_ready,
+    (State.WAITING, Event.DONE): Driver.lose_ready,
+    (State.WAITING, Event.HOSTS): Driver.use_hosts,
+    (State.WAITING, Event.LATE): Driver.ignore,
+    (State.WAITING, Event.TIMEOUT): Driver.give_up,
+    (State.ENDED, Event.READY): Driver.ignore,
+    (State.ENDED, Event.JOINED): Driver.ignore,
+    (State.ENDED, Event.LOST): Driver.ignore,
+    (State.ENDED, Event.DONE): Driver.ignore,
+    (State.ENDED, Event.HOSTS): Driver.ignore,
+    (State.ENDED, Event.LATE): Driver.ignore,
+    (State.ENDED, Event.TIMEOUT): Driver.ignore,
+}

@@ -1,0 +1,210 @@
+"""Shares of data that follow the ranks of an elastic job: what `hvd.shard` has dealt is dealt again after a change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.job.state import current_job
+from hvkeras.sharding.accounts import Account, account_of, rough
+from hvkeras.sharding.arrays import split_arrays
+from hvkeras.sharding.partition import Partition
+from hvkeras.sharding.pipeline import batching_to
+from hvkeras.sharding.proof import fingerprint
+from hvkeras.sharding.structure import count_rows, leaves, take_rows
+
+
+class Arrays:
+    """Arrays that `hvd.shard` has dealt.
+
+    Args:
+        data: The whole arrays.
+        training: As for `hvd.shard`.
+        shuffle: As for `hvd.shard`.
+        seed: As for `hvd.shard`.
+    """
+
+    def __init__(self, data: Any, training: bool, shuffle: bool, seed: int) -> None:
+        self.training = training
+        self.whole: list[Any] = leaves(data)
+        self._data, self._shuffle, self._seed = data, shuffle, seed
+        count = count_rows(data)
+        self.account: Account = account_of(("arrays", rough(fingerprint(data)), shuffle), count, seed)
+        self._base = np.random.default_rng(seed).permutation(count) if shuffle else None
+        self._split: tuple[tuple[int, int], list[Any]] | None = None
+
+    def rows(self, shuffles: bool) -> Any:
+        """Returns the rows of this rank in what is left of the pass, an int64 array in the order of its steps."""
+        done, usable, size, rank = self.account.share(all_of_them=True)
+        order = self.account.order(shuffles)[done : done + usable][rank::size]
+        return order if self._base is None else self._base[order]
+
+    def current(self) -> list[Any]:
+        """Returns this rank's share now, for evaluation: an array for each of the whole ones."""
+        topology = current_job().topology
+        place = topology.rank, topology.size
+        if self._split is None or self._split[0] != place:
+            share, _ = split_arrays(self._data, Partition(*place, self.training), self._shuffle, self._seed)
+            self._split = place, leaves(share)
+        return self._split[1]
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """An array of a share, and which of the whole arrays it comes from."""
+
+    array: weakref.ref[Any]
+    source: Arrays
+    place: int
+
+
+_arrays: dict[int, _Dealt] = {}
+_datasets: dict[int, tuple[weakref.ref[Any], Account]] = {}
+
+
+def remember_arrays(share: Any, source: Arrays) -> None:
+    """Remembers that a share comes from whole arrays, as long as the share exists."""
+    for place, leaf in enumerate(leaves(share)):
+        if leaf is not None:
+            _arrays[id(leaf)] = _Dealt(_weakly(leaf, _arrays), source, place)
+
+
+def _weakly(thing: Any, kept: dict[int, Any]) -> weakref.ref[Any]:
+    number = id(thing)
+    return weakref.ref(thing, lambda _: kept.pop(number, None))
+
+
+def _dealt(leaf: Any) -> _Dealt | None:
+    found = _arrays.get(id(leaf))
+    return found if found is not None and found.array() is leaf else None
+
+
+def redealt(data: Any) -> Any:
+    """Returns the present share of data, if it was dealt for evaluation by `hvd.shard`; other data unchanged."""
+    def current(leaf: Any) -> Any:
+        found = _dealt(leaf)
+        return leaf if found is None or found.source.training else found.source.current()[found.place]
+
+    if data is None or isinstance(data, tf.data.Dataset) or not _arrays:
+        return data
+    return tf.nest.map_structure(current, data)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data for `fit` that goes on where the account says.
+
+    Attributes:
+        account: The account.
+        batch: The samples in a step of this rank.
+        drops: Whether a last step with fewer samples is left out.
+        dataset: What `fit` is to train on; None to leave its arguments as they are.
+    """
+
+    account: Account
+    batch: int
+    drops: bool = False
+    dataset: Any = None
+
+
+def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool) -> Data | None:
+    """Returns data for `fit` that is dealt anew in each pass; None if it is not known how.
+
+    Args:
+        x: As for `fit`.
+        y: As for `fit`.
+        sample_weight: As for `fit`.
+        batch_size: As for `fit`.
+        shuffle: As for `fit`.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return _accounted_dataset(x)
+    given = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    found = [_dealt(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
+    dealt = [one for one in found if one is not None and one.source.training]
+    if not dealt or len(dealt) < len(found) or len({one.source.account.count for one in dealt}) > 1:
+        return None
+    source, batch = dealt[0].source, batch_size or 32
+    whole = [one.source.whole[one.place] for one in dealt]
+    specs = [_spec_of(leaf) for leaf in whole]
+    if None in specs or any(leaf is None for leaf in tf.nest.flatten(given)):
+        return None
+    dataset = _dataset_of(whole, specs, given, lambda: source.rows(shuffle), source.account, batch)
+    return Data(source.account, batch, dataset=dataset)
+
+
+def _spec_of(leaf: Any) -> Any:
+    """Returns the type of an array's rows in Keras; None for arrays that cannot be read row by row."""
+    if isinstance(leaf, (tf.RaggedTensor, tf.sparse.SparseTensor)):
+        return None
+    try:
+        dtype = tf.as_dtype(leaf.dtype)
+    except (TypeError, AttributeError):
+        return None
+    if isinstance(leaf, np.ndarray) and dtype.is_floating:
+        dtype = tf.as_dtype(tf.keras.backend.floatx())  # as Keras converts arrays
+    return tf.TensorSpec([None, *leaf.shape[1:]], dtype)
+
+
+def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Callable[[], Any], account: Account,
+                batch: int) -> Any:
+    """Returns the batches of a pass; the last one has what is left, which may be a row more than `batch`."""
+    def batch_of(indices: Any) -> Any:
+        in_python = [place for place, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
+        kinds = [specs[place].dtype for place in in_python]
+        read = tf.numpy_function(lambda some: [
+            np.asarray(take_rows(whole[place], some), kind.as_numpy_dtype)
+            for place, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
+        picked = dict(zip(in_python, read, strict=True))
+        parts = [tf.ensure_shape(picked[place], spec.shape) if place in picked else tf.gather(whole[place], indices)
+                 for place, spec in enumerate(specs)]
+        return tf.nest.pack_sequence_as(like, parts)
+
+    def indices(_: Any) -> Any:
+        mine = tf.ensure_shape(tf.numpy_function(rows, [], tf.int64), [None])
+        steps = tf.numpy_function(lambda: np.int64(account.steps(batch)), [], tf.int64)
+        count = tf.size(mine, tf.int64)
+        return tf.data.Dataset.range(tf.ensure_shape(steps, [])).map(
+            lambda step: mine[step * batch : tf.where(step + 1 == steps, count, (step + 1) * batch)])
+
+    return tf.data.Dataset.range(1).flat_map(indices).map(batch_of).prefetch(2)
+
+
+def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:
+    """Returns the share of an unbatched dataset, read anew for each pass by the rank that this process then is.
+
+    Args:
+        dataset: The whole dataset.
+        marks: The fingerprint of its first samples.
+        count: The number of samples.
+        buffer_size: The samples in the buffer that shuffles all of them; 0 for none.
+        seed: The seed of shuffling.
+    """
+    account = account_of(("dataset", rough(marks), buffer_size), count, seed)
+
+    def numbers() -> Any:
+        return np.asarray([*account.share(), seed + account.passes], np.int64)
+
+    def left(_: Any) -> Any:
+        # Not tf.unstack, at which TensorFlow 2.21 crashes here.
+        now = tf.ensure_shape(tf.numpy_function(numbers, [], tf.int64), [5])
+        whole = dataset if not buffer_size else dataset.shuffle(buffer_size, seed=now[4],
+                                                                reshuffle_each_iteration=False)
+        return whole.skip(now[0]).take(now[1]).shard(now[2], now[3])
+
+    share = tf.data.Dataset.range(1).flat_map(left)
+    _datasets[id(share)] = _weakly(share, _datasets), account
+    return share
+
+
+def _accounted_dataset(dataset: Any) -> Data | None:
+    """Returns the data of a dataset, if it batches samples that `hvd.shard` has dealt, and changes no other way."""
+    source, batch, drops = batching_to(dataset, lambda stage: id(stage) in _datasets)
+    if source is None or batch is None:
+        return None
+    return Data(_datasets[id(source)][1], batch, drops)

@@ -1,0 +1,108 @@
+"""One call of `fit` that keeps account of the samples trained on, so that an epoch goes on after a change of ranks.
+
+`fit` gets data that are dealt anew in each pass (`hvkeras.sharding.redealing`), and an epoch that goes on begins with
+the step after the last one that was made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvkeras import compat
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.state import current_job
+from hvkeras.sharding.accounts import Account, keeps_accounts
+from hvkeras.sharding.redealing import Data, accounted, redealt
+
+_WITHOUT = ("validation_split", "steps_per_epoch")
+
+
+class FitAccount:
+    """One call of `fit` whose data `hvd.shard` has dealt.
+
+    Args:
+        model: The model.
+        data: The data.
+    """
+
+    def __init__(self, model: Any, data: Data) -> None:
+        self.model: Any = model
+        self.account: Account = data.account
+        self._data = data
+        self._is_counted = False
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `fit` that are replaced."""
+        if self._data.dataset is None:
+            return {}
+        return {"x": self._data.dataset, "y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
+
+    def data_ready(self, data: Any) -> None:
+        """Sets the number of steps in a whole pass, which `tf.data` does not know; `data` as in `FitRun.data_ready`."""
+        if not self._is_counted:
+            self._is_counted = True
+            steps = self.account.steps(self._data.batch, True, self._data.drops)
+            data.change(lambda dataset: dataset, steps)
+            data.batches = steps
+
+    def begin_epoch(self) -> None:
+        """Makes the pass begin where the account says."""
+        first = self.account.begin(self._data.batch, self._data.drops)
+        done = compat.Done(0, first, _nothing, _nothing, reads=False)
+        compat.at_next_pass(lambda _: done if first else None)
+
+    def callback(self) -> Any:
+        """Returns the callback that counts; other callbacks run before it."""
+        base: Any = compat.callback_class(self.model)
+        of_fit = self
+
+        class Counts(base):  # type: ignore[misc]  # Keras ships no types
+            def __init__(self) -> None:
+                super().__init__()
+                self._supports_tf_logs = True
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+                of_fit.begin_epoch()
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+                of_fit.account.note(batch + compat.steps_per_execution(of_fit.model))
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+                of_fit.account.end()
+
+        return Counts()
+
+
+def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
+    """Returns what keeps account of a call of `fit`; None in jobs whose ranks do not change, or if it is not possible.
+
+    Args:
+        model: The model.
+        given: The arguments of `fit`, by name.
+    """
+    if not keeps_accounts():
+        return None
+    why = next((f"fit has {name}" for name in _WITHOUT if given[name]), "")
+    data = None if why else accounted(given["x"], given["y"], given["sample_weight"], given["batch_size"],
+                                      bool(given["shuffle"]))
+    if data is None:
+        job = current_job()
+        if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+            say("when the ranks change within an epoch, samples of it will be repeated or left out, as "
+                + (why or "hvd.shard has not dealt the data of fit, or they are shuffled or filtered after it"))
+        return None
+    compat.hook_skipping()
+    return FitAccount(model, data)
+
+
+def present_share(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `fit` or `evaluate` that are evaluation data, as dealt to the present ranks.
+
+    Args:
+        given: The arguments by name, some of them.
+    """
+    return {name: redealt(data) for name, data in given.items()} if keeps_accounts() else {}
+
+
+def _nothing() -> None:
+    """Does nothing: the data begin where the account says by themselves."""

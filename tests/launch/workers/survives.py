@@ -1,0 +1,94 @@
+"""Trains elastically on several generations of ranks; the model's weights count how often each sample was trained on.
+
+Arguments: the kind of data, and events: a worker's number, what it does to itself, and after how many of its steps, as
+in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script. Training lasts for
+three epochs at least, and until the job has had other ranks and has as many as wanted again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvkeras as hvd
+
+keras: Any = tf.keras
+SAMPLES, EPOCHS, MOST = 503, 3, 60  # a prime: no number of ranks divides it
+EVEN = SAMPLES - SAMPLES % 12  # of a dataset, some samples may be left out, but not where all ranks can have as many
+WORKER = int(os.environ["HVKERAS_RUN_WORKER"])
+
+
+class Counts(keras.Model):  # type: ignore[misc]  # Keras ships no types
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = self.add_weight(shape=(SAMPLES,), initializer="zeros", name="counts")
+
+    def call(self, numbers: Any) -> Any:
+        return tf.gather(tf.convert_to_tensor(self.counts), tf.reshape(numbers, [-1]))
+
+
+class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+    def __init__(self, events: list[list[str]]) -> None:
+        super().__init__()
+        self.events = {int(steps): what for worker, what, steps in events if int(worker) == WORKER}
+        self.steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        time.sleep(0.005)
+        self.steps += 1
+        what, _, slots = self.events.get(self.steps, "").partition("=")
+        if not what or Path(f"done.{WORKER}.{self.steps}").exists():  # not after a restart of all ranks again
+            return
+        Path(f"done.{WORKER}.{self.steps}").touch()
+        if what == "raise":
+            raise ArithmeticError("stumbles")
+        if what == "hosts":
+            Path("hosts").write_text(f"localhost:{slots}\n")
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+
+
+def main(kind: str, events: list[list[str]]) -> None:
+    hvd.init()
+    numbers, nothing = np.arange(SAMPLES, dtype=np.int32), np.zeros(SAMPLES, np.float32)
+    model = Counts()
+    model(numbers[:1])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum), lambda _, of: -tf.reduce_sum(of),
+                  jit_compile=False)
+    if kind == "arrays":
+        x, y = hvd.shard((numbers, nothing))
+        data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
+    else:
+        samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
+        data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
+    state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0, changes=0)
+    wanted = 1 if any("hosts" in what for _, what, _ in events) else hvd.size()
+    does = Events(events)
+    state.register_reset_callbacks([lambda: setattr(state, "changes", state.changes + 1)])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == wanted)):
+            model.fit(**data, initial_epoch=state.epoch, epochs=state.epoch + 1, verbose=0, callbacks=[
+                does, hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=5)])
+
+    train(state)
+    expected = np.full(SAMPLES, state.epoch)
+    if kind != "arrays":
+        expected[EVEN:] = 0
+    found = model.counts.numpy()
+    is_right = np.array_equal(found, expected)
+    times = "every sample once in each" if is_right else str(np.unique(found, return_counts=True))
+    print(f"trained {state.epoch} epochs, {times}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], [each.split(":") for each in sys.argv[2].split()])
