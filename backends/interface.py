@@ -96,6 +96,8 @@ class Backend(abc.ABC):
             collective fail on all ranks with an error that names both shapes and ranks.
         outlives_errors_in_graphs: Whether collectives still work after another operation of a graph has failed on all
             ranks while collectives of that graph were in flight; results that arrive late must not reach the next run.
+        starts_after_failure: Whether the engine can start again in a process in which it was aborted, because another
+            rank had failed, so that the ranks of an elastic job that are left keep their processes.
         objection_to_sessions: Why TensorFlow 1 sessions cannot run the collectives; "" if they can.
         reads_horovods_variables: Whether the variables by which users tune Horovod have their effect on it.
     """
@@ -105,6 +107,7 @@ class Backend(abc.ABC):
     rounds_once: ClassVar[frozenset[str]] = frozenset()
     compares_shapes: ClassVar[bool] = False
     outlives_errors_in_graphs: ClassVar[bool] = False
+    starts_after_failure: ClassVar[bool] = False
     objection_to_sessions: ClassVar[str] = "it was written for functions"
     reads_horovods_variables: ClassVar[bool] = False
 

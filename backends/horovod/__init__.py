@@ -33,6 +33,7 @@ class HorovodBackend(Backend):
 
     name = "horovod"
     outlives_errors_in_graphs = True
+    starts_after_failure = True
     objection_to_sessions = ""
     reads_horovods_variables = True
     scales: ClassVar[frozenset[str]] = frozenset({"float32"})  # Horovod's factors have only float32 precision

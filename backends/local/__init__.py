@@ -17,6 +17,7 @@ class LocalBackend(CompiledByXla):
 
     name = "local"
     outlives_errors_in_graphs = True
+    starts_after_failure = True
     objection_to_sessions = ""
 
     @classmethod

@@ -37,6 +37,7 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     name = "native"
     compares_shapes = True
     outlives_errors_in_graphs = True
+    starts_after_failure = True
     objection_to_sessions = ""
     scales: ClassVar[frozenset[str]] = frozenset({"float16", "bfloat16", "float32", "float64", "complex64",
                                                   "complex128"})

@@ -112,6 +112,15 @@ def with_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[
     return (*by_place, *args[len(by_place):]), {**kwargs, **others}
 
 
+def new_history(model: Any) -> Any:
+    """Returns an empty `History`, as `fit` returns it."""
+    owner = next(module for module in loaded_families() if isinstance(model, sys.modules[module].Model))
+    history = sys.modules[owner].callbacks.History()
+    history.set_model(model)
+    history.on_train_begin()
+    return history
+
+
 def callback_class(model: Any) -> Any:
     """Returns the base class of callbacks for a model."""
     owner = next(module for module in loaded_families() if isinstance(model, sys.modules[module].Model))

@@ -17,18 +17,20 @@ from hvkeras.elastic.state import ObjectState, State
 from hvkeras.elastic.tensorflow_state import KerasState, TensorFlowKerasState, TensorFlowState
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["CommitStateCallback", "HorovodInternalError", "HostsUpdatedInterrupt", "KerasState", "ObjectState", "State",
-           "TensorFlowKerasState", "TensorFlowState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run",
-           "run_fn"]
+__all__ = ["CommitStateCallback", "ElasticCallback", "HorovodInternalError", "HostsUpdatedInterrupt", "KerasState",
+           "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "UpdateBatchStateCallback",
+           "UpdateEpochStateCallback", "run", "run_fn"]
 
 
 if TYPE_CHECKING:
     from hvkeras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+    from hvkeras.elastic.fit_callback import ElasticCallback
 else:
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            from hvkeras.elastic import callbacks  # noqa: PLC0415 - they belong to one Keras, loaded on their first use
+            # They belong to one Keras, loaded on their first use.
+            from hvkeras.elastic import callbacks, fit_callback  # noqa: PLC0415
 
-            return getattr(callbacks, name)
+            return getattr(fit_callback if name == "ElasticCallback" else callbacks, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

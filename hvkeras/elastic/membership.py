@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hvkeras.control.lobby import LobbyClient
 from hvkeras.errors import PeerError
+from hvkeras.host.console import prints_at, say
 from hvkeras.host.network import split_address
 from hvkeras.job.state import current_job
 from hvkeras.settings import Settings
@@ -82,7 +83,12 @@ class _Process:
 
 def membership() -> Membership | None:
     """Returns this worker's membership; None if the job's survivors do not go on without a restart."""
-    settings = current_job().settings
+    job, settings = current_job(), current_job().settings
     if _Process.membership is None and settings.run_lobby:
+        if not job.backend.starts_after_failure:
+            if job.topology.rank == 0 and prints_at(settings, "WARNING"):
+                say(f"backend {job.backend.name} cannot start again in a process: when a rank is lost, all are"
+                    " restarted, and no host joins in between")
+            return None
         _Process.membership = Membership(settings)
     return _Process.membership

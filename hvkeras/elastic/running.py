@@ -19,7 +19,7 @@ from hvkeras.elastic.membership import Membership, membership
 from hvkeras.elastic.state import State
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
 from hvkeras.job.state import current_job
-from hvkeras.sharding.accounts import take_positions
+from hvkeras.sharding.accounts import keeps_accounts, take_positions
 from hvkeras.startup import init, shutdown, survive_failures
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -149,13 +149,16 @@ class _Call:
     def _synchronize(self) -> None:
         """Gives all ranks the state of rank 0, which is that of the last commit."""
         self._state.sync()
+        if keeps_accounts():
+            self._state.positions = broadcast_object(self._state.positions, name="the positions in the data")
+            take_positions(self._state.positions)
         self._is_synchronized = True
 
     def _finish(self, result: Any) -> None:
         """Commits the end of the function, if the job may be restarted."""
         if self._commits is not None:
-            self._state.save()
-            self._commits.write(self._state.saved(), result is None)
+            self._state.note_commit()
+            self._commits.write(self._state.saved(), result is None, self._state.positions)
 
     def _may_recover(self, error: Exception) -> bool:
         """Whether the function can be called again in this process after an exception."""
@@ -194,9 +197,8 @@ class _CallThatSurvives(_Call):
     def _synchronize(self) -> None:
         super()._synchronize()
         state = self._state
-        state.commit_number, self._is_over, state.positions = broadcast_object(
-            (state.commit_number, self._is_over, state.positions), name="the last commit")
-        take_positions(state.positions)
+        state.commit_number, self._is_over = broadcast_object((state.commit_number, self._is_over),
+                                                              name="the last commit")
 
     def _finish(self, result: Any) -> None:
         job = current_job()

@@ -24,7 +24,7 @@ from hvkeras.profiling import recorder, timeline
 from hvkeras.progress import activity
 from hvkeras.training import losses, metrics
 from hvkeras.training.fit_account import FitAccount, account_for, present_share
-from hvkeras.training.fit_run import FitRun, with_callback
+from hvkeras.training.fit_run import FitRun, flat, with_callback
 
 
 class _Calls:
@@ -83,9 +83,21 @@ def shared_by(model: Any) -> ProcessSet | None:
 
 
 def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs `fit`: by a callback that runs it, if there is one (`hvd.elastic.ElasticCallback`)."""
+    given = compat.fit_arguments(args, kwargs)
+
+    def run(**changed: Any) -> Any:
+        by_place, by_name = compat.with_arguments(args, kwargs, changed)
+        return _fit(original, model, given | changed, *by_place, **by_name)
+
+    elastic = next((callback for callback in flat(given["callbacks"]) if hasattr(callback, "run_fit")), None)
+    return run() if elastic is None else elastic.run_fit(run, model, given)
+
+
+def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs `fit` with arguments that are also `given` by name."""
     process_set = shared_by(model)
     run = None
-    given = compat.fit_arguments(args, kwargs)
     account = None if _Calls.alone else account_for(model, given)
     changed = present_share({"validation_data": given["validation_data"]})
     callbacks = given["callbacks"]
@@ -98,7 +110,7 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
             strategies.require_scaled_loss()
         run = FitRun(model, process_set, given)
         callbacks = run.callbacks(callbacks)
-    if run is not None or account is not None:
+    if changed or run is not None or account is not None:
         args, kwargs = compat.with_arguments(args, kwargs, {**changed, "callbacks": callbacks})
     _Calls.accounts.append(account)
     _Calls.stack.append(("fit", run))

@@ -220,7 +220,7 @@ class FitRun:
         """Returns the keys of variables that may differ: those that the optimizer or broadcast leaves to each rank."""
         part = distributed_part(getattr(self.model, "optimizer", None))  # Keras itself rejects an uncompiled model
         found = set(part.__dict__.get("_hvkeras_local", ())) if part is not None else set()
-        for callback in _flat(self._arguments["callbacks"]):
+        for callback in flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
 
@@ -237,11 +237,11 @@ class FitRun:
 
     def _own_timers(self) -> list[Any]:
         """Returns the callbacks that write the times of all ranks."""
-        return [callback for callback in _flat(self._arguments["callbacks"])
+        return [callback for callback in flat(self._arguments["callbacks"])
                 if hasattr(callback, "write_rank_times") and callback.rank_scalars]
 
     def _broadcasts(self) -> bool:
-        return any(hasattr(callback, "broadcast_done") for callback in _flat(self._arguments["callbacks"]))
+        return any(hasattr(callback, "broadcast_done") for callback in flat(self._arguments["callbacks"]))
 
 
 def with_callback(given: Any, last: Any) -> Any:
@@ -313,7 +313,8 @@ def _fingerprint(data: Any) -> Any:
     return digest.hexdigest()
 
 
-def _flat(callbacks: Any) -> list[Any]:
+def flat(callbacks: Any) -> list[Any]:
+    """Returns the callbacks given to `fit` as a list."""
     given = getattr(callbacks, "callbacks", callbacks)
     if given is None:
         return []

@@ -1,8 +1,9 @@
 """Trains elastically on several generations of ranks; the model's weights count how often each sample was trained on.
 
 Arguments: the kind of data, and events: a worker's number, what it does to itself, and after how many of its steps, as
-in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script. Training lasts for
-three epochs at least, and until the job has had other ranks and has as many as wanted again.
+in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script, and 1 once the job has
+so many ranks. Training lasts for three epochs at least, and until the job has had other ranks and has as many as wanted
+again.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
         super().__init__()
         self.events = {int(steps): what for worker, what, steps in events if int(worker) == WORKER}
         self.steps = 0
+        self.back_at = int(next((what[6:] for what in self.events.values() if what.startswith("hosts=")), 0))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(0.005)
         self.steps += 1
         what, _, slots = self.events.get(self.steps, "").partition("=")
+        if what == "" and WORKER == 0 and hvd.size() == self.back_at:
+            what, slots = "hosts", "1"
         if not what or Path(f"done.{WORKER}.{self.steps}").exists():  # not after a restart of all ranks again
             return
         Path(f"done.{WORKER}.{self.steps}").touch()
@@ -62,7 +66,7 @@ def main(kind: str, events: list[list[str]]) -> None:
     model(numbers[:1])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum), lambda _, of: -tf.reduce_sum(of),
                   jit_compile=False)
-    if kind == "arrays":
+    if kind != "dataset":
         x, y = hvd.shard((numbers, nothing))
         data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
     else:
@@ -73,6 +77,14 @@ def main(kind: str, events: list[list[str]]) -> None:
     does = Events(events)
     state.register_reset_callbacks([lambda: setattr(state, "changes", state.changes + 1)])
 
+    if kind == "callback":
+        state.epoch = 6
+        history = model.fit(**data, epochs=state.epoch, verbose=0, callbacks=[does, hvd.elastic.ElasticCallback(
+            batches_per_commit=5, learning_rate=lambda rate, before, now: rate * 1.0)])
+        print("history", history.epoch, len(history.history["loss"]), flush=True)
+        report(model, state.epoch, SAMPLES)
+        return
+
     @hvd.elastic.run
     def train(state: Any) -> None:
         while state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == wanted)):
@@ -81,13 +93,15 @@ def main(kind: str, events: list[list[str]]) -> None:
                 hvd.elastic.CommitStateCallback(state, batches_per_commit=5)])
 
     train(state)
-    expected = np.full(SAMPLES, state.epoch)
-    if kind != "arrays":
-        expected[EVEN:] = 0
+    report(model, state.epoch, SAMPLES if kind == "arrays" else EVEN)
+
+
+def report(model: Any, epochs: int, samples: int) -> None:
+    expected = np.where(np.arange(SAMPLES) < samples, epochs, 0)
     found = model.counts.numpy()
     is_right = np.array_equal(found, expected)
     times = "every sample once in each" if is_right else str(np.unique(found, return_counts=True))
-    print(f"trained {state.epoch} epochs, {times}", flush=True)
+    print(f"trained {epochs} epochs, {times}", flush=True)
 
 
 if __name__ == "__main__":
