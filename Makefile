@@ -15,7 +15,7 @@
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
-.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-hosts test-stress test-times test-wheels \
+.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-elastic test-hosts test-stress test-times test-wheels \
   test-arm test-gpu test-clusters test-trackers check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
@@ -94,6 +94,11 @@ test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-spar
 test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
 	$(VENV)/$(PYTEST) -m slow --ignore tests/hosts
 	$(OLDEST)/$(PYTEST) -m "oldest and nightly" -k "not horovod and not mpirun"
+
+# An elastic job to which random things happen for so long.
+MINUTES := 10
+test-elastic: $(NEWEST)
+	$(VENV)/bin/python tools/elastic_soak.py --minutes $(MINUTES)
 
 # The native engine between hosts made of network namespaces, as root: its contract on two and three of them, and faults.
 test-hosts: $(NEWEST)

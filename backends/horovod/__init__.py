@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
+from hvkeras.backends.horovod.connections import Connections
 from hvkeras.backends.horovod.rendezvous import GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
@@ -46,6 +47,7 @@ class HorovodBackend(Backend):
         self._anchor: Any = None
         self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
+        self._connections = Connections()
         self._variables: dict[str, str] = {}  # environment variables that Horovod reads whenever it connects ranks
         self._size = 1
 
@@ -88,7 +90,8 @@ class HorovodBackend(Backend):
             import horovod.tensorflow as horovod
             from horovod.tensorflow import mpi_ops
 
-            horovod.init()
+            with self._connections.opened():
+                horovod.init()
         self._horovod, self._ops = horovod, mpi_ops
         self._size = int(horovod.size())
         return self._size
@@ -98,11 +101,13 @@ class HorovodBackend(Backend):
         self._functions.clear()
         if self._horovod is not None:
             self._horovod.shutdown()
+        self._connections.forget()
         if self._gloo is not None:
             self._gloo.wait_for_others()
 
     def abort(self, reason: str) -> None:
         if self._horovod is not None:
+            self._connections.shut_down()
             # Horovod's shutdown may wait for failed peers, and the collectives that it ends must not wait for that.
             threading.Thread(target=self._horovod.shutdown, name="hvkeras-horovod-abort", daemon=True).start()
 
@@ -127,7 +132,7 @@ class HorovodBackend(Backend):
         return "Gloo" if self._horovod.gloo_enabled() else "MPI"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        with horovod_variables(self._variables):
+        with horovod_variables(self._variables), self._connections.opened():
             self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:

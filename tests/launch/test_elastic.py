@@ -82,6 +82,11 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
     assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
 
 
+def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> None:
+    done = survivors(tmp_path, "1:kill:7", backend="horovod")
+    assert re.search(r"goes on with 2 ranks from commit \d+, [0-5]\.\d s after rank 1 on", done.stderr), done.stderr
+
+
 def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     command = warm_ranks([sys.executable, str(SURVIVES), "callback", "1:kill:12"], {})
     done = run(["-np", "3", "--min-np", "2", *command], tmp_path)

@@ -1,9 +1,9 @@
-"""Trains elastically on several generations of ranks; the model's weights count how often each sample was trained on.
+"""Trains elastically on generations of ranks; the model's weights count how often each sample was trained on.
 
 Arguments: the kind of data, and events: a worker's number, what it does to itself, and after how many of its steps, as
-in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script, and 1 once the job has
-so many ranks. Training lasts for three epochs at least, and until the job has had other ranks and has as many as wanted
-again.
+in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script, and 1 once the job
+has so many ranks. Training lasts for three epochs at least, and until the job has had other ranks and has as many as
+wanted again; of the kind `soak`, until there is a file `finish`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ class Counts(keras.Model):  # type: ignore[misc]  # Keras ships no types
 
 
 class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    def __init__(self, events: list[list[str]]) -> None:
+    def __init__(self, events: list[list[str]], tells: bool) -> None:
         super().__init__()
         self.events = {int(steps): what for worker, what, steps in events if int(worker) == WORKER}
-        self.steps = 0
+        self.steps, self.is_first, self.tells = 0, True, tells
         self.back_at = int(next((what[6:] for what in self.events.values() if what.startswith("hosts=")), 0))
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.is_first = True
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.is_first and hvd.rank() == 0 and self.tells:
+            print(f"first step at {time.time():.3f} with {hvd.size()} ranks", flush=True)
+        self.is_first = False
         time.sleep(0.005)
         self.steps += 1
         what, _, slots = self.events.get(self.steps, "").partition("=")
@@ -74,7 +80,7 @@ def main(kind: str, events: list[list[str]]) -> None:
         data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
     state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0, changes=0)
     wanted = 1 if any("hosts" in what for _, what, _ in events) else hvd.size()
-    does = Events(events)
+    does = Events(events, tells=kind == "soak")
     state.register_reset_callbacks([lambda: setattr(state, "changes", state.changes + 1)])
 
     if kind == "callback":
@@ -85,15 +91,21 @@ def main(kind: str, events: list[list[str]]) -> None:
         report(model, state.epoch, SAMPLES)
         return
 
+    def goes_on(state: Any) -> bool:
+        if kind == "soak":  # until the file is there, for whichever rank looks first
+            over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
+            return not int(over)
+        return state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == wanted))
+
     @hvd.elastic.run
     def train(state: Any) -> None:
-        while state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == wanted)):
+        while goes_on(state):
             model.fit(**data, initial_epoch=state.epoch, epochs=state.epoch + 1, verbose=0, callbacks=[
                 does, hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.UpdateBatchStateCallback(state),
                 hvd.elastic.CommitStateCallback(state, batches_per_commit=5)])
 
     train(state)
-    report(model, state.epoch, SAMPLES if kind == "arrays" else EVEN)
+    report(model, state.epoch, EVEN if kind == "dataset" else SAMPLES)
 
 
 def report(model: Any, epochs: int, samples: int) -> None:

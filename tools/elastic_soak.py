@@ -1,0 +1,179 @@
+"""Trains an elastic job while random things happen to it, and prints what became of each event, and of the job.
+
+Events: workers are killed, stopped, two at once, one more while the others recover, and a host discovery script finds
+more or fewer slots. In the end, weights that count how often each sample was trained on tell whether each was once in
+each epoch; no process and no shared memory may be left.
+
+Example:
+    python tools/elastic_soak.py --minutes 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+WORKER = Path(__file__).resolve().parents[1] / "tests" / "launch" / "workers" / "survives.py"
+LIVENESS = 3.0  # seconds until a stopped worker counts as lost
+PAUSE = (4.0, 9.0)  # seconds between two events: some come while workers start, some when all are there
+
+
+class Job:
+    """A running elastic job.
+
+    Args:
+        folder: Its working folder.
+        backend: The backend.
+    """
+
+    def __init__(self, folder: Path, backend: str) -> None:
+        self.folder, self.pids, self.lines = folder, dict[int, int](), list[tuple[float, str]]()
+        self.slots(4)
+        environment = os.environ | {"HVKERAS_LIVENESS_TIMEOUT": f"{LIVENESS:g}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hvkeras", "run", "-np", "4", "--min-np", "1", "--max-np", "5", "--reset-limit",
+             "100000", "--verbose", "--backend", backend, "--host-discovery-script", "cat hosts", sys.executable,
+             str(WORKER), "soak", ""], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.time(), line.rstrip()))
+            if found := re.match(r"hvkeras run: rank (\d+) runs on \S+ as pid (\d+)", line):
+                self.pids[int(found[1])] = int(found[2])
+
+    def slots(self, count: int) -> None:
+        """Sets the number of slots that the script finds."""
+        (self.folder / "hosts.new").write_text(f"localhost:{count}\n")
+        (self.folder / "hosts.new").rename(self.folder / "hosts")
+
+    def alive(self) -> list[int]:
+        """The pids of the workers that live and are not stopped."""
+        found = []
+        for pid in self.pids.values():
+            try:
+                if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
+                    found.append(pid)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def steps_since(self, moment: float) -> list[float]:
+        """The times of first steps after a moment."""
+        return [float(found[1]) for _, line in list(self.lines)
+                if (found := re.search(r"first step at ([\d.]+)", line)) and float(found[1]) > moment]
+
+    def memory(self) -> int:
+        """The largest resident memory of a worker, in bytes."""
+        return max((psutil.Process(pid).memory_info().rss for pid in self.alive()), default=0)
+
+    def end(self) -> int:
+        """Lets training finish; returns the exit code."""
+        (self.folder / "finish").touch()
+        code = self.process.wait(timeout=180)
+        self._reader.join(10)
+        return code
+
+
+def kill(job: Job, count: int = 1, number: int = signal.SIGKILL) -> None:
+    """Signals some workers, but not the last one."""
+    alive = job.alive()
+    for pid in random.sample(alive, min(count, len(alive) - 1)):
+        os.kill(pid, number)
+
+
+def kill_again(job: Job) -> None:
+    """Kills a worker, and another one while the others recover."""
+    kill(job)
+    time.sleep(random.uniform(0.02, 0.3))
+    kill(job)
+
+
+EVENTS: dict[str, Callable[[Job], None]] = {
+    "kill one": kill,
+    "kill two at once": lambda job: kill(job, 2),
+    "kill one more during a recovery": kill_again,
+    "stop one": lambda job: kill(job, 1, signal.SIGSTOP),
+    "a slot more": lambda job: job.slots(5),
+    "two slots fewer": lambda job: job.slots(3),
+    "slots as before": lambda job: job.slots(4),
+}
+
+
+def soak(minutes: float, backend: str, seed: int) -> int:
+    """Runs a job for some minutes; returns the exit code."""
+    random.seed(seed)
+    table, seconds = Table("event", "times", "until the next step, median", "largest"), dict[str, list[float]]()
+    with tempfile.TemporaryDirectory(prefix="hvkeras-soak-") as folder:
+        job, memory = Job(Path(folder), backend), list[int]()
+        wait_for(lambda: bool(job.steps_since(0)), 120, job)
+        until = time.time() + 60 * minutes
+        while time.time() < until:
+            name, moment = random.choice(list(EVENTS)), time.time()
+            EVENTS[name](job)
+            wait_for(lambda moment=moment: bool(job.steps_since(moment)), 120, job)
+            seconds.setdefault(name, []).append(job.steps_since(moment)[0] - moment)
+            time.sleep(random.uniform(*PAUSE))
+            memory.append(job.memory())
+        code = job.end()
+        ended = [line for _, line in job.lines if "trained" in line]
+    for name, found in seconds.items():
+        table.add_row(name, str(len(found)), f"{statistics.median(found):.2f} s", f"{max(found):.2f} s")
+    right = bool(ended) and all("every sample once in each" in line for line in ended) and len(
+        {line.partition("]")[2] for line in ended}) == 1
+    left = [path.name for path in Path("/dev/shm").glob("hvkeras-*")]
+    early, late = memory[len(memory) // 10], memory[-1]
+    console = Console(width=100)
+    console.print(table)
+    restarts = sum("restarts all ranks" in line for _, line in job.lines)
+    console.print(f"{sum(map(len, seconds.values()))} events in {minutes:g} minutes on {backend} (seed {seed}); exit"
+                  f" code {code}; {ended[0] if ended else 'no rank has ended'}; memory of a worker"
+                  f" {early / 2**20:.0f} MiB after a tenth of the events, {late / 2**20:.0f} MiB at the end; left in"
+                  f" /dev/shm: {left or 'nothing'}; all ranks restarted {restarts} times")
+    if code or not right or left:
+        for _, line in job.lines[-60:]:
+            console.print(line, markup=False)
+        return 1
+    return 0
+
+
+def wait_for(condition: Callable[[], bool], timeout: float, job: Job) -> None:
+    """Waits until a condition holds.
+
+    Raises:
+        SystemExit: It does not in time, or the job has ended.
+    """
+    deadline = time.time() + timeout
+    while not condition():
+        if time.time() > deadline or job.process.poll() is not None:
+            print("\n".join(line for _, line in job.lines[-80:]))
+            job.process.terminate()
+            sys.exit(f"the job has not gone on within {timeout:g} s" if job.process.poll() is None else "the job ended")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--backend", default="native")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    sys.exit(soak(given.minutes, given.backend, given.seed))
