@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.autograph import exclude_from_autograph
@@ -54,6 +54,7 @@ class _Process:
     requested: str | None = None  # the argument of the last `init()`
     at_exit_registered = False
     survives = False  # see `survive_failures`
+    on_terminate: Callable[[], None] | None = None
 
 
 def init(
@@ -223,11 +224,16 @@ def leave_generation() -> None:
     _Process.sessions = 0
 
 
-def survive_failures(survives: bool) -> None:
-    """Sets whether this process outlives the failure of another rank, in this generation and the next ones."""
-    _Process.survives = survives
+def survive_failures(survives: bool, on_terminate: Callable[[], None] | None = None) -> None:
+    """Sets whether this process outlives the failure of another rank, in this generation and the next ones.
+
+    Args:
+        survives: Whether it does.
+        on_terminate: What SIGTERM does then, instead of ending the process.
+    """
+    _Process.survives, _Process.on_terminate = survives, on_terminate
     if _Process.hooks is not None:
-        _Process.hooks.survives = survives
+        _Process.hooks.survives, _Process.hooks.on_terminate = survives, on_terminate
 
 
 def outlived_failure() -> bool:
@@ -369,7 +375,7 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
     channel.client.watch_exit(_Process.exit_watch)
     hooks = FailureHooks(channel.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"), settings.run_cause)
-    hooks.survives = _Process.survives
+    hooks.survives, hooks.on_terminate = _Process.survives, _Process.on_terminate
     _Process.channel, _Process.hooks, _Process.launch = channel, hooks, launch
     if channel.client.cause is not None:
         hooks.job_ended(channel.client.cause)

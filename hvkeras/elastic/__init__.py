@@ -12,6 +12,7 @@ from hvkeras.requirements import require_tensorflow
 
 require_tensorflow()
 
+from hvkeras.elastic.batches import batches
 from hvkeras.elastic.running import run, run_fn
 from hvkeras.elastic.state import ObjectState, State
 from hvkeras.elastic.tensorflow_state import KerasState, TensorFlowKerasState, TensorFlowState
@@ -19,7 +20,7 @@ from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["CommitStateCallback", "ElasticCallback", "HorovodInternalError", "HostsUpdatedInterrupt", "KerasState",
            "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "UpdateBatchStateCallback",
-           "UpdateEpochStateCallback", "run", "run_fn"]
+           "UpdateEpochStateCallback", "batches", "run", "run_fn"]
 
 
 if TYPE_CHECKING:

@@ -44,6 +44,10 @@ class Membership:
         """Tells the launcher that this worker has reached an elastic function."""
         self._lobby.tell({"type": "function", "function": function})
 
+    def ask_to_leave(self) -> None:
+        """Asks the launcher to let this worker leave at the next commit, as its machine is being taken away."""
+        self._lobby.tell({"type": "leaving"})
+
     def join_next(self, commit: int, function: int) -> bool:
         """Leaves the present generation, and joins the next one as soon as its members are known.
 

@@ -183,7 +183,7 @@ class _CallThatSurvives(_Call):
 
     def run(self, function: Callable[[], Any]) -> Any:
         self._members.enter(self._number)
-        survive_failures(True)
+        survive_failures(True, self._members.ask_to_leave)
         self._state.check_hosts_with(self._hosts_have_changed)
         try:
             return super().run(function)

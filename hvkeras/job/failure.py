@@ -53,6 +53,7 @@ class FailureHooks:
                  cause_file: str = "") -> None:
         self.backends: list[Backend] = []
         self.before_last_line: list[Callable[[str], None]] = []  # called with how this rank ends; see `_close_record`
+        self.on_terminate: Callable[[], None] | None = None  # what SIGTERM does instead of ending this rank
         self.survives = False  # whether this rank outlives the failure of another, as inside an elastic function
         self._client = client
         self._host = host
@@ -246,6 +247,9 @@ class FailureHooks:
             if self._unwinding.wait(INTERRUPT_GRACE) or self._client.cause is not None:
                 return
             self._client.fail(self._cause_of(KeyboardInterrupt()))
+            return
+        if self.survives and self.on_terminate is not None and self._client.cause is None:
+            self.on_terminate()
             return
         cause = self._client.wait_for_cause(CAUSE_GRACE)
         if cause is None:

@@ -47,6 +47,7 @@ class Worker:
         rank: Its rank in the present generation; None if it has none.
         commit: The last commit that it holds, while it is ready; None while it is not ready.
         has_joined: Whether it has connected to all others in this generation.
+        is_leaving: Whether it leaves at the next commit, as its machine is being taken away.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Worker:
     rank: int | None = None
     commit: int | None = None
     has_joined: bool = False
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,11 @@ class Driver:
 
     def use_hosts(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
         """Hosts have come or gone: workers are started on the new ones, and leave the others at the next commit."""
+        unneeded = tuple(number for number in sorted(self._surplus()) if self.workers[number].rank is None)
+        if unneeded:
+            for number in unneeded:
+                del self.workers[number]
+            self.actions.append(Kill(unneeded))
         self._start_missing()
         if self.state is State.TRAINING and any(member.number in self._surplus() for member in self.members):
             self._announce()
@@ -274,10 +281,11 @@ class Driver:
         self._start_missing()
 
     def _surplus(self) -> set[int]:
-        """The workers that hosts have no slots for any more: the youngest ones."""
-        surplus: set[int] = set()
+        """The workers that leave, and those that hosts have no slots for any more: the youngest ones."""
+        surplus = {number for number, worker in self.workers.items() if worker.is_leaving}
         for host in {worker.host for worker in self.workers.values()}:
-            there = sorted(worker.number for worker in self.workers.values() if worker.host == host)
+            there = sorted(worker.number for worker in self.workers.values()
+                           if worker.host == host and not worker.is_leaving)
             surplus.update(there[self.slots.get(host, 0):])
         return surplus
 

@@ -63,6 +63,8 @@ class ElasticLauncher(Launcher):
         super().__init__(job, printer)
         self._pool = pool
         self._driver = Driver(pool.least, pool.most, {host.name: len(host.ranks) for host in job.hosts}, resets)
+        self._found: Mapping[str, int] = self._driver.slots  # slots, as last found
+        self._withheld: dict[str, int] = {}  # slots of workers that were told to leave, by host
         self._resets = resets
         self._secret = ""
         self._lobby: Lobby | None = None
@@ -175,9 +177,10 @@ class ElasticLauncher(Launcher):
                     self._say(f"hvkeras run: {error}")
                 failed = str(error)
                 continue
-            if slots != self._driver.slots:
-                self._driver.slots = slots
-                self._handle(Event.HOSTS)
+            if slots != self._found:
+                for host in [host for host in self._withheld if slots.get(host) != self._found.get(host)]:
+                    del self._withheld[host]
+                self._use(slots)
 
     def _in_background(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -203,6 +206,24 @@ class ElasticLauncher(Launcher):
                 return
             worker.commit = message["commit"]
             self._handle(Event.READY, number)
+        elif message["type"] == "leaving" and not worker.is_leaving:
+            self._let_leave(worker)
+
+    def _let_leave(self, worker: Worker) -> None:
+        """Lets a worker leave at the next commit; its slot is not used again until the script finds other hosts."""
+        agent = next((agent for agent in self._agents if worker.number in agent.host.ranks), None)
+        self._say(f"hvkeras run: worker {worker.number} on {agent.host_name if agent else worker.host} received"
+                  f" SIGTERM, and leaves at the next commit, or in {self._settings.leave_grace:g} s")
+        worker.is_leaving = True
+        self._withheld[worker.host] = self._withheld.get(worker.host, 0) + 1
+        self._use(self._found)
+        self._loop.call_later(self._settings.leave_grace, self._kill, worker.number)
+
+    def _use(self, found: Mapping[str, int]) -> None:
+        """Tells the driver which slots there are."""
+        self._found = found
+        self._driver.slots = {host: max(0, slots - self._withheld.get(host, 0)) for host, slots in found.items()}
+        self._handle(Event.HOSTS)
 
     def _on_event(self, agent: HostAgent, event: AgentEvent) -> None:
         number = event["rank"]

@@ -72,8 +72,8 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
     ("1:kill:7", 3, "arrays", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"]),
     ("0:raise:7", 2, "dataset", ["rank 0 on .* failed with ArithmeticError: stumbles"]),
     ("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"]),
-    ("1:stop:7", 2, "arrays", ["rank 1 on .* gave no sign of life"]),
-], ids=["killed", "raises", "two, and rank 0", "stopped"])
+    ("1:stop:7", 2, "loop", ["rank 1 on .* gave no sign of life"]),
+], ids=["killed", "raises", "two, and rank 0", "stopped, in a loop"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
     done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2")
@@ -107,6 +107,15 @@ def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:
     assert (sizes[-1], "4" in sizes) == ("1", True), done.stderr
     assert [line for line in done.stdout.splitlines() if "trained" in line] == [
         line for line in done.stdout.splitlines() if line.startswith("[0] trained") and "every sample once" in line]
+
+
+def test_a_rank_that_is_told_to_end_leaves_at_the_next_commit(tmp_path: Path) -> None:
+    command = warm_ranks([sys.executable, str(SURVIVES), "callback", "1:leave:12"], {})
+    done = run(["-np", "3", "--min-np", "2", *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"worker 1 on \S+ received SIGTERM, and leaves at the next commit, or in 25 s", done.stderr)
+    assert re.findall(r"goes on with (\d) ranks from commit \d+, \d\.\d s after new hosts", done.stderr) == ["2"]
+    assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
 
 
 def test_all_ranks_start_again_where_none_survives(tmp_path: Path) -> None:

@@ -62,50 +62,77 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
         if what == "hosts":
             Path("hosts").write_text(f"localhost:{slots}\n")
         else:
-            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}[what]
+            os.kill(os.getpid(), number)
+
+
+class Training:
+    """The parts of a training run."""
+
+    def __init__(self, kind: str, events: list[list[str]]) -> None:
+        numbers, nothing = np.arange(SAMPLES, dtype=np.int32), np.zeros(SAMPLES, np.float32)
+        self.kind, self.does = kind, Events(events, tells=kind == "soak")
+        self.model = Counts()
+        self.model(numbers[:1])
+        self.model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum),
+                           lambda _, of: -tf.reduce_sum(of), jit_compile=False)
+        if kind != "dataset":
+            x, y = hvd.shard((numbers, nothing))
+            self.data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
+        else:
+            samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
+            self.data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
+        self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0, changes=0)
+        self.wanted = 1 if any("hosts" in what for _, what, _ in events) else hvd.size()
+        self.state.register_reset_callbacks([lambda: setattr(self.state, "changes", self.state.changes + 1)])
+
+    def goes_on(self) -> bool:
+        if self.kind == "soak":  # until the file is there, for whichever rank looks first
+            over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
+            return not int(over)
+        state = self.state
+        return state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == self.wanted))
+
+    def by_callback(self) -> None:
+        self.state.epoch = 6
+        history = self.model.fit(**self.data, epochs=6, verbose=0, callbacks=[
+            self.does, hvd.elastic.ElasticCallback(batches_per_commit=5, learning_rate=lambda rate, *_: rate)])
+        print("history", history.epoch, len(history.history["loss"]), flush=True)
+
+    def by_fit(self, state: Any) -> None:
+        while self.goes_on():
+            self.model.fit(**self.data, initial_epoch=state.epoch, epochs=state.epoch + 1, verbose=0, callbacks=[
+                self.does, hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=5)])
+
+    def by_loop(self, state: Any) -> None:
+        @tf.function(reduce_retracing=True)
+        def step(some: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = -tf.reduce_sum(self.model(some))
+            weights = self.model.trainable_variables
+            self.model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+        while self.goes_on():
+            for some, _ in hvd.elastic.batches(**self.data):
+                step(some)
+                state.batch += 1
+                if state.batch % 5 == 0:
+                    state.commit()
+                self.does.on_train_batch_end(state.batch)
+            state.epoch += 1
+            state.commit()
 
 
 def main(kind: str, events: list[list[str]]) -> None:
     hvd.init()
-    numbers, nothing = np.arange(SAMPLES, dtype=np.int32), np.zeros(SAMPLES, np.float32)
-    model = Counts()
-    model(numbers[:1])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum), lambda _, of: -tf.reduce_sum(of),
-                  jit_compile=False)
-    if kind != "dataset":
-        x, y = hvd.shard((numbers, nothing))
-        data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
-    else:
-        samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
-        data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
-    state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0, changes=0)
-    wanted = 1 if any("hosts" in what for _, what, _ in events) else hvd.size()
-    does = Events(events, tells=kind == "soak")
-    state.register_reset_callbacks([lambda: setattr(state, "changes", state.changes + 1)])
-
+    training = Training(kind, events)
     if kind == "callback":
-        state.epoch = 6
-        history = model.fit(**data, epochs=state.epoch, verbose=0, callbacks=[does, hvd.elastic.ElasticCallback(
-            batches_per_commit=5, learning_rate=lambda rate, before, now: rate * 1.0)])
-        print("history", history.epoch, len(history.history["loss"]), flush=True)
-        report(model, state.epoch, SAMPLES)
-        return
-
-    def goes_on(state: Any) -> bool:
-        if kind == "soak":  # until the file is there, for whichever rank looks first
-            over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
-            return not int(over)
-        return state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == wanted))
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        while goes_on(state):
-            model.fit(**data, initial_epoch=state.epoch, epochs=state.epoch + 1, verbose=0, callbacks=[
-                does, hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.UpdateBatchStateCallback(state),
-                hvd.elastic.CommitStateCallback(state, batches_per_commit=5)])
-
-    train(state)
-    report(model, state.epoch, EVEN if kind == "dataset" else SAMPLES)
+        training.by_callback()
+    else:
+        hvd.elastic.run(lambda _: (training.by_loop if kind == "loop" else training.by_fit)(training.state))(
+            training.state)
+    report(training.model, training.state.epoch, EVEN if kind == "dataset" else SAMPLES)
 
 
 def report(model: Any, epochs: int, samples: int) -> None:

@@ -166,6 +166,7 @@ def test_workers_of_a_removed_host_leave_at_the_next_commit() -> None:
     made = Driver(1, 4, {"a": 1, "b": 2}, 3)
     for number, host in enumerate("abb"):
         made.add(Worker(number, host, host == "a", rank=number))
+    for number in range(3):
         made.handle(Event.JOINED, number)
     taken(made)
     made.slots = {"a": 1}
@@ -175,6 +176,18 @@ def test_workers_of_a_removed_host_leave_at_the_next_commit() -> None:
     actions = ready(made, 2, 3)
     assert actions[0] == Kill((1, 2))
     assert formed(actions) == [0]
+
+
+def test_a_worker_that_leaves_is_replaced_elsewhere_alone() -> None:
+    made = driver(slots={"a": 4})
+    made.workers[0].is_leaving = True
+    made.slots = {"a": 3}
+    assert happens(made, Event.HOSTS) == [Announce()]
+    ready(made, 0, 3)
+    ready(made, 1, 3)
+    actions = ready(made, 2, 3)
+    assert actions[0] == Kill((0,))
+    assert formed(actions) == [1, 2]
 
 
 def test_newcomers_that_fail_again_and_again_are_not_started_for_ever() -> None:

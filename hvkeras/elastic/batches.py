@@ -1,0 +1,73 @@
+"""Batches for training loops of the user's own, of which each sample counts once although ranks change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.errors import UsageError, explain
+from hvkeras.sharding.accounts import keeps_accounts
+from hvkeras.sharding.redealing import accounted
+
+
+def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32,
+            shuffle: bool = True) -> Iterator[Any]:
+    """Yields the batches of one epoch of data that `hvd.shard` has dealt, or those that are left of it.
+
+    After a change of ranks, the next call yields what no rank had trained on by the commit. Commit after a step, not
+    between a batch and its step. In jobs whose ranks do not change, every call yields a whole epoch.
+
+    Example:
+        x, y = hvd.shard((x, y))
+
+        @hvd.elastic.run
+        def train(state):
+            while state.epoch < 10:
+                for features, labels in hvd.elastic.batches(x, y, batch_size=32):
+                    step(features, labels)
+                    state.batch += 1
+                    if state.batch % 100 == 0:
+                        state.commit()
+                state.epoch += 1
+                state.commit()
+
+    Args:
+        x: Arrays, or a structure of them, or a batched `tf.data.Dataset`; a share that `hvd.shard` has returned.
+        y: More arrays of the share; None for none.
+        sample_weight: More arrays of the share; None for none.
+        batch_size: The samples in a batch of this rank; a dataset has its own.
+        shuffle: Whether arrays are read in a new order in each epoch, the same on all ranks.
+
+    Yields:
+        Tensors: `x`, `(x, y)` or `(x, y, sample_weight)`; of a dataset, its elements.
+
+    Raises:
+        UsageError: The ranks may change, and it is not known how the data were dealt.
+    """
+    if not keeps_accounts():
+        yield from _plain(x, y, sample_weight, batch_size, shuffle)
+        return
+    data = accounted(x, y, sample_weight, batch_size, shuffle)
+    if data is None:
+        raise UsageError(explain("Batches that go on after a change of ranks must come from hvd.shard", "pass what"
+                                 " hvd.shard returned, or a dataset that only maps, batches and prefetches it",
+                                 x=type(x).__name__))
+    account = data.account
+    first, left = account.begin(data.batch, data.drops), account.steps(data.batch, drops=data.drops)
+    for number, batch in enumerate(itertools.islice(x if data.dataset is None else data.dataset, left), start=1):
+        account.note(first + number)  # its step is made before the next commit
+        yield batch if y is not None or sample_weight is not None or data.dataset is None else batch[0]
+    account.end()
+
+
+def _plain(x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
+    if isinstance(x, tf.data.Dataset):
+        yield from x
+        return
+    given = x if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    dataset = tf.data.Dataset.from_tensor_slices(given)
+    dataset = dataset.shuffle(int(dataset.cardinality())) if shuffle else dataset
+    yield from dataset.batch(batch_size)
