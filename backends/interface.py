@@ -98,6 +98,8 @@ class Backend(abc.ABC):
             ranks while collectives of that graph were in flight; results that arrive late must not reach the next run.
         starts_after_failure: Whether the engine can start again in a process in which it was aborted, because another
             rank had failed, so that the ranks of an elastic job that are left keep their processes.
+        loses_collectives: Whether a collective in a graph may never end after an abort. A rank that does not come back
+            from one starts its program anew.
         objection_to_sessions: Why TensorFlow 1 sessions cannot run the collectives; "" if they can.
         reads_horovods_variables: Whether the variables by which users tune Horovod have their effect on it.
     """
@@ -108,6 +110,7 @@ class Backend(abc.ABC):
     compares_shapes: ClassVar[bool] = False
     outlives_errors_in_graphs: ClassVar[bool] = False
     starts_after_failure: ClassVar[bool] = False
+    loses_collectives: ClassVar[bool] = False
     objection_to_sessions: ClassVar[str] = "it was written for functions"
     reads_horovods_variables: ClassVar[bool] = False
 

@@ -253,8 +253,10 @@ TABLE: tuple[Setting, ...] = (
     Setting("run_cause", str, "", "File that a rank writes the cause of its job's end to.", internal=True),
     Setting("run_lobby", str, "", "host:port of an elastic job's lobby, set by `hvkeras run`.", internal=True),
     Setting("run_worker", int, None, "Number of this worker of an elastic job, set by `hvkeras run`.", internal=True),
-    Setting("run_standby", _switch, False, "Whether this worker joins an elastic job that runs already, set by `hvkeras"
-            " run`.", internal=True),
+    Setting("run_standby", str, "", "When this worker joins an elastic job that runs already: at a `commit`, with its"
+            " model built, or at its `start`, in hvd.init(); set by `hvkeras run`.", internal=True),
+    Setting("run_handover", str, "", "Descriptor of the commits that this process has kept while its program started"
+            " anew, and the number of the last one.", internal=True),
     Setting("run_commits", _switch, False, "Whether `hvkeras run` removes the commits of hvd.elastic.", internal=True),
     Setting("spark_rank", int, None, "Rank, set by `hvkeras.spark`.", internal=True),
     Setting("spark_size", int, None, "Number of ranks, set by `hvkeras.spark`.", internal=True),

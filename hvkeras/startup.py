@@ -17,12 +17,15 @@ from hvkeras.backends.standby import StandbyBackend
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
+from hvkeras.control.lobby import ANY_FUNCTION, LobbyClient
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.rendezvous import connect
-from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.host.cores import limit_threads, usable_cores
 from hvkeras.host.mpi import finalize_mpi
+from hvkeras.host.network import split_address
+from hvkeras.host.program import Program
 from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.job.backend_choice import agree_on_backend
 from hvkeras.job.failure import FailureHooks
@@ -55,6 +58,11 @@ class _Process:
     at_exit_registered = False
     survives = False  # see `survive_failures`
     on_terminate: Callable[[], None] | None = None
+    start_anew: Callable[[], None] | None = None
+    when_stuck: Callable[[Cause], None] | None = None
+    program: Program | None = None  # as it was before the first `init()`
+    lobby: LobbyClient | None = None
+    commit: int | None = None  # that the present generation has begun with, in a process that joined it in `init()`
 
 
 def init(
@@ -99,6 +107,7 @@ def init(
     open_closed_streams()
     require_tensorflow()
     settings = Settings()
+    _Process.program = _Process.program or Program.of_this_process()
     quiet_engines(settings.log_level)
     requested = backend or settings.backend
     if requested != "auto":
@@ -106,7 +115,11 @@ def init(
     launch = detect_launch()
     _Process.requested = backend
     if launch.rendezvous.kind == "standby":
-        replace_job(_standby_job(launch, settings))
+        if settings.run_standby == hvkeras_run.JOINS_AT_COMMIT and (
+                requested == "auto" or backend_class(requested).starts_after_failure):
+            replace_job(_standby_job(launch, settings))
+        else:
+            _join_at_start(settings, requested, process_sets)
         return
     is_served = launch.size > 1 or bool(settings.run_lobby)  # an elastic job may shrink to one rank, and grow again
     job = (_multi_process_job if is_served else _single_process_job)(launch, settings, requested)
@@ -224,16 +237,26 @@ def leave_generation() -> None:
     _Process.sessions = 0
 
 
-def survive_failures(survives: bool, on_terminate: Callable[[], None] | None = None) -> None:
+def survive_failures(survives: bool, on_terminate: Callable[[], None] | None = None,
+                     start_anew: Callable[[], None] | None = None,
+                     when_stuck: Callable[[Cause], None] | None = None) -> None:
     """Sets whether this process outlives the failure of another rank, in this generation and the next ones.
 
     Args:
         survives: Whether it does.
         on_terminate: What SIGTERM does then, instead of ending the process.
+        start_anew: Starts this process's program anew when another rank has failed; None to let the main thread go on.
+        when_stuck: Called if the main thread does not go on.
     """
     _Process.survives, _Process.on_terminate = survives, on_terminate
+    _Process.start_anew, _Process.when_stuck = start_anew, when_stuck
     if _Process.hooks is not None:
-        _Process.hooks.survives, _Process.hooks.on_terminate = survives, on_terminate
+        _set_survival(_Process.hooks)
+
+
+def _set_survival(hooks: FailureHooks) -> None:
+    hooks.survives, hooks.on_terminate = _Process.survives, _Process.on_terminate
+    hooks.start_anew, hooks.when_stuck = _Process.start_anew, _Process.when_stuck
 
 
 def outlived_failure() -> bool:
@@ -256,6 +279,53 @@ def join_generation(variables: Mapping[str, str]) -> None:
     os.environ.pop(hvkeras_run.STANDBY, None)
     replace_job(None)
     init(_Process.requested)
+
+
+def _join_at_start(settings: Settings, requested: str, process_sets: Any) -> None:
+    """Joins the next ranks of an elastic job as soon as its workers make a change, for engines that start only once.
+
+    Until the first elastic function, this process starts anew if a rank is lost.
+    """
+    last = int(settings.run_handover.partition(":")[2] or -1)
+    answer = lobby(settings).next_generation(last, ANY_FUNCTION)
+    _Process.commit = answer["commit"]
+    os.environ.update(answer["place"])
+    os.environ.pop(hvkeras_run.STANDBY, None)
+    survive_failures(True, start_anew=start_anew)
+    try:
+        replace_job(_multi_process_job(detect_launch(), Settings(), requested))
+    except PeerError:
+        if not outlived_failure():
+            raise
+        start_anew()
+    lobby(settings).tell({"type": "joined"})
+    _start_services(current_job(), process_sets)
+
+
+def lobby(settings: Settings) -> LobbyClient:
+    """Returns this worker's connection to the lobby of its elastic job."""
+    if _Process.lobby is None:
+        _Process.lobby = LobbyClient(split_address(settings.run_lobby), settings.secret.encode(), settings.run_worker)
+    return _Process.lobby
+
+
+def commit_at_start() -> int | None:
+    """Returns the commit that the present ranks have begun with, if this process joined them in `init()`."""
+    return _Process.commit
+
+
+def start_anew(descriptor: int | None = None, commit: int = -1, joins: str = hvkeras_run.JOINS_AT_START) -> None:
+    """Starts this process's program anew, which joins the next ranks of its elastic job.
+
+    Args:
+        descriptor: A file with commits; by default the one that this process was started with, if any.
+        commit: The number of the last one of them.
+        joins: When it joins them: a value of `hvkeras_run.STANDBY`.
+    """
+    assert _Process.program is not None
+    handover = os.environ.get(hvkeras_run.HANDOVER, "") if descriptor is None else f"{descriptor}:{commit}"
+    kept = int(handover.partition(":")[0]) if handover else None
+    _Process.program.start_anew({hvkeras_run.STANDBY: joins, hvkeras_run.HANDOVER: handover}, kept)
 
 
 def init_without_engine() -> Job:
@@ -375,7 +445,7 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
     channel.client.watch_exit(_Process.exit_watch)
     hooks = FailureHooks(channel.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"), settings.run_cause)
-    hooks.survives, hooks.on_terminate = _Process.survives, _Process.on_terminate
+    _set_survival(hooks)
     _Process.channel, _Process.hooks, _Process.launch = channel, hooks, launch
     if channel.client.cause is not None:
         hooks.job_ended(channel.client.cause)

@@ -35,6 +35,7 @@ class HorovodBackend(Backend):
     name = "horovod"
     outlives_errors_in_graphs = True
     starts_after_failure = True
+    loses_collectives = True  # in one of several jobs, if a rank is killed while the machine is busy
     objection_to_sessions = ""
     reads_horovods_variables = True
     scales: ClassVar[frozenset[str]] = frozenset({"float32"})  # Horovod's factors have only float32 precision
@@ -47,6 +48,7 @@ class HorovodBackend(Backend):
         self._anchor: Any = None
         self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
+        self._uses_mpi = False
         self._connections = Connections()
         self._variables: dict[str, str] = {}  # environment variables that Horovod reads whenever it connects ranks
         self._size = 1
@@ -77,7 +79,7 @@ class HorovodBackend(Backend):
         return frozenset(name for name, there in parts.items() if there)
 
     def start(self, start: Start) -> int:
-        uses_mpi = installed.serves_mpi(start.launch)
+        uses_mpi = self._uses_mpi = installed.serves_mpi(start.launch)
         if not uses_mpi:
             check_own_name(start.topology.is_one_host)
         if uses_mpi:
@@ -108,6 +110,10 @@ class HorovodBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._horovod is not None:
             self._connections.shut_down()
+            if not self._uses_mpi:
+                # Horovod's thread ends by the errors. A shutdown is left to `stop`, as Horovod would then take on
+                # collectives of graphs that still run, and never complete them.
+                return
             # Horovod's shutdown may wait for failed peers, and the collectives that it ends must not wait for that.
             threading.Thread(target=self._horovod.shutdown, name="hvkeras-horovod-abort", daemon=True).start()
 

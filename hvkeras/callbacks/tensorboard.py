@@ -13,6 +13,7 @@ from hvkeras import compat
 from hvkeras.callbacks import summaries
 from hvkeras.callbacks.chief import is_chief, spanning_strategy
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.job import changes
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.profiling import spans
 from hvkeras.profiling.rank_times import LATEST, RankTimes, figures
@@ -106,6 +107,7 @@ class TensorBoard(_TensorBoard):
         self._traced = False
         self._began, self._first = 0.0, 0
         self._rank_writers: dict[int, Any] = {}
+        self._changes = 0  # of an elastic job's ranks, that are written
 
     @property
     def summary(self) -> object:
@@ -201,6 +203,7 @@ class TensorBoard(_TensorBoard):
         """Writes Keras's summaries, and the chief's times if `fit` does not gather those of all ranks."""
         if self._chief:
             super().on_epoch_end(epoch, logs)
+            self._write_changes(epoch)
             if self.rank_scalars and not self.gathers:
                 self.write_rank_times(epoch, {self._rank: self.rank_times()})
 
@@ -218,6 +221,19 @@ class TensorBoard(_TensorBoard):
         """Calls Keras's method on the chief."""
         if self._chief:
             super().on_test_batch_begin(batch, logs)
+
+    def _write_changes(self, epoch: int) -> None:
+        """Writes the changes of an elastic job's ranks that this process has gone through in the epoch."""
+        found = changes.noted(self._changes)
+        if not found:
+            return
+        self._changes += len(found)
+        with tf.summary.create_file_writer(os.path.join(self.log_dir, "elastic")).as_default(), \
+                tf.summary.record_if(True):
+            summaries.scalar("elastic/ranks", found[-1].size, step=epoch)
+            summaries.scalar("elastic/changes", self._changes, step=epoch)
+            summaries.scalar("elastic/seconds_lost", sum(change.seconds for change in found), step=epoch)
+            summaries.scalar("elastic/steps_repeated", sum(change.repeated or 0 for change in found), step=epoch)
 
     def rank_times(self) -> RankTimes:
         """Returns what this rank has measured since the epoch began."""

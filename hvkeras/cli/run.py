@@ -19,7 +19,7 @@ from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.console import prints_at
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
-from hvkeras.launcher.host_pool import HostPool, discovered
+from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
 from hvkeras.launcher.printer import Printer
@@ -72,7 +72,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
     """
     script, least, most = flags.host_discovery_script, flags.min_np, flags.max_np
     if script is None and least is None and most is None:
-        alone = next((name for name in ("slots_per_host", "elastic_timeout", "blacklist_cooldown_range")
+        alone = next((name for name in ("slots_per_host", "elastic_timeout", "blacklist_cooldown_range",
+                                     "failures_per_host")
                       if getattr(flags, name) is not None), "")
         if alone:
             raise UsageError(explain(f"--{alone.replace('_', '-')} is for elastic jobs", "add --min-np or"
@@ -100,7 +101,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
         raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30"
                                  " 600", blacklist_cooldown_range=range_))
     return HostPool(find, least or flags.np, most or flags.np, flags.elastic_timeout or ELASTIC_TIMEOUT,
-                    None if range_ is None else (range_[0], range_[1]), changes=script is not None)
+                    None if range_ is None else (range_[0], range_[1]), changes=script is not None,
+                    failures=flags.failures_per_host or (1 if flags.as_horovod else FAILURES))
 
 
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str],

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvkeras.compat.families import default_keras
@@ -15,6 +16,14 @@ def native(variable: Any) -> Any:
     """Returns the `tf.Variable` of a Keras 3 variable, or any other variable unchanged."""
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) else value
+
+
+def as_array(tensor: Any) -> Any:
+    """Returns a tensor in host memory as an array, which shares its memory where NumPy knows the dtype."""
+    try:
+        return np.asarray(memoryview(tensor))
+    except (TypeError, ValueError, BufferError, NotImplementedError):
+        return tensor.numpy()
 
 
 def local_parts(variable: Any) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from hvkeras.errors import PeerError
 
 CONNECT_WITHIN = 10.0  # seconds
 FOREVER = 3600.0
+ANY_FUNCTION = 2**31  # the index of the elastic function of a worker that has begun none
 
 
 class Lobby(Connections):
@@ -103,7 +104,7 @@ class LobbyClient(Connection):
 
         Args:
             commit: The number of the last commit that this worker holds; -1 for none.
-            function: The index of the elastic function that it is in.
+            function: The index of the elastic function that it is in, or `ANY_FUNCTION`.
 
         Returns:
             The launcher's answer: of type `assignment`, with the place in the next generation, or `over`.

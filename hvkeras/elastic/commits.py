@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hvkeras.elastic.encoding import decode, encode
-from hvkeras.errors import CommitError, MachineError, UsageError, explain
+from hvkeras.errors import CommitError, HvkerasError, MachineError, UsageError, explain
 from hvkeras.host.commit_files import commit_path
 from hvkeras.host.disk_space import room_left
 from hvkeras.host.private_files import create_private, read_private, why_not_private
@@ -50,6 +51,56 @@ class CommitFile:
         self._ranks = ranks
         self._path = commit_path(folder, number)
         self._former = self._path.with_suffix(".former")
+        self._lock = threading.Lock()
+        self._writer: threading.Thread | None = None
+        self._next: tuple[Any, Positions] | None = None
+        self._error: Exception | None = None
+
+    def write_soon(self, saved: Any, positions: Positions) -> None:
+        """Replaces the last commit as `write` does, but in a thread; of commits that wait for it, it writes the newest.
+
+        Args:
+            saved: What the state has saved.
+            positions: The positions in the data.
+
+        Raises:
+            HvkerasError: An earlier commit could not be written; as for `write`.
+        """
+        self._raise_error()
+        with self._lock:
+            self._next = saved, positions
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="hvkeras-commits")
+                self._writer.start()
+
+    def finish(self) -> None:
+        """Waits until all commits are written.
+
+        Raises:
+            HvkerasError: One could not be written; as for `write`.
+        """
+        with self._lock:
+            writer = self._writer
+        if writer is not None:
+            writer.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                if self._next is None:
+                    self._writer = None
+                    return
+                (saved, positions), self._next = self._next, None
+            try:
+                self._write(saved, False, positions)
+            except HvkerasError as error:
+                self._error = error
 
     def write(self, saved: Any, over: bool = False, positions: Positions | None = None) -> None:
         """Replaces the last commit, and keeps the replaced one as the former commit.
@@ -63,13 +114,17 @@ class CommitFile:
             UsageError: It cannot be pickled, or others may write to the folder.
             MachineError: The file cannot be written.
         """
+        self.finish()
+        self._write(saved, over, positions or {})
+
+    def _write(self, saved: Any, over: bool, positions: Positions) -> None:
         self._require_private_folder()
         unfinished = self._path.with_suffix(".unfinished")
         written = 0
         try:
             with create_private(unfinished) as file:
                 for piece in encode({"saved": saved, "over": over, "ranks": self._ranks,
-                                     "positions": positions or {}}):
+                                     "positions": positions}):
                     file.write(piece)
                     written += len(piece)
             with contextlib.suppress(FileNotFoundError):

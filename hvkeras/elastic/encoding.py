@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hvkeras.elastic.snapshot import Snapshot
+
 MAGIC = b"hvkeras values 1\n"
 _LENGTH, _SUM = 8, 4  # sizes in bytes of the little-endian header length, and of the CRC-32 at the end
 _PLAIN = (type(None), bool, int, float, str)
@@ -74,8 +76,8 @@ def _tree(value: Any, parts: list[Any]) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is list:
-        return [_tree(each, parts) for each in value]
+    if kind in (list, Snapshot):
+        return [_tree(each, parts) for each in (value if kind is list else value.arrays())]
     if kind in _GROUPS:
         return {_GROUPS[kind]: [_tree(each, parts) for each in value]}
     if kind is dict:

@@ -6,13 +6,26 @@ The launcher decides who belongs to the next generation, and tells each worker t
 
 from __future__ import annotations
 
-from hvkeras.control.lobby import LobbyClient
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.control.cause import Cause
+from hvkeras.elastic import handover
 from hvkeras.errors import PeerError
-from hvkeras.host.console import prints_at, say
-from hvkeras.host.network import split_address
+from hvkeras.job.changes import Change
 from hvkeras.job.state import current_job
+from hvkeras.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
 from hvkeras.settings import Settings
-from hvkeras.startup import join_generation, leave_generation, outlived_failure
+from hvkeras.startup import (
+    commit_at_start,
+    join_generation,
+    leave_generation,
+    lobby,
+    outlived_failure,
+    start_anew,
+    survive_failures,
+)
 
 
 class Membership:
@@ -23,12 +36,18 @@ class Membership:
 
     Attributes:
         commit: The number of the commit that the present generation has begun with; 0 for none.
+        starts_anew: Whether this process starts its program anew at each change, as its engine can start only once. It
+            keeps the commits of each elastic function in memory then.
+        has_joined_at_start: Whether this process joined ranks that others belonged to before, and has to tell so.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.worker: int = settings.run_worker
-        self.commit = 0
-        self._lobby = LobbyClient(split_address(settings.run_lobby), settings.secret.encode(), self.worker)
+        self.commit: int = commit_at_start() or 0
+        self.starts_anew: bool = not self.is_waiting and not current_job().backend.starts_after_failure
+        self.has_joined_at_start: bool = commit_at_start() is not None
+        self._lobby = lobby(settings)
+        self._descriptor = int(settings.run_handover.partition(":")[0]) if settings.run_handover else None
+        self._kept: handover.Commits = {} if self._descriptor is None else handover.read(self._descriptor)
 
     @property
     def hosts_changed(self) -> bool:
@@ -42,11 +61,51 @@ class Membership:
 
     def enter(self, function: int) -> None:
         """Tells the launcher that this worker has reached an elastic function."""
-        self._lobby.tell({"type": "function", "function": function})
+        self._lobby.tell({"type": "function", "function": function, "starts_anew": self.starts_anew})
+        survive_failures(True, self._ask_to_leave, None if self._descriptor is None else start_anew)
 
-    def ask_to_leave(self) -> None:
-        """Asks the launcher to let this worker leave at the next commit, as its machine is being taken away."""
+    def begun(self, when_stuck: Callable[[Cause], None]) -> None:
+        """Must be called when the state of an elastic function is complete; failures raise in the function then.
+
+        Args:
+            when_stuck: Called if they do not, in another thread, as the backend has lost a collective.
+        """
+        loses = not self.starts_anew and current_job().backend.loses_collectives
+        survive_failures(True, self._ask_to_leave, when_stuck=when_stuck if loses else None)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def tell_change(self, change: Change) -> None:
+        """Tells the launcher how training goes on after a change, for its report."""
+        self._lobby.tell({"type": "change", **change.to_message()})
+
+    def _ask_to_leave(self) -> None:
         self._lobby.tell({"type": "leaving"})
+
+    def leave(self) -> None:
+        """Must be called when this worker leaves an elastic function; what fails from then on ends this process."""
+        survive_failures(False)
+
+    def handed_over(self, function: int) -> dict[str, Any] | None:
+        """Returns the commit of an elastic function that this process has kept while its program started anew."""
+        return self._kept.get(function)
+
+    def keep(self, function: int, commit: dict[str, Any]) -> None:
+        """Keeps the commit of an elastic function."""
+        self._kept[function] = commit
+
+    def start_anew(self, number: int, is_stuck: bool = False) -> None:
+        """Starts this process's program anew, with the commits that were kept.
+
+        Args:
+            number: The number of the last commit.
+            is_stuck: Whether the main thread is stuck, so that the ranks cannot be left in good order.
+        """
+        descriptor = handover.written(self._kept)
+        if not is_stuck:
+            leave_generation()
+        start_anew(descriptor, number, JOINS_AT_START if self.starts_anew else JOINS_AT_COMMIT)
 
     def join_next(self, commit: int, function: int) -> bool:
         """Leaves the present generation, and joins the next one as soon as its members are known.
@@ -87,12 +146,7 @@ class _Process:
 
 def membership() -> Membership | None:
     """Returns this worker's membership; None if the job's survivors do not go on without a restart."""
-    job, settings = current_job(), current_job().settings
+    settings = current_job().settings
     if _Process.membership is None and settings.run_lobby:
-        if not job.backend.starts_after_failure:
-            if job.topology.rank == 0 and prints_at(settings, "WARNING"):
-                say(f"backend {job.backend.name} cannot start again in a process: when a rank is lost, all are"
-                    " restarted, and no host joins in between")
-            return None
         _Process.membership = Membership(settings)
     return _Process.membership

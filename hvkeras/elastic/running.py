@@ -13,14 +13,18 @@ import tensorflow as tf
 from hvkeras.collectives.broadcasts import broadcast_object
 from hvkeras.collectives.operations import Max
 from hvkeras.collectives.reductions import allreduce
+from hvkeras.control.cause import Cause
 from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.elastic.membership import Membership, membership
 from hvkeras.elastic.state import State
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
+from hvkeras.job import changes
+from hvkeras.job.changes import Change
+from hvkeras.job.failure import STUCK_AFTER
 from hvkeras.job.state import current_job
 from hvkeras.sharding.accounts import keeps_accounts, take_positions
-from hvkeras.startup import init, shutdown, survive_failures
+from hvkeras.startup import init, shutdown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,7 +38,8 @@ def run(func: Function) -> Function:
     job was started:
 
     - `hvkeras run --min-np` or `--host-discovery-script`: the other ranks keep their processes, and call the function
-      again with new ranks and a new size. New processes join them at the next commit.
+      again with new ranks and a new size. New processes join them at the next commit. On a backend that cannot start
+      again in a process (`tfdist`), the script starts anew in each of them, with the commit from its memory.
     - `hvkeras run --reset-limit N`: all processes end and are started again, up to N times; the script reaches this
       function again.
     - Otherwise the job ends.
@@ -83,6 +88,10 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
             raise UsageError(explain("The first argument of an elastic function must be a state",
                                      "pass hvd.elastic.TensorFlowKerasState(model)", received=state))
         members = membership()
+        if members is not None and members.starts_anew and state.saved() is None:
+            say_on_rank_0(f"restarts all ranks when one is lost, as backend {current_job().backend.name} cannot start"
+                          f" again in a process, and {type(state).__name__} has no saved() to outlive it")
+            members = None
         call = (_Call(state, next(_numbers), reset) if members is None
                 else _CallThatSurvives(state, next(_numbers), reset, members))
         return call.run(lambda: func(state, *args, **kwargs))
@@ -134,13 +143,17 @@ class _Call:
         """Prepares the state; returns whether there is anything left to do."""
         job, number = current_job(), self._number
         self._keep_commits()
-        over = self._commits is not None and _resume_from(self._state, self._commits)
+        over = self._resume()
         self._synchronize()
         removes = number == 0 and self._commits is not None and not job.settings.run_commits
         over, removes = _decided_by_rank_0([over, removes], f"elastic function {number}")
         if removes:
             remove_commits_at_exit(job)
         return not over
+
+    def _resume(self) -> bool:
+        """Restores the last commit on the rank that has one; returns whether the function had finished by then."""
+        return self._commits is not None and _resume_from(self._state, self._commits)
 
     def _keep_commits(self) -> None:
         self._commits = commit_file(self._number)
@@ -180,30 +193,59 @@ class _CallThatSurvives(_Call):
         super().__init__(state, number, reset)
         self._members = members
         self._why, self._since = "", 0.0
+        self._repeated: int | None = None
 
     def run(self, function: Callable[[], Any]) -> Any:
         self._members.enter(self._number)
-        survive_failures(True, self._members.ask_to_leave)
         self._state.check_hosts_with(self._hosts_have_changed)
         try:
             return super().run(function)
         finally:
-            survive_failures(False)
+            self._members.leave()
             self._state.check_hosts_with(None)
 
     def _begin(self) -> bool:
-        return self._join(-1) if self._members.is_waiting else super()._begin()
+        if self._members.is_waiting:
+            begins = self._join(self._state.commit_number if self._takes_what_was_handed_over() else -1)
+        else:
+            begins = super()._begin()
+        if self._since and begins:
+            self._state.on_reset()
+            self._tell_that_it_goes_on()
+        self._members.begun(self._start_anew_when_stuck)
+        return begins
+
+    def _resume(self) -> bool:
+        if not self._takes_what_was_handed_over():
+            return not self._members.has_joined_at_start and super()._resume()
+        return self._is_over
+
+    def _takes_what_was_handed_over(self) -> bool:
+        """Restores the commit that this process has kept while its program started anew; False if there is none."""
+        handed = self._members.handed_over(self._number)
+        if handed is None:
+            return False
+        state = self._state
+        state.take(handed["saved"])
+        state.restore()
+        state.positions, state.commit_number, self._is_over = handed["positions"], handed["number"], handed["is_over"]
+        self._why, self._since, self._repeated = handed["why"], handed["since"], handed["repeated"]
+        return True
 
     def _synchronize(self) -> None:
         super()._synchronize()
         state = self._state
         state.commit_number, self._is_over = broadcast_object((state.commit_number, self._is_over),
                                                               name="the last commit")
+        state.steps_at_commit = state.steps()
+        state.last_commit = state.saved(), state.positions, state.commit_number
 
     def _finish(self, result: Any) -> None:
         job = current_job()
         self._state.note_commit()
         self._is_over = result is None
+        if self._members.starts_anew:
+            self._hand_over()
         if self._commits is not None:
             self._commits.write(self._state.saved(), self._is_over, self._state.positions)
         if job.control is not None:  # until then, a rank that is lost is missed by the others
@@ -217,20 +259,56 @@ class _CallThatSurvives(_Call):
             return False
         self._why = cause.sentence() if cause is not None else f"{type(error).__name__}: {error}"
         self._since = self._since or began
+        now, then = self._state.steps(), self._state.steps_at_commit
+        self._repeated = None if now is None or then is None else now - then
         return True
 
     def _rebuild(self) -> None:
         self._since = self._since or time.monotonic()
+        if self._members.starts_anew:
+            self._start_anew()
         if not self._join(self._state.commit_number):
             self._is_over = True
             return
         if self._reset is not _reinitialize:
             self._reset()
         self._state.on_reset()
-        size, seconds, why = current_job().topology.size, time.monotonic() - self._since, self._why
-        say_on_rank_0(f"goes on with {size} rank{'s' * (size > 1)} from commit {self._members.commit}, {seconds:.1f} s"
-                      + (f" after {why}" if why else " after new hosts were found or others removed"))
-        self._why, self._since = "", 0.0
+        self._tell_that_it_goes_on()
+
+    def _hand_over(self) -> None:
+        """Keeps the commit for the time when this process has started its program anew."""
+        state = self._state
+        self._members.keep(self._number, {
+            "saved": state.saved(), "positions": state.positions, "number": state.commit_number,
+            "is_over": self._is_over, "why": self._why, "since": self._since,
+            "repeated": self._repeated})
+
+    def _start_anew_when_stuck(self, cause: Cause) -> None:
+        """Starts the program anew, from another thread than the one that does not come back from a collective."""
+        if self._state.last_commit is None or self._state.last_commit[0] is None:
+            return  # there is nothing to go on from: the launcher will replace this process
+        saved, positions, number = self._state.last_commit
+        self._members.keep(self._number, {"saved": saved, "positions": positions, "number": number, "is_over": False,
+                                          "why": cause.sentence(), "since": time.monotonic() - STUCK_AFTER,
+                                          "repeated": None})
+        self._members.start_anew(number, is_stuck=True)
+
+    def _start_anew(self) -> None:
+        """Starts the program anew, once no rank needs this one's engine any more."""
+        job = current_job()
+        self._hand_over()
+        if not self._why and job.control is not None:
+            job.control.gather("all ranks start anew", None, job.settings.start_timeout)
+        self._members.start_anew(self._state.commit_number)
+
+    def _tell_that_it_goes_on(self) -> None:
+        size, seconds = current_job().topology.size, time.monotonic() - self._since
+        change = Change(size, self._members.commit, self._repeated if self._why else 0, seconds, self._why)
+        changes.note(change)
+        if current_job().topology.rank == 0:
+            self._members.tell_change(change)
+            say_on_rank_0(change.sentence())
+        self._why, self._since, self._repeated = "", 0.0, None
 
     def _join(self, commit: int) -> bool:
         """Joins the next ranks; returns False if they have finished this function."""

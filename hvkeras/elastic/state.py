@@ -44,6 +44,8 @@ class State:
         self._commits: CommitFile | None = None
         self._hosts_have_changed: Callable[[], bool] | None = None
         self.commit_number: int = 0  # of the last commit, the same on all ranks
+        self.last_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
+        self.steps_at_commit: int | None = None  # what `steps` returned at the last commit
         self.positions: Positions = {}  # in the data, at the last commit
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
@@ -64,22 +66,25 @@ class State:
         """Saves the state, with which training resumes if a rank is lost from now on.
 
         All ranks call it after the same step. Rank 0's state is also written to a file if the job can be restarted
-        (HVKERAS_ELASTIC_DIR). In a job whose survivors go on, new workers join at a commit, and those of removed hosts
-        leave.
+        (HVKERAS_ELASTIC_DIR). In a job whose survivors go on, that happens while the next steps run, new workers join
+        at a commit, and those of removed hosts leave.
 
         Raises:
             HostsUpdatedInterrupt: They do now; `hvd.elastic.run` catches it.
         """
         self.note_commit()
         if self._commits is not None:
-            self._commits.write(self.saved(), positions=self.positions)
+            write = self._commits.write if self._hosts_have_changed is None else self._commits.write_soon
+            write(self.saved(), positions=self.positions)
         self.check_host_updates()
 
     def note_commit(self) -> None:
         """Saves the state, and the position in the data that `hvd.shard` has dealt."""
         self.save()
+        self.steps_at_commit = self.steps()
         self.commit_number += 1
         self.positions = positions()
+        self.last_commit = self.saved(), self.positions, self.commit_number
 
     def check_host_updates(self) -> None:
         """Checks whether workers wait to join, or must leave; all ranks call it after the same step.
@@ -116,6 +121,10 @@ class State:
 
     def reset(self) -> None:
         """Adapts the state to a rebuilt job; does nothing by default."""
+
+    def steps(self) -> int | None:
+        """Returns how many steps were made in all; None if the state does not know it."""
+        return None
 
     def saved(self) -> object:
         """Returns what was saved last, to be written to a file: anything that can be pickled."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
+from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.queries import rank
@@ -35,7 +36,8 @@ class TensorFlowState(ObjectState):
         self._variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self._session = session
         self._from_root: Any = None
-        self._values: list[Any] = []
+        self._values = Snapshot([])
+        self._reader = Reader([])
         super().__init__(broadcast_object, rank, **kwargs)
         if not self._tracked():
             raise UsageError(explain("A TensorFlowState needs variables", "pass model.variables, or use ObjectState",
@@ -43,18 +45,22 @@ class TensorFlowState(ObjectState):
         self._save_values()
 
     def save(self) -> None:
-        """Copies the variables' values and the attributes."""
+        """Keeps the variables' values, as a `Snapshot`, and copies of the attributes."""
         self._save_values()
         super().save()
 
     def _save_values(self) -> None:
         variables = self._tracked()
-        self._values = (self._session.run(variables) if self._session is not None
-                        else [compat.native(variable).numpy() for variable in variables])
+        if self._session is not None:
+            self._values = Snapshot(self._session.run(variables))
+            return
+        if not self._reader.reads(variables):
+            self._reader = Reader(variables)
+        self._values = self._reader.snapshot()
 
     def restore(self) -> None:
         """Restores the variables and attributes that were saved last."""
-        for variable, value in zip(self._tracked(), self._values, strict=True):
+        for variable, value in zip(self._tracked(), self._values.values(), strict=True):
             if self._session is not None:
                 variable.load(value, self._session)
             else:
@@ -87,12 +93,13 @@ class TensorFlowState(ObjectState):
             UsageError: The saved state has other attributes, or variables of other shapes.
         """
         values, attributes = saved
-        shapes, own = [list(value.shape) for value in values], [list(value.shape) for value in self._tracked()]
+        kept = values if isinstance(values, Snapshot) else Snapshot(values)
+        shapes, own = [list(value.shape) for value in kept.values()], [list(value.shape) for value in self._tracked()]
         if shapes != own:
             raise UsageError(explain("A commit must have the state's variables", "remove HVKERAS_ELASTIC_DIR, or give"
                                      " each job one of its own", commit=shapes, state=own))
         super().take(attributes)
-        self._values = values
+        self._values = kept
 
     def _tracked(self) -> list[Any]:
         return self._variables
@@ -145,6 +152,11 @@ class TensorFlowKerasState(TensorFlowState):
         if layers:
             compat.retrace(self.model)
 
+    def steps(self) -> int | None:
+        """Returns the steps that the optimizer has counted."""
+        optimizer = self._optimizer()
+        return None if optimizer is None else compat.step_counter(optimizer)
+
     def reset(self) -> None:
         """Makes Keras retrace the model's functions, which contain the number of ranks."""
         compat.retrace(self.model)
@@ -172,12 +184,15 @@ class TensorFlowKerasState(TensorFlowState):
         self._learned = learned
 
     def _tracked(self) -> list[Any]:
-        optimizer = self.optimizer if self.optimizer is not None else getattr(self.model, "optimizer", None)
+        optimizer = self._optimizer()
         weights = compat.model_weights(self.model)
         if optimizer is None:
             return weights
         compat.build_optimizer(optimizer, self.model.trainable_variables)
         return weights + compat.optimizer_variables(optimizer)
+
+    def _optimizer(self) -> Any:
+        return self.optimizer if self.optimizer is not None else getattr(self.model, "optimizer", None)
 
 
 class KerasState(TensorFlowKerasState):

@@ -32,6 +32,7 @@ from hvkeras.job.signals import Forks, SignalWatch
 INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
 LOG_GRACE = 0.2  # seconds for the engine's own messages about an aborted collective to appear
+STUCK_AFTER = 3.0  # seconds after an abort in which a collective ends, if it ever does
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
 # Kinds of failures that leave other ranks intact.
 SURVIVABLE = ("exception", "exit", "signal", "lost", "silent", "stalled", "reset")
@@ -54,6 +55,8 @@ class FailureHooks:
         self.backends: list[Backend] = []
         self.before_last_line: list[Callable[[str], None]] = []  # called with how this rank ends; see `_close_record`
         self.on_terminate: Callable[[], None] | None = None  # what SIGTERM does instead of ending this rank
+        self.start_anew: Callable[[], None] | None = None  # instead of going on after the failure of another rank
+        self.when_stuck: Callable[[Cause], None] | None = None  # called if the main thread does not notice it
         self.survives = False  # whether this rank outlives the failure of another, as inside an elastic function
         self._client = client
         self._host = host
@@ -63,6 +66,7 @@ class FailureHooks:
         self._cause_file = cause_file
         self.aborted = threading.Event()  # set once the engines are, after another rank's failure
         self._unwinding = threading.Event()
+        self._noticed = threading.Event()  # set once an elastic function knows of the failure
         self._last_line_lock = threading.Lock()
         self._exit_code: Any = None
         self._previous_hook = sys.excepthook
@@ -126,6 +130,7 @@ class FailureHooks:
         Args:
             error: The exception.
         """
+        self._noticed.set()
         cause = self._client.cause
         if cause is None and self._is_echo(error):
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
@@ -175,7 +180,12 @@ class FailureHooks:
         if cause is None:
             cause = self._cause_of(error)
             self._client.fail(cause)
+        self._start_anew_after(cause)
         self._end_process(cause)
+
+    def _start_anew_after(self, cause: Cause) -> None:
+        if self.start_anew is not None and self.outlives(cause):
+            self.start_anew()
 
     def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
         """Suppresses tracebacks of threads whose collectives the job's end aborted; the exit report says why."""
@@ -229,10 +239,13 @@ class FailureHooks:
     def _reap(self, cause: Cause) -> None:
         if cause.rank == self._rank and self._unwinding.is_set():
             return
+        self._start_anew_after(cause)
         for backend in self.backends:
             backend.abort(cause.sentence())
         self.aborted.set()
         if self.outlives(cause):
+            if self.when_stuck is not None and not self._noticed.wait(STUCK_AFTER):
+                self.when_stuck(cause)
             return
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline:

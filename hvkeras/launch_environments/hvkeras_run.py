@@ -17,6 +17,8 @@ STARTED_BY = "HVKERAS_RUN_LAUNCHER"
 LOBBY_ADDRESS = "HVKERAS_RUN_LOBBY"
 WORKER = "HVKERAS_RUN_WORKER"
 STANDBY = "HVKERAS_RUN_STANDBY"
+JOINS_AT_COMMIT, JOINS_AT_START = "commit", "start"  # its values: a worker waits for ranks in a function, or in init()
+HANDOVER = "HVKERAS_RUN_HANDOVER"
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:

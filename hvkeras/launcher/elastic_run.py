@@ -22,6 +22,7 @@ from hvkeras.control.relay import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import HvkerasError
 from hvkeras.job.failure import SURVIVABLE
+from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.elastic_driver import (
     Abort,
@@ -44,6 +45,7 @@ from hvkeras.launcher.orders import newcomers_order, place_of, start_order
 from hvkeras.launcher.placement import THIS_HOST, HostRanks
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import TICK, UNWIND, Launcher
+from hvkeras.report.outcome import Outcome
 
 LOOK_EVERY = 1.0  # seconds between two looks for hosts
 COME_BACK_WITHIN = 60.0  # seconds that a living member may take to notice that its generation is over
@@ -67,6 +69,7 @@ class ElasticLauncher(Launcher):
         self._withheld: dict[str, int] = {}  # slots of workers that were told to leave, by host
         self._resets = resets
         self._secret = ""
+        self._began = time.time()
         self._lobby: Lobby | None = None
         self._lobby_address = ""
         self._ranks: list[int] = list(range(job.size))  # the worker of each rank in the present generation
@@ -74,13 +77,25 @@ class ElasticLauncher(Launcher):
         self._final: Cause | None = None  # why the job ends
         self._last: Cause | None = None  # why the last generation has ended
         self._function = 0  # the elastic function that the ranks are in
+        self._joins = hvkeras_run.JOINS_AT_COMMIT  # when new workers join
         self._entered = time.monotonic()  # when the driver's state was entered
         self._next_report = FIRST_REPORT
         self._starting: set[asyncio.Future[None]] = set()
         self._next_number = job.size
+        self._changes: list[dict[str, Any]] = []  # of the ranks, for a report
         for agent in self._agents:
             for number in agent.host.ranks:
                 self._driver.add(Worker(number, agent.host.name, agent.host.local, rank=number))
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the job ended, with the ranks of the last generation."""
+        hosts = {number: agent.host_name for agent in self._agents for number in agent.host.ranks}
+        ended = {str(rank): reports.described_end(self._codes[number]) for rank, number in enumerate(self._ranks)
+                 if self._codes.get(number)}
+        cause = self._final.sentence() if self._final is not None else ""
+        return Outcome(len(self._ranks), [hosts.get(number, "") for number in self._ranks], ended, cause, self._stalls,
+                       self._changes, self._job.size, self._began)
 
     @property
     def resets(self) -> int:
@@ -159,7 +174,8 @@ class ElasticLauncher(Launcher):
         with contextlib.suppress(OSError):
             for number in numbers:
                 self._printer.open_files(number)
-        order = newcomers_order(self._job, agent.host, self._secret, self._lobby_address, numbers, len(self._ranks))
+        order = newcomers_order(self._job, agent.host, self._secret, self._lobby_address, numbers, len(self._ranks),
+                                self._joins)
         if is_new:
             self._in_background(self._listen(agent, order))
         else:
@@ -197,6 +213,7 @@ class ElasticLauncher(Launcher):
         if message["type"] == "function":
             if worker.rank is not None:
                 self._function = max(self._function, message["function"])
+                self._joins = hvkeras_run.JOINS_AT_START if message["starts_anew"] else hvkeras_run.JOINS_AT_COMMIT
                 self._handle(Event.JOINED, number)
         elif message["type"] == "joined":
             self._handle(Event.JOINED, number)
@@ -206,6 +223,8 @@ class ElasticLauncher(Launcher):
                 return
             worker.commit = message["commit"]
             self._handle(Event.READY, number)
+        elif message["type"] == "change":
+            self._changes.append({**message, "time": time.time()})
         elif message["type"] == "leaving" and not worker.is_leaving:
             self._let_leave(worker)
 
@@ -300,7 +319,11 @@ class ElasticLauncher(Launcher):
             return
         self._say(self._pool.note_failure(worker.host, lost=False))
         if not generation:
-            self._signal_ranks(signal.SIGTERM, True)  # nothing else informs those that have not called hvd.init()
+            # Nothing else informs those that have not called hvd.init().
+            silent = set(range(self._job.size)) - self._codes.keys() - (
+                frozenset() if self._server is None else self._server.ever_connected)
+            for agent in self._agents:
+                agent.signal(signal.SIGTERM, [rank for rank in agent.host.ranks if rank in silent])
         if cause.kind in ("silent", "stalled"):
             self._kill(number)
         else:

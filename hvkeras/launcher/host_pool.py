@@ -13,7 +13,7 @@ from hvkeras.launcher.placement import THIS_HOST, HostRanks, fill, slots_in_line
 SCRIPT_SECONDS = 60.0  # that a host discovery script may take
 TICK = 1.0  # seconds between two looks for hosts
 FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until the wait for hosts is told, and told again
-FAILURES = 2  # in a row, after which a host is set aside
+FAILURES = 2  # in a row, after which a host is set aside by default
 
 Slots = dict[str, int]
 
@@ -65,6 +65,7 @@ class HostPool:
             None for the rest of the job.
         kept: The host whose failure is none of the host's, such as the launcher's own; "" for none.
         changes: Whether `find` may find others later.
+        failures: How many failures in a row on a host set it aside.
 
     Attributes:
         least: As above.
@@ -73,9 +74,11 @@ class HostPool:
     """
 
     def __init__(self, find: Callable[[], Slots], least: int, most: int | None, timeout: float,
-                 cooldown: tuple[float, float] | None = None, kept: str = THIS_HOST, changes: bool = False) -> None:
+                 cooldown: tuple[float, float] | None = None, kept: str = THIS_HOST, changes: bool = False,
+                 failures: int = FAILURES) -> None:
         self._find, self.least, self.most, self.timeout = find, least, most, timeout
         self._cooldown, self._kept, self._changes = cooldown, kept, changes
+        self._failures = failures
         self._aside: dict[str, _Aside] = {}
         self._failed = ("", 0)  # the host that failed last, and how often in a row
 
@@ -130,7 +133,7 @@ class HostPool:
         """
         last, times = self._failed
         self._failed = (host, times + 1 if host == last else 1)
-        if not host or host == self._kept or not (lost or self._failed[1] >= FAILURES):
+        if not host or host == self._kept or not (lost or self._failed[1] >= self._failures):
             return ""
         self._failed = ("", 0)
         aside = self._aside.setdefault(host, _Aside())
@@ -140,7 +143,8 @@ class HostPool:
             shortest, longest = self._cooldown
             seconds = min(longest, shortest * 2.0 ** (aside.times - 1))
         aside.until = time.monotonic() + seconds
-        why = "which was lost" if lost else f"where ranks have failed {FAILURES} times in a row"
+        times = "a rank has failed" if self._failures == 1 else f"ranks have failed {self._failures} times in a row"
+        why = "which was lost" if lost else f"where {times}"
         return (f"hvkeras run: sets {host} aside, {why},"
                 f" for {f'{seconds:g} s' if self._cooldown is not None else 'the rest of the job'}")
 

@@ -40,8 +40,8 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
     }
 
 
-def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomers: Sequence[int],
-                    size: int) -> dict[str, Any]:
+def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomers: Sequence[int], size: int,
+                    joins: str) -> dict[str, Any]:
     """Returns the order to start workers that will join a running elastic job.
 
     Args:
@@ -51,6 +51,7 @@ def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomer
         lobby: The address of the lobby.
         newcomers: The numbers of the workers.
         size: The number of ranks that the job has now; the workers expect those that follow.
+        joins: When they join: a value of `hvkeras_run.STANDBY`.
     """
     count = len(newcomers)
     return {
@@ -58,7 +59,7 @@ def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomer
         "environment": _shared(job, host, secret),
         "ranks": [{"rank": number, "command": list(job.command), "terminal": None,
                    "environment": {**hvkeras_run.place_variables(size + place, size + count, place, count, lobby),
-                                   **_of_worker(lobby, number), hvkeras_run.STANDBY: "on"}}
+                                   **_of_worker(lobby, number), hvkeras_run.STANDBY: joins}}
                   for place, number in enumerate(newcomers)],
     }
 

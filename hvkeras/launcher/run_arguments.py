@@ -72,6 +72,14 @@ def limit(text: str) -> int:
     return value
 
 
+def times(text: str) -> int:
+    """Reads a number that is at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a number of times is 1 or more, not {text}")
+    return value
+
+
 def steps(text: str) -> str:
     """Checks that a window of steps can be read."""
     try:
@@ -117,20 +125,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                       help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
     made.add_argument("--reset-limit", type=limit, metavar="N", help="Restarts all ranks when one fails, up to N times;"
                       f" hvd.elastic resumes from the last commit. 0 by default, {ELASTIC_RESETS} for elastic jobs.")
-    elastic = made.add_argument_group("elastic jobs, whose ranks are restarted on the hosts that there are")
-    elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="The fewest processes"
-                         " that train; as many as -np by default.")
-    elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="The most; as many as"
-                         " -np by default.")
-    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, each"
-                         " in a line: `host` or `host:slots`. It runs before each start.")
-    elastic.add_argument("--slots-per-host", type=int, metavar="N", help="Slots of hosts that the script prints without"
-                         " a number (default: 1).")
-    elastic.add_argument("--elastic-timeout", type=seconds, metavar="SECONDS", help="Seconds for which a restart waits"
-                         f" for enough slots (default: {ELASTIC_TIMEOUT:g}).")
-    elastic.add_argument("--blacklist-cooldown-range", type=seconds, nargs=2, metavar=("SHORTEST", "LONGEST"),
-                         help="Seconds after which a host that was set aside, as it was lost or its ranks kept failing,"
-                         " is taken back; twice as long each time. Never by default.")
+    _add_elastic_flags(made)
     made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
                       f" it is over; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
     made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
@@ -152,6 +147,25 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     for flag in _NOT_TAKEN:
         made.add_argument(flag, action=_NotTaken, nargs="?", help=argparse.SUPPRESS)
     return made
+
+
+def _add_elastic_flags(made: argparse.ArgumentParser) -> None:
+    elastic = made.add_argument_group("elastic jobs, whose ranks are restarted on the hosts that there are")
+    elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="The fewest processes"
+                         " that train; as many as -np by default.")
+    elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="The most; as many as"
+                         " -np by default.")
+    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, each"
+                         " in a line: `host` or `host:slots`. It runs before each start.")
+    elastic.add_argument("--slots-per-host", type=int, metavar="N", help="Slots of hosts that the script prints without"
+                         " a number (default: 1).")
+    elastic.add_argument("--elastic-timeout", type=seconds, metavar="SECONDS", help="Seconds for which a restart waits"
+                         f" for enough slots (default: {ELASTIC_TIMEOUT:g}).")
+    elastic.add_argument("--blacklist-cooldown-range", type=seconds, nargs=2, metavar=("SHORTEST", "LONGEST"),
+                         help="Seconds after which a host that was set aside, as it was lost or its ranks kept failing,"
+                         " is taken back; twice as long each time. Never by default.")
+    elastic.add_argument("--failures-per-host", type=times, metavar="N", help="Failures in a row of a host's ranks that"
+                         " set it aside (default: 2; 1 with --as-horovod, as in Horovod).")
 
 
 def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Namespace:

@@ -237,6 +237,27 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
     return Chart(draw, 8, 4.2, f"{y_label} against {x_label}: {', '.join(line.name for line in lines)}")
 
 
+def levels(x: Sequence[float], y: Sequence[int], end: float, x_label: str, y_label: str) -> Chart:
+    """Draws a whole number that changes in steps.
+
+    Args:
+        x: When it takes each value; the first is 0.
+        y: The values.
+        end: Until when it keeps the last one.
+        x_label: The label of the x axis.
+        y_label: The label of the y axis.
+    """
+    def draw(axes: Any) -> None:
+        colour = _OTHERS[-1]
+        axes.step([*x, end], [*y, y[-1]], where="post", color=colour, linewidth=2)
+        axes.fill_between([*x, end], [*y, y[-1]], step="post", color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlim=(0, max(end, 1e-9)), ylim=(0, max(y) + 0.5), yticks=range(max(y) + 1), xlabel=x_label,
+                 ylabel=y_label)
+        axes.grid(axis="y")
+
+    return Chart(draw, 8, 2.6, f"{y_label} against {x_label}: {', '.join(map(str, y))}")
+
+
 def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
     colours = colours_of(line.name for line in lines)
     for place, line in enumerate(lines):

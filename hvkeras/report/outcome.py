@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _NAME = "outcome.json"
 
@@ -20,6 +21,10 @@ class Outcome:
         ended: How each rank's process ended, by the rank as text.
         cause: Why the job ended early, or "".
         stalls: The warnings about late ranks.
+        changes: The changes of an elastic job's ranks (`hvkeras.job.changes.Change`), each with its time in seconds
+            since the epoch.
+        first_size: The number of ranks before the first of them; 0 without any.
+        began: When an elastic job began, in seconds since the epoch.
     """
 
     size: int
@@ -27,6 +32,9 @@ class Outcome:
     ended: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     stalls: list[str] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    first_size: int = 0
+    began: float = 0.0
 
     def write(self, folder: Path) -> None:
         """Writes it next to the records."""

@@ -123,7 +123,8 @@ def _slowest(summary: Summary, found: list[Finding]) -> str:
 
 
 def _sections(summary: Summary, found: list[Finding]) -> list[Section]:
-    made = [_split_section(summary), _advice_section(found), _ranks_section(summary), _collectives_section(summary)]
+    made = [_split_section(summary), _advice_section(found), _ranks_section(summary), _collectives_section(summary),
+            _changes_section(summary)]
     if summary.stalls:
         lines = "".join(f"<li>{escape(text)}</li>\n" for text in summary.stalls[:SHOWN])
         left = len(summary.stalls) - SHOWN
@@ -151,6 +152,32 @@ def _split_section(summary: Summary) -> Section | None:
         note += (" Where no fetch from a tf.data.Dataset was seen, as when Python passes the batches, input is part of"
                  " compute.")
     return Section("Where the time of a step goes", html + table, note)
+
+
+def _changes_section(summary: Summary) -> Section | None:
+    """What became of the ranks of an elastic job."""
+    outcome = summary.outcome
+    if outcome is None or not outcome.changes:
+        return None
+    times = [0.0, *(change["time"] - outcome.began for change in outcome.changes)]
+    sizes = [outcome.first_size, *(change["size"] for change in outcome.changes)]
+    end = max([record.written - outcome.began for record in summary.present] + [times[-1]])
+    note = ("The records of ranks, and all other sections, cover the time since the last change. A change begins when"
+            " a rank's loss is noticed, or at the commit at which workers join or leave.")
+    try:
+        html = charts.levels(times, sizes, end, "seconds", "ranks").svg()
+    except ImportError as error:
+        html = ""
+        note += f" There are {charts.missing() or f'no charts, as matplotlib cannot be imported ({error})'}."
+    rows = [[f"{when:,.0f}", before, change["size"], f"{change['seconds']:.1f}",
+             "?" if change["repeated"] is None else change["repeated"], change["commit"],
+             change["why"] or "workers joined or left"]
+            for when, before, change in zip(times[1:], sizes, outcome.changes, strict=False)]
+    lost = sum(change["seconds"] for change in outcome.changes)
+    repeated = sum(change["repeated"] or 0 for change in outcome.changes)
+    return Section("Ranks over time", html + table_html(
+        ["after s", "ranks before", "ranks then", "s lost", "steps repeated", "from commit", "why"], rows),
+        f"{lost:.1f} s and {repeated} repeated step{'s' * (repeated != 1)} were lost in all. {note}")
 
 
 def _ms(seconds: float | None) -> str:
@@ -228,6 +255,7 @@ def _data(summary: Summary, found: list[Finding], sentences: list[str]) -> dict[
         "advice": [dataclasses.asdict(each) for each in found],
         "collectives": [{**dataclasses.asdict(each), "bytes_per_second": each.rate} for each in summary.collectives],
         "pause_share": _number(summary.pause_share), "stalls": summary.stalls,
+        "changes": summary.outcome.changes if summary.outcome is not None else [],
     }
 
 

@@ -87,6 +87,14 @@ def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> No
     assert re.search(r"goes on with 2 ranks from commit \d+, [0-5]\.\d s after rank 1 on", done.stderr), done.stderr
 
 
+def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
+    done = survivors(tmp_path, "1:kill:7 0:kill:17", backend="tfdist")
+    assert re.search(r"goes on with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
+    pids = re.findall(r"^\[2\] pid (\d+)$", done.stdout, re.MULTILINE)
+    assert len(pids) > 2
+    assert len(set(pids)) == 1
+
+
 def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     command = warm_ranks([sys.executable, str(SURVIVES), "callback", "1:kill:12"], {})
     done = run(["-np", "3", "--min-np", "2", *command], tmp_path)

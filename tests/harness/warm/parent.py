@@ -171,6 +171,7 @@ def become(request: dict[str, Any]) -> types.CodeType:
     tempfile.tempdir = None
     sys.modules["numpy"].random.seed()
     arguments = request["arguments"]
+    sys.orig_argv = [sys.executable, *arguments]
     main = types.ModuleType("__main__")
     if arguments[0] == "-c":
         sys.argv, path, source, folder = ["-c", *arguments[2:]], "<string>", arguments[1], ""

@@ -125,6 +125,8 @@ class Training:
 
 
 def main(kind: str, events: list[list[str]]) -> None:
+    if os.environ.get("HVKERAS_BACKEND") == "tfdist":
+        print("pid", os.getpid(), flush=True)
     hvd.init()
     training = Training(kind, events)
     if kind == "callback":

@@ -16,6 +16,7 @@ import hvkeras as hvd
 from hvkeras.elastic import callbacks, commit_folder, running
 from hvkeras.elastic.commits import Commit, CommitFile
 from hvkeras.elastic.encoding import decode, encode
+from hvkeras.errors import CommitError
 from hvkeras.job.state import current_job, is_initialized
 
 pytestmark = pytest.mark.oldest
@@ -79,6 +80,40 @@ def test_a_keras_state_holds_weights_and_slots() -> None:
     state.restore()
     assert all(np.array_equal(*pair) for pair in zip(trained, model.get_weights(), strict=True))
     assert int(model.optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_later_steps_do_not_change_a_commit(compiled: bool) -> None:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Embedding(9, 4), keras.layers.Flatten(),
+                              keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse", jit_compile=compiled)
+    data = {"x": np.arange(60).reshape(20, 3) % 9, "y": np.ones((20, 1), np.float32), "batch_size": 5, "verbose": 0}
+    model.fit(**data)
+    state = hvd.elastic.TensorFlowKerasState(model)
+    variables = [*model.weights, *model.optimizer.variables]
+    committed = [variable.numpy() for variable in variables]
+    for _ in range(2):  # the values that were restored are committed ones, too
+        model.fit(**data)
+        assert any(not np.array_equal(before, variable.numpy()) for before, variable in zip(committed, variables, strict=True))
+        state.restore()
+        for before, variable in zip(committed, variables, strict=True):
+            np.testing.assert_array_equal(before, variable.numpy())
+
+
+def test_commits_are_written_in_a_thread_the_newest_first(job: Path) -> None:
+    commits = CommitFile(job, 0)
+    for number in range(50):
+        commits.write_soon({"number": number}, {"data": (0, number)})
+    commits.finish()
+    found = commits.read()
+    assert found is not None
+    assert (found.saved, found.positions) == ({"number": 49}, {"data": (0, 49)})
+    job.chmod(0o777)
+    commits.write_soon({}, {})
+    with pytest.raises(CommitError, match="Only you"):
+        commits.finish()
+    job.chmod(0o700)
+    commits.write({"number": 50})
 
 
 def test_variables_of_both_modes() -> None:

@@ -110,6 +110,13 @@ def test_a_host_stays_aside_without_a_cool_down(clock: Clock) -> None:
         pool.restart(silent)
 
 
+def test_the_first_failure_can_set_a_host_aside() -> None:
+    pool = HostPool(lambda: {"a": 2, "b": 2}, 1, 4, 60, failures=1)
+    assert pool.note_failure("a", lost=False) == (
+        "hvkeras run: sets a aside, where a rank has failed, for the rest of the job")
+    assert pool.usable() == {"b": 2}
+
+
 def test_a_script_prints_hosts_with_and_without_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discovered("printf 'a:3\\n\\nb\\na\\nc:0\\n[fd00::1]:2\\n'", 4) == {"a": 7, "b": 4, "fd00::1": 2}
     with pytest.raises(UsageError, match="Received: line='a b'"):

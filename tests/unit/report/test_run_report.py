@@ -114,6 +114,20 @@ def test_a_report_on_a_run_of_which_little_is_left(tmp_path: Path) -> None:
     assert found["sentences"][0].startswith("Training did not end well: rank 1 on b was killed by SIGKILL.")
 
 
+def test_a_report_on_an_elastic_job_shows_its_ranks_over_time(tmp_path: Path) -> None:
+    ended = record(0)
+    ended.ended, ended.written, ended.size = WELL, 160.0, 1
+    ended.write(tmp_path / "records")
+    changes = [{"time": 120.0, "size": 3, "commit": 12, "repeated": 4, "seconds": 0.5, "why": "rank 1 on b <died>"},
+               {"time": 140.0, "size": 4, "commit": 20, "repeated": 0, "seconds": 0.25, "why": ""}]
+    Outcome(1, ["a"], changes=changes, first_size=4, began=100.0).write(tmp_path / "records")
+    found, page = report(tmp_path)
+    assert found["changes"] == changes
+    assert "0.8 s and 4 repeated steps were lost in all" in page
+    assert "ranks against seconds: 4, 3, 4" in page
+    assert "rank 1 on b &lt;died&gt;" in page and "workers joined or left" in page
+
+
 def test_a_report_says_why_it_knows_no_steps(tmp_path: Path) -> None:
     Record(0, 1, "native", no_steps="the step is compiled by XLA", ended=WELL).write(tmp_path / "records")
     found, _ = report(tmp_path)
