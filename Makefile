@@ -97,8 +97,10 @@ test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
 
 # An elastic job to which random things happen for so long.
 MINUTES := 10
+BACKEND := native
+HOSTS := 0
 test-elastic: $(NEWEST)
-	$(VENV)/bin/python tools/elastic_soak.py --minutes $(MINUTES)
+	$(VENV)/bin/python tools/elastic_soak.py --minutes $(MINUTES) --backend $(BACKEND) --hosts $(HOSTS)
 
 # The native engine between hosts made of network namespaces, as root: its contract on two and three of them, and faults.
 test-hosts: $(NEWEST)

@@ -1,16 +1,19 @@
 """Trains an elastic job while random things happen to it, and prints what became of each event, and of the job.
 
 Events: workers are killed, stopped, two at once, one more while the others recover, and a host discovery script finds
-more or fewer slots. In the end, weights that count how often each sample was trained on tell whether each was once in
-each epoch; no process and no shared memory may be left.
+more or fewer slots. With `--hosts 3`, as root, the workers are on hosts made of network namespaces, whose cables are
+cut and plugged in again, too. In the end, weights that count how often each sample was trained on tell whether each was
+once in each epoch; no process and no shared memory may be left.
 
 Example:
     python tools/elastic_soak.py --minutes 10
+    python tools/elastic_soak.py --minutes 10 --hosts 3
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -21,12 +24,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 from rich.console import Console
 from rich.table import Table
+
+from hvkeras.host.namespaces import CABLE, NETWORK, Host, network, remote_shell
 
 WORKER = Path(__file__).resolve().parents[1] / "tests" / "launch" / "workers" / "survives.py"
 LIVENESS = 3.0  # seconds until a stopped worker counts as lost
@@ -39,17 +44,23 @@ class Job:
     Args:
         folder: Its working folder.
         backend: The backend.
+        hosts: The hosts that it runs on; none for this machine.
     """
 
-    def __init__(self, folder: Path, backend: str) -> None:
+    def __init__(self, folder: Path, backend: str, hosts: Sequence[Host]) -> None:
         self.folder, self.pids, self.lines = folder, dict[int, int](), list[tuple[float, str]]()
+        self.hosts = hosts
         self.slots(4)
         environment = os.environ | {"HVKERAS_LIVENESS_TIMEOUT": f"{LIVENESS:g}", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "hvkeras", "run", "-np", "4", "--min-np", "1", "--max-np", "5", "--reset-limit",
-             "100000", "--verbose", "--backend", backend, "--host-discovery-script", "cat hosts", sys.executable,
-             str(WORKER), "soak", ""], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True)
+        command = [sys.executable, "-m", "hvkeras", "run", "-np", "4", "--min-np", "1", "--max-np", "5",
+                   "--reset-limit", "100000", "--verbose", "--backend", backend, "--host-discovery-script",
+                   "cat hosts", "--blacklist-cooldown-range", "5", "10", sys.executable, str(WORKER), "soak", ""]
+        if hosts:
+            remote_shell(hosts, folder)
+            environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+            command = hosts[0].command(*command)
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -62,7 +73,10 @@ class Job:
 
     def slots(self, count: int) -> None:
         """Sets the number of slots that the script finds."""
-        (self.folder / "hosts.new").write_text(f"localhost:{count}\n")
+        places = [host.address for host in self.hosts] or ["localhost"]
+        each = [count // len(places) + (place < count % len(places)) for place in range(len(places))]
+        (self.folder / "hosts.new").write_text("".join(
+            f"{name}:{some}\n" for name, some in zip(places, each, strict=True) if some))
         (self.folder / "hosts.new").rename(self.folder / "hosts")
 
     def alive(self) -> list[int]:
@@ -107,6 +121,24 @@ def kill_again(job: Job) -> None:
     kill(job)
 
 
+def cut_cable(job: Job) -> None:
+    """Cuts a host off until the others have gone on, and then plugs its cable in again."""
+    host, moment = random.choice(job.hosts[1:]), time.time()
+    _link(host, "down")
+    try:
+        wait_for(lambda: bool(job.steps_since(moment)), 120, job)
+        time.sleep(random.uniform(0, 5))
+    finally:
+        _link(host, "up")
+
+
+def _link(host: Host, state: str) -> None:
+    subprocess.run(["ip", "-n", host.namespace, "link", "set", CABLE, state], check=True, timeout=10)
+    if state == "up":  # the kernel has forgotten the route
+        subprocess.run(["ip", "-n", host.namespace, "route", "replace", f"{NETWORK}.0/24", "dev", CABLE, "src",
+                        host.address, "congctl", "cubic"], check=True, timeout=10)
+
+
 EVENTS: dict[str, Callable[[Job], None]] = {
     "kill one": kill,
     "kill two at once": lambda job: kill(job, 2),
@@ -118,17 +150,24 @@ EVENTS: dict[str, Callable[[Job], None]] = {
 }
 
 
-def soak(minutes: float, backend: str, seed: int) -> int:
+def soak(minutes: float, backend: str, seed: int, count: int) -> int:
     """Runs a job for some minutes; returns the exit code."""
+    with network(count) if count else contextlib.nullcontext() as made:
+        return soak_on(made.hosts if made is not None else (), minutes, backend, seed)
+
+
+def soak_on(hosts: Sequence[Host], minutes: float, backend: str, seed: int) -> int:
+    """Runs a job on hosts; returns the exit code."""
     random.seed(seed)
+    events = EVENTS | ({"cut a cable": cut_cable} if hosts else {})
     table, seconds = Table("event", "times", "until the next step, median", "largest"), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(prefix="hvkeras-soak-") as folder:
-        job, memory = Job(Path(folder), backend), list[int]()
+        job, memory = Job(Path(folder), backend, hosts), list[int]()
         wait_for(lambda: bool(job.steps_since(0)), 120, job)
         until = time.time() + 60 * minutes
         while time.time() < until:
-            name, moment = random.choice(list(EVENTS)), time.time()
-            EVENTS[name](job)
+            name, moment = random.choice(list(events)), time.time()
+            events[name](job)
             wait_for(lambda moment=moment: bool(job.steps_since(moment)), 120, job)
             seconds.setdefault(name, []).append(job.steps_since(moment)[0] - moment)
             time.sleep(random.uniform(*PAUSE))
@@ -144,7 +183,8 @@ def soak(minutes: float, backend: str, seed: int) -> int:
     console = Console(width=100)
     console.print(table)
     restarts = sum("restarts all ranks" in line for _, line in job.lines)
-    console.print(f"{sum(map(len, seconds.values()))} events in {minutes:g} minutes on {backend} (seed {seed}); exit"
+    where = f"{backend}, {len(hosts)} hosts" if hosts else backend
+    console.print(f"{sum(map(len, seconds.values()))} events in {minutes:g} minutes on {where} (seed {seed}); exit"
                   f" code {code}; {ended[0] if ended else 'no rank has ended'}; memory of a worker"
                   f" {early / 2**20:.0f} MiB after a tenth of the events, {late / 2**20:.0f} MiB at the end; left in"
                   f" /dev/shm: {left or 'nothing'}; all ranks restarted {restarts} times")
@@ -175,5 +215,6 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--backend", default="native")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hosts", type=int, default=0)
     given = parser.parse_args()
-    sys.exit(soak(given.minutes, given.backend, given.seed))
+    sys.exit(soak(given.minutes, given.backend, given.seed, given.hosts))

@@ -115,7 +115,7 @@ class Driver:
         state: What the job is doing.
         workers: The living workers, by number.
         actions: What is to be done, in order; the caller empties it.
-        stillborn: How many newcomers have failed in a row before they joined.
+        stillborn: How many newcomers have failed in a row before they joined, since the hosts have changed.
     """
 
     least: int
@@ -208,6 +208,7 @@ class Driver:
 
     def use_hosts(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
         """Hosts have come or gone: workers are started on the new ones, and leave the others at the next commit."""
+        self.stillborn = 0
         unneeded = tuple(number for number in sorted(self._surplus()) if self.workers[number].rank is None)
         if unneeded:
             for number in unneeded:

@@ -20,7 +20,8 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.lobby import Lobby
 from hvkeras.control.relay import Deadlines
 from hvkeras.control.server import ControlServer
-from hvkeras.errors import HvkerasError
+from hvkeras.errors import HvkerasError, UsageError
+from hvkeras.host.network import LOOPBACK, interface_address, outward_address
 from hvkeras.job.failure import SURVIVABLE
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher import exit_report as reports
@@ -124,6 +125,16 @@ class ElasticLauncher(Launcher):
         self._lobby = Lobby(secret.encode(), self._server.address[0], lambda worker, message: self._from_thread(
             self._on_message, worker, message))
         self._lobby_address = "{}:{}".format(*self._lobby.start())
+
+    def _own_address(self) -> str:
+        found = super()._own_address()
+        if found != LOOPBACK or not self._pool.changes:
+            return found
+        try:  # other hosts may come
+            chosen = self._settings.network_interfaces
+            return interface_address(chosen) if chosen else outward_address()
+        except UsageError:  # this one has no network
+            return found
 
     def _new_server(self, size: int, host: str) -> ControlServer:
         generation = self._generation
@@ -262,6 +273,7 @@ class ElasticLauncher(Launcher):
         """Ends the generation because of a member's failure, or says that a newcomer has failed."""
         if worker.rank is None:
             self._say(f"hvkeras run: worker {worker.number} on {agent.host_name}, which was to join, {error}")
+            self._say(self._pool.note_failure(worker.host, lost=False))
         else:
             self._fail(Cause(kind, worker.rank, agent.host_name, agent.pids.get(worker.number), error, "",
                              reports.shell_code(code)))

@@ -71,13 +71,14 @@ class HostPool:
         least: As above.
         most: As above.
         timeout: As above.
+        changes: As above.
     """
 
     def __init__(self, find: Callable[[], Slots], least: int, most: int | None, timeout: float,
                  cooldown: tuple[float, float] | None = None, kept: str = THIS_HOST, changes: bool = False,
                  failures: int = FAILURES) -> None:
         self._find, self.least, self.most, self.timeout = find, least, most, timeout
-        self._cooldown, self._kept, self._changes = cooldown, kept, changes
+        self._cooldown, self._kept, self.changes = cooldown, kept, changes
         self._failures = failures
         self._aside: dict[str, _Aside] = {}
         self._failed = ("", 0)  # the host that failed last, and how often in a row
@@ -107,7 +108,7 @@ class HostPool:
                 return fill(slots, available if self.most is None else min(available, self.most))
             found = (f"there {'is' if available == 1 else 'are'} {available} of at least {at_least}"
                      f"{self._words_on_aside()}{f' ({problem})' if problem else ''}")
-            may_grow = self._changes or self._cooldown is not None
+            may_grow = self.changes or self._cooldown is not None
             if waited >= self.timeout or not may_grow:
                 raise MachineError(explain(f"There must be slots for the ranks, but {found}"
                                            + (f" after {waited:.0f} s" if may_grow else ""),

@@ -131,18 +131,21 @@ class Launcher:
         return name, name in self._lost_hosts
 
     def _serve(self, secret: str) -> None:
-        remote = [host.name for host in self._job.hosts if not host.local]
-        host = LOOPBACK
-        if remote:
-            chosen = self._settings.network_interfaces
-            host = interface_address(chosen) if chosen else address_towards(remote[0])
         self._server = ControlServer(
-            self._job.size, secret.encode(), host, 0, Deadlines.from_settings(self._settings),
+            self._job.size, secret.encode(), self._own_address(), 0, Deadlines.from_settings(self._settings),
             on_end=lambda _: self._from_thread(self._on_end),
             on_warning=lambda text: self._from_thread(self._on_warning, text),
             on_note=lambda text: self._from_thread(self._say, f"hvkeras: {text}"))
         address = self._server.start()
         self._log(f"the control channel listens on {address[0]}:{address[1]}")
+
+    def _own_address(self) -> str:
+        """Returns the address of this host that all hosts of the job reach."""
+        remote = [host.name for host in self._job.hosts if not host.local]
+        chosen = self._settings.network_interfaces
+        if not remote:
+            return LOOPBACK
+        return interface_address(chosen) if chosen else address_towards(remote[0])
 
     async def _connect(self) -> None:
         """Starts all agents; raises the first error, or returns early when interrupted."""
