@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hvkeras import as_horovod
@@ -17,12 +17,15 @@ from hvkeras.cli.errors import guarded
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.console import prints_at
+from hvkeras.launch_environments import Launch
+from hvkeras.launcher import pods
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
 from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
 from hvkeras.launcher.slurm_hosts import allocated_hosts
 from hvkeras.launcher.starts import run as run_job
@@ -50,6 +53,10 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         from hvkeras.launcher.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
 
         return check_build()
+    is_elastic = flags.min_np is not None or flags.max_np is not None
+    pod = pods.pod(os.environ) if is_elastic and not (flags.hosts or flags.hostfile) else None
+    if pod is not None:
+        return _run_in_pod(flags, pod)
     allocated = None if flags.hosts or flags.hostfile else allocated_hosts(os.environ, flags.np)
     flags.by_srun = allocated is not None
     pool = pool_of(flags, allocated or flags.hosts)
@@ -64,8 +71,39 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         return code
 
 
-def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
+def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
+    """Runs an elastic job in the pods of an Indexed Job: the first one launches it, and the others report to that."""
+    slots = flags.slots_per_host or 1
+    if pod.rank:
+        return pods.report_from_pod(pod, slots)
+    flags.by_srun = False
+    flags.min_np = flags.min_np or 1
+    flags.max_np = flags.max_np or max(flags.min_np, flags.np or 0, pod.size * slots)
+    flags.blacklist_cooldown_range = flags.blacklist_cooldown_range or pods.COOL_DOWN
+    reporting = pods.hosts_of_pods(pod)
+    code = 1
+    try:
+        pool = pool_of(flags, None, pods.slots_of(reporting, slots))
+        if flags.reset_limit is None:
+            flags.reset_limit = ELASTIC_RESETS
+        hosts = pool.hosts(flags.np or flags.min_np, lambda text: print(text, file=sys.stderr, flush=True))
+        with _commits_folder(flags.reset_limit, hosts) as commits:
+            code = _run_with(flags, hosts, {**_environment(flags), **commits}, pool, reporting)
+            if not code and _REMOVES in commits:
+                remove_commits(Path(commits[_FOLDER]))
+    finally:
+        reporting.finish(code)
+    return code
+
+
+def pool_of(flags: argparse.Namespace, hosts: str | None,
+            reported: Callable[[], dict[str, int]] | None = None) -> HostPool | None:
     """Returns what chooses the hosts of an elastic job at each start; None for other jobs.
+
+    Args:
+        flags: The command line.
+        hosts: Hosts and slots, as for -H.
+        reported: Finds hosts that report by themselves, instead of all others.
 
     Raises:
         UsageError: The flags contradict each other.
@@ -89,7 +127,9 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
                                  " -hostfile", host_discovery_script=script, hosts=hosts, hostfile=flags.hostfile))
     if flags.np is None and least is None and not hosts and not flags.hostfile:
         raise UsageError(explain("The number of processes must be given", "-np 4 --min-np 2", **given))
-    if script is not None:
+    if reported is not None:
+        find = reported
+    elif script is not None:
         find = functools.partial(discovered, script, flags.slots_per_host or 1)
     elif hosts or flags.hostfile:
         find = functools.partial(slots_in, hosts, flags.hostfile)
@@ -101,12 +141,13 @@ def pool_of(flags: argparse.Namespace, hosts: str | None) -> HostPool | None:
         raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30"
                                  " 600", blacklist_cooldown_range=range_))
     return HostPool(find, least or flags.np, most or flags.np, flags.elastic_timeout or ELASTIC_TIMEOUT,
-                    None if range_ is None else (range_[0], range_[1]), changes=script is not None,
+                    None if range_ is None else (range_[0], range_[1]),
+                    changes=script is not None or reported is not None,
                     failures=flags.failures_per_host or (1 if flags.as_horovod else FAILURES))
 
 
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str],
-              pool: HostPool | None) -> int:
+              pool: HostPool | None, reporting: ReportingHosts | None = None) -> int:
     settings = Settings(environment)
     if flags.trace_file and settings.trace_steps is None:
         raise UsageError(explain("--trace-file goes with --trace-steps", "--trace-steps 100:120",
@@ -123,6 +164,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
         reset_limit=flags.reset_limit,
         pool=pool,
+        reporting=reporting,
         tf_config=flags.tf_config,
     )
 

@@ -83,6 +83,7 @@ class ElasticLauncher(Launcher):
         self._next_report = FIRST_REPORT
         self._starting: set[asyncio.Future[None]] = set()
         self._next_number = job.size
+        self._leaving_hosts: set[str] = set()
         self._changes: list[dict[str, Any]] = []  # of the ranks, for a report
         for agent in self._agents:
             for number in agent.host.ranks:
@@ -148,6 +149,8 @@ class ElasticLauncher(Launcher):
         return start_order(self._job, agent.host, secret, address, self._workers, self._lobby_address)
 
     async def _run_ranks(self, secret: str) -> None:
+        if self._job.reporting is not None:
+            self._job.reporting.on_leaving = lambda host: self._from_thread(self._let_host_leave, host)
         looking = asyncio.ensure_future(self._look_for_hosts())
         try:
             await super()._run_ranks(secret)
@@ -177,8 +180,7 @@ class ElasticLauncher(Launcher):
         agent = next((agent for agent in self._agents if agent.host.name == host), None)
         is_new = agent is None
         if agent is None:
-            agent = HostAgent(HostRanks(host, (), local=host == THIS_HOST), self._job.ssh, self._on_event,
-                              self._settings.liveness_timeout)
+            agent = self._new_agent(HostRanks(host, (), local=host == THIS_HOST))
             await agent.connect()
             self._agents.append(agent)
         agent.host = replace(agent.host, ranks=(*agent.host.ranks, *numbers))
@@ -239,6 +241,22 @@ class ElasticLauncher(Launcher):
         elif message["type"] == "leaving" and not worker.is_leaving:
             self._let_leave(worker)
 
+    def _let_host_leave(self, host: str) -> None:
+        """Lets the workers of a host leave that is being taken away; it is released when they have left."""
+        self._leaving_hosts.add(host)
+        there = [worker for worker in self._driver.workers.values()
+                 if worker.host == host and not worker.is_leaving]
+        for worker in there:
+            self._let_leave(worker)
+        if not there:
+            self._release(host)
+
+    def _release(self, host: str) -> None:
+        for agent in self._agents:
+            ranks = agent.host.ranks if agent.host.name == host else ()
+            if ranks and all(number in self._codes for number in ranks):
+                agent.release()
+
     def _let_leave(self, worker: Worker) -> None:
         """Lets a worker leave at the next commit; its slot is not used again until the script finds other hosts."""
         agent = next((agent for agent in self._agents if worker.number in agent.host.ranks), None)
@@ -290,9 +308,12 @@ class ElasticLauncher(Launcher):
             self._handle(Event.LOST if code else Event.DONE, rank)
         if self._final is not None and len(self._codes) == self._next_number:
             self._all_over.set()
+        for host in self._leaving_hosts:
+            self._release(host)
 
     async def _listen(self, agent: HostAgent, order: dict[str, Any]) -> None:
         await agent.run(order)
+        self._leaving_hosts.discard(agent.host.name)
         left = [number for number in agent.host.ranks if number not in self._codes]
         if agent in self._agents and self._final is None and self._driver.state is not State.ENDED:
             self._agents.remove(agent)

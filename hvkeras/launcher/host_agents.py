@@ -100,12 +100,12 @@ class HostAgent:
         patience: Seconds for which the agent may stay stopped.
     """
 
-    def __init__(self, host: HostRanks, ssh: Ssh, on_event: Callable[[HostAgent, Event], None],
+    def __init__(self, host: HostRanks, ssh: Ssh | None, on_event: Callable[[HostAgent, Event], None],
                  patience: float) -> None:
         self.host = host
         self.host_name: str = host.name
         self.pids: dict[int, int] = {}
-        self._ssh = ssh
+        self._ssh = ssh or Ssh()
         self._on_event = on_event
         self._patience = patience
         self._stopped = 0.0

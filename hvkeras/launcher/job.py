@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.placement import HostRanks
+from hvkeras.launcher.reporting_hosts import ReportingHosts
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Job:
         terminal: Columns and rows for rank 0's standard output, or None for a pipe.
         reset_limit: How often all ranks are restarted after one has failed.
         pool: What chooses the hosts of each restart; None for the same ones.
+        reporting: The hosts that report by themselves, which the ranks of others than this one are started on; None to
+            start them by ssh.
         tf_config: Whether each rank gets a TF_CONFIG in which it is a worker.
     """
 
@@ -36,6 +39,7 @@ class Job:
     terminal: tuple[int, int] | None = None
     reset_limit: int = 0
     pool: HostPool | None = None
+    reporting: ReportingHosts | None = None
     tf_config: bool = False
 
     @property

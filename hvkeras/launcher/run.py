@@ -19,7 +19,9 @@ from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import Event, HostAgent
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.orders import start_order
+from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.reporting_hosts import ReportedAgent
 from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
@@ -47,8 +49,7 @@ class Launcher:
         self._job = job
         self._printer = printer
         self._settings = Settings(job.environment)
-        patience = self._settings.liveness_timeout
-        self._agents = [HostAgent(host, job.ssh, self._on_event, patience) for host in job.hosts]
+        self._agents = [self._new_agent(host) for host in job.hosts]
         self._codes: dict[int, int] = {}
         self._signalled: set[int] = set()
         self._interrupted = 0
@@ -72,7 +73,7 @@ class Launcher:
         """
         with self._signals():
             try:
-                secret = secrets.token_hex(32)
+                secret = secrets.token_hex(32) if self._job.reporting is None else self._job.reporting.secret
                 self._serve(secret)
                 await self._connect()
                 if not self._interrupted:
@@ -90,6 +91,11 @@ class Launcher:
             self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
         return 128 + self._interrupted if self._interrupted else reports.exit_code(self._cause, own_codes)
+
+    def _new_agent(self, host: HostRanks) -> HostAgent:
+        if self._job.reporting is not None and not host.local:
+            return ReportedAgent(host, self._job.reporting, self._on_event)
+        return HostAgent(host, self._job.ssh, self._on_event, self._settings.liveness_timeout)
 
     def _process_of(self, rank: int | None) -> int | None:
         """Returns the number by which agents and the printer know a rank; None for none."""
@@ -143,6 +149,8 @@ class Launcher:
         """Returns the address of this host that all hosts of the job reach."""
         remote = [host.name for host in self._job.hosts if not host.local]
         chosen = self._settings.network_interfaces
+        if self._job.reporting is not None:
+            return self._job.reporting.address[0]
         if not remote:
             return LOOPBACK
         return interface_address(chosen) if chosen else address_towards(remote[0])

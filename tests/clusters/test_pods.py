@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import psutil
 import pytest
 
 from harness import hosts as machines
+from harness.launchers import BIN
 from harness.pods import JOB, pods
 
 pytestmark = pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 
+SURVIVES = Path(__file__).resolve().parents[1] / "launch" / "workers" / "survives.py"
 RESUMING = str(Path(__file__).resolve().parents[2] / "examples" / "resuming.py")
 
 
@@ -64,3 +67,40 @@ def test_a_deleted_job_gets_sigterm_says_so_and_ends(tmp_path):
         outputs = [pod.communicate(timeout=60)[0] for pod in started]
     assert all(pod.returncode for pod in started)
     assert any("received SIGTERM" in output.splitlines()[-1] for output in outputs), outputs
+
+
+def test_an_elastic_job_goes_on_while_pods_come_and_go(tmp_path):
+    command = [str(BIN / "hvkeras"), "run", "--min-np", "1", sys.executable, str(SURVIVES), "soak", ""]
+    settings = {"HVKERAS_START_TIMEOUT": "60", "HVKERAS_LIVENESS_TIMEOUT": "3", "HVKERAS_BACKEND": "native"}
+
+    def wait_for(text, count=1):
+        deadline = time.monotonic() + 90
+        while sum(text in line for line in lines) < count:
+            assert time.monotonic() < deadline and first.poll() is None, "".join(lines)
+            time.sleep(0.1)
+
+    with pods(3) as job:
+        job.resolve()
+        first, *others = [job.start(index, command, tmp_path, **settings) for index in range(3)]
+        lines = []
+        reader = threading.Thread(target=lambda: lines.extend(first.stdout))
+        reader.start()
+        try:
+            wait_for("3 ranks on 3 hosts")
+            wait_for("first step")
+            job.kill(2, others[1])
+            wait_for("goes on with 2 ranks")
+            others[1] = job.start(2, command, tmp_path, **settings)
+            wait_for("goes on with 3 ranks")
+            others[0].send_signal(signal.SIGTERM)  # its node is drained
+            assert others[0].wait(timeout=30) == 143
+            wait_for("goes on with 2 ranks", 2)
+            others[0] = job.start(1, command, tmp_path, **settings)
+            wait_for("goes on with 3 ranks", 2)
+            (tmp_path / "finish").touch()
+            assert [pod.wait(timeout=60) for pod in (first, *others)] == [0, 0, 0], "".join(lines)
+        finally:
+            job.end()
+            reader.join()
+    assert sum("every sample once in each" in line for line in lines) == 3, "".join(lines)
+    assert "restarts all ranks" not in "".join(lines)

@@ -16,7 +16,7 @@ JOB, SERVICE = "train", "workers"
 
 
 class Pods:
-    """Two pods, whose containers may be started again and again."""
+    """Some pods, whose containers may be started again and again."""
 
     def __init__(self, network: hosts.Network) -> None:
         self._hosts = network.hosts
@@ -33,7 +33,7 @@ class Pods:
         """
         environment = clean_environment(folder) | {
             "HOSTNAME": self._hosts[index].name, "JOB_COMPLETION_INDEX": str(index), "HVKERAS_BACKEND": "tfdist",
-            "HVKERAS_KUBERNETES_SIZE": "2", "HVKERAS_KUBERNETES_SERVICE": SERVICE,
+            "HVKERAS_KUBERNETES_SIZE": str(len(self._hosts)), "HVKERAS_KUBERNETES_SERVICE": SERVICE,
             "HVKERAS_SECRET": "not a secret outside of this test", **extra}
         process = subprocess.Popen(self._hosts[index].command(*command), env=environment, cwd=folder, text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
@@ -47,6 +47,15 @@ class Pods:
             with host.names_file.open("a") as file:
                 file.write(names)
 
+    def kill(self, index: int, pod: subprocess.Popen[str]) -> None:
+        """Kills all that runs in a pod, as the kubelet does with its container."""
+        done = subprocess.run(["ip", "netns", "pids", self._hosts[index].namespace], capture_output=True, text=True,
+                              timeout=10, check=True)
+        for pid in done.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        pod.communicate(timeout=10)
+
     def end(self) -> None:
         """Ends all that still runs."""
         for process in self._started:
@@ -57,9 +66,9 @@ class Pods:
 
 
 @contextlib.contextmanager
-def pods() -> Iterator[Pods]:
+def pods(count: int = 2) -> Iterator[Pods]:
     """Makes the pods of a job; they are gone afterwards."""
-    with hosts.network(2, [f"{JOB}-0", f"{JOB}-1"]) as network:
+    with hosts.network(count, [f"{JOB}-{index}" for index in range(count)]) as network:
         made = Pods(network)
         try:
             yield made

@@ -89,7 +89,7 @@ class Training:
     def goes_on(self) -> bool:
         if self.kind == "soak":  # until the file is there, for whichever rank looks first
             over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
-            return not int(over)
+            return self.state.batch > 0 or not int(over)  # an epoch that has begun is completed
         state = self.state
         return state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == self.wanted))
 

@@ -1,0 +1,185 @@
+"""The program of a host that reports to the launcher by itself: it serves as the agent of that host.
+
+It connects to the launcher, starts the agent (`hvkeras.launcher.agent`) below it, and passes lines on in both
+directions. It is over when the job is; a lost connection ends the ranks of this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.control import wire
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.console import say
+from hvkeras.launcher.host_agents import AGENT, BOOT
+from hvkeras.settings import PREFIX, Settings
+
+RETRY_EVERY = 0.5  # seconds
+BEAT_EVERY = 2.0  # seconds between two signs of life
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until waiting for the launcher is told, and told again
+LOST = 1  # exit code when the launcher is lost
+
+
+class Reporter(Connection):
+    """This host's connection to the launcher.
+
+    Args:
+        connected: The connected socket.
+        secret: The job's secret.
+        number: This host's number.
+        name: Its name.
+        slots: How many ranks it has room for.
+    """
+
+    def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int) -> None:
+        super().__init__(connected, secret.encode(), Introduction(number, slots, name))
+        self._secret = secret
+        self._leaving = False
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._passing: threading.Thread | None = None
+
+    def leave(self) -> None:
+        """Tells the launcher that this host is being taken away: its ranks leave at their next commit."""
+        self._leaving = True
+        self._send({"type": "leaving"})
+
+    def serve(self, folder: str) -> int:
+        """Serves the launcher until the job is over.
+
+        Args:
+            folder: The ranks' working folder.
+
+        Returns:
+            The exit code: that of the job, or 143 if this host was taken away.
+        """
+        over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        beating.start()
+        code = LOST
+        try:
+            with contextlib.suppress(OSError, wire.ProofError, ValueError):
+                while (message := self._read())["type"] != "finished":
+                    self._obey(message, folder)
+                code = int(message["text"])
+        finally:
+            self._end_agent()
+            over.set()
+            beating.join()
+            self.close()
+        return 128 + signal.SIGTERM if self._leaving else code
+
+    def _obey(self, message: wire.Message, folder: str) -> None:
+        if message["type"] == "open":
+            self._start_agent()
+        elif message["type"] == "over":
+            self._end_agent()
+            if self._leaving:
+                raise ConnectionError("this host is being taken away, and nothing runs on it any more")
+        elif message["type"] == "line":
+            order = json.loads(message["text"])
+            if "folder" in order:
+                order["folder"] = folder
+                order["environment"][f"{PREFIX}SECRET"] = self._secret
+            self._write(json.dumps(order).encode() + b"\n")
+
+    def _start_agent(self) -> None:
+        self._end_agent()
+        self._agent = subprocess.Popen([sys.executable, "-I", "-S", "-c", BOOT, f"{Settings().liveness_timeout:g}"],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        source = AGENT.read_bytes()
+        self._write(str(len(source)).encode() + b"\n" + source)
+        self._passing = threading.Thread(target=self._pass_on, args=(self._agent.stdout,), daemon=True)
+        self._passing.start()
+
+    def _end_agent(self) -> None:
+        """Closes the agent's standard input, so that it ends whatever is left on this host, and waits for that."""
+        if self._agent is None or self._passing is None or self._agent.stdin is None:
+            return
+        with contextlib.suppress(OSError):
+            self._agent.stdin.close()
+        self._passing.join()
+        self._agent.wait()
+        self._agent = self._passing = None
+
+    def _write(self, data: bytes) -> None:
+        if self._agent is not None and self._agent.stdin is not None:
+            with contextlib.suppress(OSError):  # the agent has ended, and its events have said so
+                self._agent.stdin.write(data)
+                self._agent.stdin.flush()
+
+    def _pass_on(self, events: Any) -> None:
+        for line in events:
+            self._send({"type": "line", "text": line.decode().rstrip("\n")})
+        self._send({"type": "ended"})
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(BEAT_EVERY):
+            self._send({"type": "alive"})
+
+
+def report(address: tuple[str, int], secret: str, number: int, name: str, slots: int, timeout: float,
+           may_wait: Callable[[], bool] = lambda: True) -> int:
+    """Reports to a launcher, and serves it until the job is over.
+
+    SIGTERM means that this host is being taken away.
+
+    Args:
+        address: Where the launcher listens.
+        secret: The job's secret.
+        number: This host's number.
+        name: Its name.
+        slots: How many ranks it has room for.
+        timeout: Seconds to wait for the launcher.
+        may_wait: Returns False when it need not be waited for any longer.
+
+    Returns:
+        The exit code: that of the job, 143 if this host was taken away, 1 if the launcher was lost.
+
+    Raises:
+        MachineError: The launcher was not there in time.
+        ProofError: It has another secret.
+        UsageError: A host of that name has reported already.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            reporter = Reporter(_connected(address, timeout, may_wait), secret, number, name, slots)
+            break
+        except UsageError:
+            if time.monotonic() - began > timeout:
+                raise
+            time.sleep(RETRY_EVERY)  # the launcher has not noticed yet that the last one of this name is gone
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(target=reporter.leave).start())
+    try:
+        return reporter.serve(os.getcwd())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _connected(address: tuple[str, int], timeout: float, may_wait: Callable[[], bool]) -> socket.socket:
+    began, next_report = time.monotonic(), FIRST_REPORT
+    while True:
+        try:
+            connected = socket.create_connection(address, timeout=10.0)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return connected
+        except OSError as error:
+            waited, why = time.monotonic() - began, error.strerror or str(error)
+        if waited > timeout or not may_wait():
+            raise MachineError(explain(f"The launcher must be there within {timeout:g} s ({why})", "see the output of"
+                                       " the host that it runs on", address="{}:{}".format(*address)))
+        if waited >= next_report:
+            next_report = waited + REPORT_EVERY
+            say(f"waiting for the launcher at {address[0]}:{address[1]}, {waited:.0f} s of {timeout:g} s: {why}")
+        time.sleep(RETRY_EVERY)
