@@ -100,9 +100,25 @@ def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     done = run(["-np", "3", "--min-np", "2", *command], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "goes on with 2 ranks" in done.stderr
-    lines = [line[4:] for line in done.stdout.splitlines()]
+    lines = [line[4:] for line in done.stdout.splitlines() if "waves" not in line]
     assert set(lines) == {"history [0, 1, 2, 3, 4, 5] 6", "trained 6 epochs, every sample once in each"}
     assert 4 <= len(lines) <= 6  # a worker that is still starting at the end joins nothing
+
+
+def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commit(tmp_path: Path) -> None:
+    found = []
+    for event in ("2:drop=2:8", "0:shrink=2:4"):  # a commit is made after 5 steps
+        folder = tmp_path / event.replace(":", ".")
+        folder.mkdir()
+        (folder / "hosts").write_text("localhost:3\n")
+        command = warm_ranks([sys.executable, str(SURVIVES), "callback", event], {})
+        done = run(["-np", "3", "--min-np", "2", "--host-discovery-script", "cat hosts", *command], folder)
+        assert done.returncode == 0, done.stderr
+        assert re.findall(r"goes on with (\d) ranks from commit (\d+)", done.stderr) == [("2", "1")], done.stderr
+        assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
+        found.append({line[4:] for line in done.stdout.splitlines() if "waves" in line})
+    assert len(found[0]) == 1
+    assert found[0] == found[1]
 
 
 def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Arguments: the kind of data, and events: a worker's number, what it does to itself, and after how many of its steps, as
 in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script, and 1 once the job
-has so many ranks. Training lasts for three epochs at least, and until the job has had other ranks and has as many as
+has so many ranks; `0:shrink=2:7` writes it and waits until the launcher knows, and `2:drop=2:7` writes it and kills the
+worker. Training lasts for three epochs at least, and until the job has had other ranks and has as many as
 wanted again; of the kind `soak`, until there is a file `finish`.
 """
 
@@ -30,9 +31,12 @@ class Counts(keras.Model):  # type: ignore[misc]  # Keras ships no types
     def __init__(self) -> None:
         super().__init__()
         self.counts = self.add_weight(shape=(SAMPLES,), initializer="zeros", name="counts")
+        self.waves = self.add_weight(shape=(), initializer="ones", name="waves")  # depends on the order of the samples
 
     def call(self, numbers: Any) -> Any:
-        return tf.gather(tf.convert_to_tensor(self.counts), tf.reshape(numbers, [-1]))
+        numbers = tf.reshape(numbers, [-1])
+        waves = tf.sin(tf.convert_to_tensor(self.waves) * tf.cast(numbers, tf.float32))
+        return tf.gather(tf.convert_to_tensor(self.counts), numbers) + 1e-4 * waves
 
 
 class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -59,10 +63,12 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
         Path(f"done.{WORKER}.{self.steps}").touch()
         if what == "raise":
             raise ArithmeticError("stumbles")
-        if what == "hosts":
+        if slots:
             Path("hosts").write_text(f"localhost:{slots}\n")
+        if what in ("hosts", "shrink"):
+            time.sleep(2.5 if what == "shrink" else 0)
         else:
-            number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}[what]
+            number = {"stop": signal.SIGSTOP, "leave": signal.SIGTERM}.get(what, signal.SIGKILL)
             os.kill(os.getpid(), number)
 
 
@@ -143,6 +149,7 @@ def report(model: Any, epochs: int, samples: int) -> None:
     is_right = np.array_equal(found, expected)
     times = "every sample once in each" if is_right else str(np.unique(found, return_counts=True))
     print(f"trained {epochs} epochs, {times}", flush=True)
+    print(f"waves {float(model.waves.numpy()).hex()}", flush=True)
 
 
 if __name__ == "__main__":
