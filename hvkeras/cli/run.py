@@ -84,6 +84,7 @@ def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
     code = 1
     try:
         pool = pool_of(flags, None, pods.slots_of(reporting, slots))
+        assert pool is not None
         if flags.reset_limit is None:
             flags.reset_limit = ELASTIC_RESETS
         hosts = pool.hosts(flags.np or flags.min_np, lambda text: print(text, file=sys.stderr, flush=True))

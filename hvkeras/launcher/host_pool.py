@@ -144,8 +144,8 @@ class HostPool:
             shortest, longest = self._cooldown
             seconds = min(longest, shortest * 2.0 ** (aside.times - 1))
         aside.until = time.monotonic() + seconds
-        times = "a rank has failed" if self._failures == 1 else f"ranks have failed {self._failures} times in a row"
-        why = "which was lost" if lost else f"where {times}"
+        failed = "a rank has failed" if self._failures == 1 else f"ranks have failed {self._failures} times in a row"
+        why = "which was lost" if lost else f"where {failed}"
         return (f"hvkeras run: sets {host} aside, {why},"
                 f" for {f'{seconds:g} s' if self._cooldown is not None else 'the rest of the job'}")
 
