@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import os
 import pickle
 import shutil
@@ -69,14 +70,16 @@ def run(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of processes.
-        min_num_proc: For elastic jobs, which are not supported yet; like all such arguments, it must be None.
-        max_num_proc: See `min_num_proc`.
-        slots: See `min_num_proc`.
-        reset_limit: How often all processes are restarted after one has failed; never by default.
-        cooldown_range: See `min_num_proc`.
+        min_num_proc: The fewest processes of an elastic job, in which the others go on when one is lost; the function
+            then calls one with `@hvd.elastic.run`.
+        max_num_proc: The most processes of an elastic job.
+        slots: The slots of hosts that `host_discovery_script` prints without a number.
+        reset_limit: How often processes may fail; never by default, 3 times in an elastic job.
+        cooldown_range: The shortest and the longest time in seconds for which a host is set aside.
         hosts: As `hvkeras run -H`; the current folder must then be shared by all hosts.
         hostfile: As `hvkeras run -hostfile`.
-        host_discovery_script: See `min_num_proc`.
+        host_discovery_script: Prints the hosts that an elastic job may use, as `hvkeras run --host-discovery-script`;
+            the current folder must then be shared by all of them.
         start_timeout: Seconds within which hosts and ranks must start.
         ssh_port: Port of ssh on the other hosts.
         ssh_identity_file: Key for ssh.
@@ -90,23 +93,17 @@ def run(
         network_interfaces: The same, as a list or a string.
         executable: The Python that the processes run; this one by default.
         np: The same as `num_proc`, which it overrides.
-        min_np: See `min_num_proc`.
-        max_np: See `min_num_proc`.
+        min_np: The same as `min_num_proc`, which it overrides.
+        max_np: The same as `max_num_proc`, which it overrides.
 
     Returns:
-        The results, in rank order.
+        The results, in rank order; of an elastic job, from the ranks that were there at its end.
 
     Raises:
         UsageError: An argument is wrong, or the function cannot be pickled.
-        UnsupportedError: An elastic job or options for MPI were requested.
+        UnsupportedError: Options for MPI were requested.
         PeerError: The function failed on some rank; the message ends with the end of that rank's output.
     """
-    elastic = {"min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots,
-               "cooldown_range": cooldown_range, "host_discovery_script": host_discovery_script, "min_np": min_np,
-               "max_np": max_np}
-    asked = {name: value for name, value in elastic.items() if value is not None}
-    if asked:
-        raise UnsupportedError(explain("The number of processes must be fixed", "pass np alone", **asked))
     if mpi_args:
         raise UnsupportedError(explain("hvkeras.run passes no options to MPI", "write a script, and start it by mpirun",
                                        mpi_args=mpi_args))
@@ -116,20 +113,24 @@ def run(
     flags = {
         "-np": size, "-H": hosts, "-hostfile": hostfile, "--start-timeout": start_timeout, "-p": ssh_port,
         "-i": ssh_identity_file, "--output-filename": output_filename,
-        "--reset-limit": reset_limit,
+        "--reset-limit": reset_limit, "--host-discovery-script": host_discovery_script, "--slots-per-host": slots,
+        "--min-np": min_num_proc if min_np is None else min_np,
+        "--max-np": max_num_proc if max_np is None else max_np,
         "--network-interfaces": ",".join(interfaces) if isinstance(interfaces, (list, tuple)) else interfaces,
     }
     options = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
     options += ["--verbose"] if verbose else []
+    options += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     require_current_folder()
-    remote = not all(host.local for host in place(size, hosts, hostfile))
+    remote = host_discovery_script is not None or not all(host.local for host in place(size, hosts, hostfile))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
         folder = Path(name).absolute()
         command = command_of(func, args, kwargs, folder, executable)
         launcher = folder / LAUNCHER
         launcher.write_text(ends_with_parent() + (folder / BOOT).read_text())
         _run_to_completion([sys.executable, str(launcher), "hvkeras", "run", *options, *command])
-        return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(size)]
+        found = itertools.takewhile(Path.exists, (result_file(folder, rank) for rank in itertools.count()))
+        return [pickle.loads(file.read_bytes()) for file in found]
 
 
 def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, folder: Path,

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from hvkeras.job.state import current_job, is_initialized
 from hvkeras.launcher.calls import loaded_call, pickled_result
 from hvkeras.launcher.functions import CALL, result_file
 
@@ -20,6 +21,8 @@ def main(folder: Path) -> None:
         UsageError: The function's result cannot be pickled.
     """
     data = pickled_result(loaded_call((folder / CALL).read_bytes())())
+    if is_initialized() and current_job().launch.rendezvous.kind == "standby":
+        return  # an elastic job was over before this process could join it
     place = result_file(folder, int(os.environ["HVKERAS_RUN_RANK"]))
     unfinished = place.with_suffix(".unfinished")
     unfinished.write_bytes(data)

