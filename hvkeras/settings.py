@@ -240,8 +240,8 @@ TABLE: tuple[Setting, ...] = (
             " its own, such as trace.rank.0.json."),
     Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that is"
             " restarted; `hvkeras run --reset-limit` creates one."),
-    Setting("leave_grace", _timeout, 25.0, "Seconds that a rank of an elastic job has, after SIGTERM, to leave at the"
-            " next commit; then it is killed."),
+    Setting("leave_grace", _timeout, 25.0, "Seconds that ranks have, after SIGTERM, to save what they train, or to"
+            " leave an elastic job; then they are ended."),
     Setting("report", str, "", "Folder where ranks keep records of the job, and where a report on it is written when"
             " it ends; `hvkeras run --report` names it too."),
     Setting("run_rank", int, None, "Rank, set by `hvkeras run`.", internal=True),

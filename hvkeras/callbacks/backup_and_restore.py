@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,15 @@ from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import say
+from hvkeras.job.notice import Notice
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
 
 if TYPE_CHECKING:
     from hvkeras.typing import Callback as _Callback
 else:
     _Callback = compat.default_keras().callbacks.Callback
+
+_numbers = itertools.count()  # of the trainings of this process
 
 
 class BackupAndRestore(_Callback):
@@ -31,6 +35,9 @@ class BackupAndRestore(_Callback):
     has read to the others, so the folder need not be shared. A run that is killed at any moment leaves the last
     complete backup. The next run resumes from it, at the step of the epoch after which it was saved, on any number of
     workers and any backend.
+
+    On SIGTERM, as it comes when a scheduler or a spot machine ends a job, all ranks complete the same step, save, and
+    end with exit code 143, within `HVKERAS_LEAVE_GRACE` seconds (25).
 
     Example:
         model.fit(dataset, epochs=10, callbacks=[hvd.callbacks.BackupAndRestore("backup", save_freq=100)])
@@ -77,6 +84,7 @@ class BackupAndRestore(_Callback):
         self._rows: int | None = None  # samples per step, on all workers
         self._epoch = self._begun = self._counted = self._since = 0
         self._save_pending = False  # whether to save at the end of the epoch
+        self._notice = Notice("")
 
     def set_model(self, model: ModelLike) -> None:
         """Sets the model, before training begins."""
@@ -96,9 +104,10 @@ class BackupAndRestore(_Callback):
         self._steps = (self.params or {}).get("steps")
         compat.begin_with_epoch(model, None)
         own = randomness.capture()
-        found = self._group.broadcast(self._read(own) if self._group.is_chief else None)
+        found, number = self._group.broadcast((self._read(own), next(_numbers)) if self._group.is_chief else None)
         if isinstance(found, str):
             raise UsageError(found)
+        self._listen(number)
         if found is None:
             return
         backup, seeds, random_of_chief = found
@@ -137,16 +146,26 @@ class BackupAndRestore(_Callback):
         compat.at_next_pass(self._on_pass_begin)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Records the step; the number that Keras passes at a step's end differs between versions."""
+        """Records the step; the number that Keras passes at a step's end differs between versions.
+
+        Saves what was trained before, and ends, if that is what SIGTERM has asked for.
+        """
+        if batch and self._is_whole() and self._notice.is_due():
+            self._save_and_end(Position(self._epoch, batch, self._steps, self._rows, self._group.workers),
+                               f"after step {batch} of epoch {self._epoch + 1}")
         self._begun = batch
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, after all other callbacks have run."""
+        after = Position(epoch + 1, 0, self._steps, self._rows, self._group.workers)
+        if self._notice.is_due():
+            self._save_and_end(after, f"after epoch {epoch + 1}")
         if self.save_freq == "epoch" or self._save_pending:
-            self._save(Position(epoch + 1, 0, self._steps, self._rows, self._group.workers))
+            self._save(after)
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Removes the backup if `delete_checkpoint` is set."""
+        self._notice.forget()
         compat.begin_with_epoch(self.model, None)
         if self.delete_checkpoint and self._group.is_chief:
             self._folder.remove()
@@ -223,7 +242,8 @@ class BackupAndRestore(_Callback):
     def _is_whole(self) -> bool:
         """Whether no rank holds gradients that it has not yet shared (`backward_passes_per_step`)."""
         part = distributed_part(self.model.optimizer)
-        return part is None or compat.step_counter(self.model.optimizer) % part._hvkeras_passes[0] == 0
+        passes = 1 if part is None else part._hvkeras_passes[0]
+        return passes == 1 or compat.step_counter(self.model.optimizer) % passes == 0
 
     def _save(self, position: Position) -> None:
         self._since, self._save_pending = 0, False
@@ -231,6 +251,19 @@ class BackupAndRestore(_Callback):
             self._folder.write(self.model, Backup(
                 position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),
                 self._random_at_epoch if position.step else None, callback_states.states_of(self._others)))
+
+    def _listen(self, number: int) -> None:
+        """Makes SIGTERM save, where this process knows of those that train with it."""
+        self._notice.forget()
+        ranks = self._group.ranks
+        if ranks is not None:
+            self._notice = Notice(f"training {number} of ranks {ranks}, kept in a backup", ranks)
+            self._notice.listen()
+
+    def _save_and_end(self, position: Position, after: str) -> None:
+        self._save(position)
+        self._group.broadcast(None)
+        self._notice.end(f"training was saved in {self.backup_dir} {after}")
 
     def _optimizer(self) -> str:
         """Returns the class name of the optimizer, without any wrapper."""

@@ -27,9 +27,11 @@ class TrainingGroup:
         is_chief: Whether this process is the chief.
         size: The number of processes, each with data of its own; 1 if a strategy partitions the data.
         workers: The number of processes.
+        ranks: Their ranks; none for one process, None for the workers of a strategy.
     """
 
     size = workers = 1
+    ranks: Sequence[int] | None = ()
 
     def __init__(self, is_chief: bool) -> None:
         self.is_chief = is_chief
@@ -51,6 +53,7 @@ class _Ranks(TrainingGroup):
     def __init__(self, is_chief: bool, process_set: ProcessSet) -> None:
         super().__init__(is_chief)
         self._set, self._root = process_set, process_set.ranks[0]
+        self.ranks = process_set.ranks
         self.size = self.workers = len(process_set.ranks)
 
     def broadcast(self, thing: Any) -> Any:
@@ -68,7 +71,7 @@ class _Workers(TrainingGroup):
 
     def __init__(self, is_chief: bool, strategy: Any) -> None:
         super().__init__(is_chief)
-        self._strategy = strategy
+        self._strategy, self.ranks = strategy, None
         self.workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
 
         def sum_up(values: Any) -> Any:

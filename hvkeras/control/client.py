@@ -72,6 +72,7 @@ class ControlClient(Exchange):
         self._called: set[str] = set()  # plans whose calls the server knows
         self.on_involvement: Callable[[wire.Message], None] | None = None  # see `hvkeras.collectives.join.hear`
         self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
+        self.on_told: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
         self._stops: dict[str, Stop] = {}
         self._last_heard = time.monotonic()
         super().__init__(connection, secret, introduction)
@@ -190,17 +191,22 @@ class ControlClient(Exchange):
             self._send_location(message.get("stall"))
         if message["type"] == "some joined":
             self._some_joined = message["any"]
-        if message["type"] == "stopping":
-            self._send({"type": "come to", "fit": message["fit"], "executions": self.stop_of(message["fit"]).answer()})
-        if message["type"] == "stop after":
-            self.stop_of(message["fit"]).decide(message["executions"], message["wishes"])
         if message["type"] == "forget":
             self._forget(message["counts"])
         if message["type"] == "refused":
             self._refuse(message["key"], message["text"], message["owed"])
         if message["type"] in ("involved", "all joined") and self.on_involvement is not None:
             self.on_involvement(message)
+        self._handle_stop(message)
         self._note(message)
+
+    def _handle_stop(self, message: wire.Message) -> None:
+        if message["type"] == "told":
+            self.on_told(Cause.from_message(message["cause"]))
+        elif message["type"] == "stopping":
+            self._send({"type": "come to", "fit": message["fit"], "executions": self.stop_of(message["fit"]).answer()})
+        elif message["type"] == "stop after":
+            self.stop_of(message["fit"]).decide(message["executions"], message["wishes"])
 
     def _note(self, message: wire.Message) -> None:
         """Stores what other threads of this rank wait for."""

@@ -82,7 +82,7 @@ class LobbyClient(Connection):
     def __init__(self, address: tuple[str, int], secret: bytes, worker: int) -> None:
         self._changed = threading.Condition()
         self._answer: dict[str, Any] | None = None
-        self._changes = False
+        self._changes = self._soon = False
         self._ended = False
         connected = socket.create_connection(address, timeout=CONNECT_WITHIN)
         super().__init__(connected, secret, Introduction(worker, 0, socket.gethostname()))
@@ -94,6 +94,11 @@ class LobbyClient(Connection):
     def hosts_changed(self) -> bool:
         """Whether workers wait to join, or must leave, at the next commit."""
         return self._changes
+
+    @property
+    def must_leave_soon(self) -> bool:
+        """Whether workers must leave before the next commit that is due, as their machine is being taken away."""
+        return self._soon
 
     def tell(self, message: wire.Message) -> None:
         """Sends a message to the launcher."""
@@ -113,7 +118,7 @@ class LobbyClient(Connection):
             PeerError: The launcher has ended.
         """
         with self._changed:
-            self._answer, self._changes = None, False
+            self._answer, self._changes, self._soon = None, False, False
         self._send({"type": "ready", "commit": commit, "function": function})
         with self._changed:
             while self._answer is None:
@@ -128,7 +133,7 @@ class LobbyClient(Connection):
                 message = self._read()
                 with self._changed:
                     if message["type"] == "changes":
-                        self._changes = True
+                        self._changes, self._soon = True, self._soon or message["soon"]
                     elif message["type"] in ("assignment", "over"):
                         self._answer = message
                     self._changed.notify_all()

@@ -66,6 +66,15 @@ class ControlServer(Relay):
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, cause)
 
+    def tell_to_end(self, cause: Cause) -> None:
+        """Lets the job end from outside, but gives ranks the time to save what they train.
+
+        Args:
+            cause: Why it ends.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._tell_to_end, cause)
+
     def silent_for(self, seconds: float) -> frozenset[int]:
         """Returns the connected ranks that have given no sign of life for so many seconds."""
         now = time.monotonic()
@@ -150,6 +159,12 @@ class ControlServer(Relay):
             self._send_requests(self._stops.ask(member.rank, message["fit"], message["ranks"]))
         elif kind == "come to":
             self._send_requests(self._stops.receive(member.rank, message["fit"], message["executions"]))
+
+    def _tell_to_end(self, cause: Cause) -> None:
+        if len(self.ever_connected) < self.size:
+            self._end(cause)  # ranks that are starting have nothing to save
+        else:
+            self._broadcast({"type": "told", "cause": cause.to_message()})
 
     def _count_ends(self) -> None:
         """Notifies all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""

@@ -19,7 +19,7 @@ else:
 
 
 class CommitStateCallback(_Callback):
-    """Commits a state every few batches, and at the end of each epoch.
+    """Commits a state every few batches, at the end of each epoch, and when a machine is being taken away (SIGTERM).
 
     Put it after the callbacks that update the state. A commit copies the whole model. To resume from a commit in the
     middle of an epoch, the state must contain the position in the epoch: see `UpdateBatchStateCallback`. Without it,
@@ -38,16 +38,21 @@ class CommitStateCallback(_Callback):
         self.state: State = state
         self.batches_per_commit: int | None = batches_per_commit
         self._batches = 0
+        self._may_commit_early = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Resets the count of batches."""
         self._batches = 0
+        # Else the batches before the commit would be trained a second time.
+        self._may_commit_early = bool(self.batches_per_commit) or keeps_accounts() or hasattr(self.state, "batch")
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Commits the state every `batches_per_commit` batches."""
         self._batches += 1
         last = batch + 1 == _steps(self)  # on_epoch_end commits, after updates at the epoch's end
-        if self.batches_per_commit and self._batches % self.batches_per_commit == 0 and not last:
+        is_due = bool(self.batches_per_commit) and self._batches % (self.batches_per_commit or 1) == 0
+        must = self._may_commit_early and self.state.must_commit()
+        if (must or is_due) and not last:
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature

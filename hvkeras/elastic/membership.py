@@ -55,6 +55,11 @@ class Membership:
         return self._lobby.hosts_changed
 
     @property
+    def must_leave_soon(self) -> bool:
+        """Whether workers must leave before the next commit that is due."""
+        return self._lobby.must_leave_soon
+
+    @property
     def is_waiting(self) -> bool:
         """Whether this worker has no rank yet, as it was started for a job that runs already."""
         return current_job().launch.rendezvous.kind == "standby"

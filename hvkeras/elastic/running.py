@@ -22,6 +22,7 @@ from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageErr
 from hvkeras.job import changes
 from hvkeras.job.changes import Change
 from hvkeras.job.failure import STUCK_AFTER
+from hvkeras.job.notice import Notice
 from hvkeras.job.state import current_job
 from hvkeras.sharding.accounts import keeps_accounts, take_positions
 from hvkeras.startup import init, shutdown
@@ -110,14 +111,31 @@ class _Call:
     def __init__(self, state: State, number: int, reset: Callable[[], Any]) -> None:
         self._state, self._number, self._reset = state, number, reset
         self._commits: CommitFile | None = None
+        self._notice: Notice | None = None
         self._is_over = False  # whether the function has returned None by the last commit
         self._is_synchronized = False
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls the function until it returns; None if it had finished before this process was started."""
-        rebuild = False
         if not self._begin():
             return None
+        self._listen()
+        try:
+            return self._run(function)
+        finally:
+            self._state.commit_on(None)
+            if self._notice is not None:
+                self._notice.forget()
+
+    def _listen(self) -> None:
+        """Makes SIGTERM commit before the job ends, if a commit outlives it."""
+        if current_job().settings.elastic_dir:
+            self._notice = Notice(f"elastic function {self._number}", range(current_job().topology.size))
+            self._notice.listen()
+            self._state.commit_on(self._notice)
+
+    def _run(self, function: Callable[[], Any]) -> Any:
+        rebuild = False
         while True:
             try:
                 if rebuild:
@@ -203,6 +221,12 @@ class _CallThatSurvives(_Call):
         finally:
             self._members.leave()
             self._state.check_hosts_with(None)
+
+    def _listen(self) -> None:
+        """Makes the commit that lets workers leave come at the next step; see `Membership` for SIGTERM."""
+        members = self._members
+        self._state.commit_on(Notice(f"elastic function {self._number}", range(current_job().topology.size),
+                                     lambda: members.must_leave_soon))
 
     def _begin(self) -> bool:
         if self._members.is_waiting:
@@ -315,6 +339,7 @@ class _CallThatSurvives(_Call):
         joined = self._members.join_next(commit, self._number)
         if joined:
             self._keep_commits()
+            self._listen()
         self._is_synchronized = False
         return joined
 

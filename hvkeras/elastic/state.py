@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.errors import HostsUpdatedInterrupt, UsageError, explain
+from hvkeras.job.notice import Notice
 from hvkeras.sharding.accounts import Positions, positions
 
 
@@ -43,6 +44,7 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits: CommitFile | None = None
         self._hosts_have_changed: Callable[[], bool] | None = None
+        self._notice: Notice | None = None
         self.commit_number: int = 0  # of the last commit, the same on all ranks
         self.last_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
         self.steps_at_commit: int | None = None  # what `steps` returned at the last commit
@@ -67,16 +69,25 @@ class State:
 
         All ranks call it after the same step. Rank 0's state is also written to a file if the job can be restarted
         (HVKERAS_ELASTIC_DIR). In a job whose survivors go on, that happens while the next steps run, new workers join
-        at a commit, and those of removed hosts leave.
+        at a commit, and those of removed hosts leave. After SIGTERM, a job that keeps commits on disk ends here.
 
         Raises:
             HostsUpdatedInterrupt: They do now; `hvd.elastic.run` catches it.
         """
+        ends = self._hosts_have_changed is None and self.must_commit()
         self.note_commit()
         if self._commits is not None:
-            write = self._commits.write if self._hosts_have_changed is None else self._commits.write_soon
+            waits = self._hosts_have_changed is None or (self._notice is not None and self._notice.is_given)
+            write = self._commits.write if waits else self._commits.write_soon
             write(self.saved(), positions=self.positions)
+        if ends and self._notice is not None:
+            self._bcast_object(None)  # rank 0 has written
+            self._notice.end(f"the state was saved as commit {self.commit_number}")
         self.check_host_updates()
+
+    def must_commit(self) -> bool:
+        """Whether all ranks should commit now, as a machine is being taken away; all call it after the same steps."""
+        return self._notice is not None and self._notice.is_due()
 
     def note_commit(self) -> None:
         """Saves the state, and the position in the data that `hvd.shard` has dealt."""
@@ -144,6 +155,14 @@ class State:
             hosts_have_changed: Called by all ranks, on which it returns the same; None to check nothing.
         """
         self._hosts_have_changed = hosts_have_changed
+
+    def commit_on(self, notice: Notice | None) -> None:
+        """Sets what tells `must_commit` that a machine is being taken away.
+
+        Args:
+            notice: The notice, or None for none.
+        """
+        self._notice = notice
 
     def keep_commits_in(self, commits: CommitFile | None) -> None:
         """Makes `commit` also write to a file from now on.

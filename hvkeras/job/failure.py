@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +37,7 @@ STUCK_AFTER = 3.0  # seconds after an abort in which a collective ends, if it ev
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
 # Kinds of failures that leave other ranks intact.
 SURVIVABLE = ("exception", "exit", "signal", "lost", "silent", "stalled", "reset")
+NOTICE_GRACE = 10.0  # seconds within which the ranks that were told to end say so, once all have saved
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends this rank, before its signal is reported as the cause
 
 
@@ -68,6 +70,7 @@ class FailureHooks:
         self._unwinding = threading.Event()
         self._noticed = threading.Event()  # set once an elastic function knows of the failure
         self._last_line_lock = threading.Lock()
+        self._told: Cause | None = None  # why the launcher has told this rank to end
         self._exit_code: Any = None
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
@@ -82,6 +85,7 @@ class FailureHooks:
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_signal)
             self._signals.install()
+        self._client.on_told = self._told_to_end
         Forks.hooks = self
 
     def in_child(self) -> None:
@@ -101,6 +105,7 @@ class FailureHooks:
             threading.excepthook = self._previous_thread_hook
         if sys.exit == self._on_exit:
             sys.exit = self._previous_exit
+        self._client.on_told = self._client.fail
         if self._signals is not None:
             self._signals.uninstall()
             self._signals = None
@@ -193,7 +198,22 @@ class FailureHooks:
         if error is None or self._show_secondary or not self._is_echo(error) or self._client.cause is None:
             self._previous_thread_hook(arguments)
 
-    def _end_process(self, cause: Cause) -> None:
+    def end_after_notice(self, is_told: bool, saved: str) -> None:
+        """Ends this rank after SIGTERM, or after the same notice to another rank, with the exit code of SIGTERM.
+
+        Args:
+            is_told: Whether this rank has received it; otherwise it leaves the cause to those that have.
+            saved: What was saved, as a clause; "" if the time was over before.
+        """
+        self._unwinding.set()
+        if is_told and self._client.cause is None:
+            text = f"; {saved or 'nothing was saved in time'}"
+            told = self._told or self._signal_cause(signal.SIGTERM)
+            self._client.fail(replace(told, error=told.error + text))
+        cause = self._client.wait_for_cause(NOTICE_GRACE) or self._signal_cause(signal.SIGTERM)
+        self._end_process(cause, 128 + signal.SIGTERM if is_told else None)
+
+    def _end_process(self, cause: Cause, code: int | None = None) -> None:
         with self._last_line_lock:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads standard output any more
                 sys.stdout.flush()
@@ -202,7 +222,7 @@ class FailureHooks:
             self._client.wait_to_exit(self._grace + 2.0)
             if cause.rank != self._rank:
                 time.sleep(ROOT_FIRST)
-            os._exit(cause.exit_code if cause.rank == self._rank else 1)
+            os._exit(code if code is not None else cause.exit_code if cause.rank == self._rank else 1)
 
     def _last_line(self, cause: Cause | None) -> None:
         if cause is None:
@@ -261,13 +281,12 @@ class FailureHooks:
                 return
             self._client.fail(self._cause_of(KeyboardInterrupt()))
             return
-        if self.survives and self.on_terminate is not None and self._client.cause is None:
+        if self.on_terminate is not None and self._client.cause is None:
             self.on_terminate()
             return
         cause = self._client.wait_for_cause(CAUSE_GRACE)
         if cause is None:
-            cause = Cause("signal", self._rank, self._host, os.getpid(), f"received {signal.Signals(number).name}", "",
-                          128 + number)
+            cause = self._signal_cause(number)
             self._client.fail(cause)
         with self._last_line_lock:
             time.sleep(LOG_GRACE)
@@ -275,6 +294,19 @@ class FailureHooks:
             self._last_line(cause)
             self._client.wait_to_exit(CAUSE_GRACE)
             os._exit(128 + number)
+
+
+    def _signal_cause(self, number: int) -> Cause:
+        return Cause("signal", self._rank, self._host, os.getpid(), f"received {signal.Signals(number).name}", "",
+                     128 + number)
+
+    def _told_to_end(self, cause: Cause) -> None:
+        """The launcher was told to end the job: what trains saves first; called in the control channel's thread."""
+        self._told = cause
+        if self.on_terminate is not None:
+            self.on_terminate()
+        else:
+            self._client.fail(cause)
 
 
 def _timed_out(error: BaseException) -> bool:

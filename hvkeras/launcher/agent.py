@@ -36,6 +36,7 @@ CHUNK = 65536
 SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
+_WATCHED = {signal.SIGCHLD, signal.SIGTERM}  # by the guard
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -57,14 +58,16 @@ class Agent:
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
+        self._leaving = False
         self._partial = b""
         self._held: list[socket.socket] = []
+        self._guard = os.getppid()
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when descriptors run out
 
     def run(self) -> None:
         """Sends hello, starts the ranks of the job that it receives, and serves them until standard input closes."""
         libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        signal.signal(signal.SIGTERM, self._lose_guard)
+        signal.signal(signal.SIGTERM, self._terminate)
         woken, waker = os.pipe()
         for descriptor in (0, woken, waker):
             os.set_blocking(descriptor, False)
@@ -75,11 +78,20 @@ class Agent:
         self._report({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
         while self._launcher_alive:
             self._poll(None)
+            if self._leaving:
+                self._leaving = False
+                self._report({"type": "leaving"})
         self._end_all()
 
-    def _lose_guard(self, *_: Any) -> None:
-        """Ends the ranks without reporting it: how they end now says nothing about the job."""
-        self._launcher_alive = self._guard_alive = False
+    def _terminate(self, *_: Any) -> None:
+        """Handles SIGTERM: this host is being taken away, which the launcher has to know, or the guard is gone.
+
+        Without a guard, the ranks end and nothing is reported: how they end says nothing about the job.
+        """
+        if os.getppid() == self._guard:
+            self._leaving = True
+        else:
+            self._launcher_alive = self._guard_alive = False
 
     def _start(self, job: dict[str, Any], wanted: dict[str, Any]) -> None:
         environment = {**os.environ, **job["environment"], **wanted["environment"]}
@@ -220,13 +232,13 @@ def guarded(patience: float) -> None:
         patience: Seconds for which the agent may stay stopped.
     """
     libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # for sigtimedwait
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # for sigtimedwait
     guard, agent = os.getpid(), os.fork()
     if agent == 0:
         libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != guard:
             os._exit(1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         return
     for descriptor in (0, 1):
         _redirect_to_null(descriptor)
@@ -252,7 +264,10 @@ def _watch(agent: int, patience: float) -> str:
             number = -os.waitstatus_to_exitcode(status)
             killed = f"was killed by {signal.Signals(number).name}" if number > 0 else ""
             return f"was stopped for {patience:g} s, and ended" if stopped >= patience else killed
-        if signal.sigtimedwait({signal.SIGCHLD}, POLL_INTERVAL) is None:
+        received = signal.sigtimedwait(_WATCHED, POLL_INTERVAL)
+        if received is not None and received.si_signo == signal.SIGTERM:
+            os.kill(agent, signal.SIGTERM)
+        if received is None:
             stopped = stopped + POLL_INTERVAL if process_state(agent) == "T" else 0.0
             if stopped >= patience:
                 os.kill(agent, signal.SIGKILL)

@@ -47,6 +47,7 @@ from hvkeras.launcher.placement import THIS_HOST, HostRanks
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import TICK, UNWIND, Launcher
 from hvkeras.report.outcome import Outcome
+from hvkeras.settings import Settings
 
 LOOK_EVERY = 1.0  # seconds between two looks for hosts
 COME_BACK_WITHIN = 60.0  # seconds that a living member may take to notice that its generation is over
@@ -76,6 +77,7 @@ class ElasticLauncher(Launcher):
         self._ranks: list[int] = list(range(job.size))  # the worker of each rank in the present generation
         self._generation = 0
         self._final: Cause | None = None  # why the job ends
+        self._ending: Cause | None = None  # why it is to end once all ranks have committed
         self._last: Cause | None = None  # why the last generation has ended
         self._function = 0  # the elastic function that the ranks are in
         self._joins = hvkeras_run.JOINS_AT_COMMIT  # when new workers join
@@ -261,9 +263,11 @@ class ElasticLauncher(Launcher):
         """Lets a worker leave at the next commit; its slot is not used again until the script finds other hosts."""
         agent = next((agent for agent in self._agents if worker.number in agent.host.ranks), None)
         self._say(f"hvkeras run: worker {worker.number} on {agent.host_name if agent else worker.host} received"
-                  f" SIGTERM, and leaves at the next commit, or in {self._settings.leave_grace:g} s")
+                  f" SIGTERM, and leaves at the next commit, within {self._settings.leave_grace:g} s")
         worker.is_leaving = True
         self._withheld[worker.host] = self._withheld.get(worker.host, 0) + 1
+        if self._driver.state is State.CHANGING:
+            self._announce()  # again, as it was for a change that has more time
         self._use(self._found)
         self._loop.call_later(self._settings.leave_grace, self._kill, worker.number)
 
@@ -275,7 +279,9 @@ class ElasticLauncher(Launcher):
 
     def _on_event(self, agent: HostAgent, event: AgentEvent) -> None:
         number = event["rank"]
-        if event["type"] in ("exit", "failed"):
+        if event["type"] == "leaving":
+            self._let_host_leave(agent.host.name)
+        elif event["type"] in ("exit", "failed"):
             self._log(f"worker {number} {reports.described_end(event['code'])}")
             worker = self._driver.workers.get(number)
             if event["code"] and worker is not None:
@@ -341,7 +347,7 @@ class ElasticLauncher(Launcher):
         if generation != self._generation or self._final is not None:
             return
         self._last = cause
-        if cause.kind not in SURVIVABLE or cause.rank is None or self._interrupted:
+        if cause.kind not in SURVIVABLE or cause.rank is None or (self._interrupted and self._ending is None):
             self._end(cause)
             return
         if cause.kind == "reset":
@@ -423,8 +429,7 @@ class ElasticLauncher(Launcher):
         elif isinstance(action, Start):
             self._start_workers(action)
         elif isinstance(action, Announce):
-            for member in self._driver.members:
-                self._tell(member.number, {"type": "changes"})
+            self._announce()
         elif isinstance(action, Abort):
             self._abort()
         elif isinstance(action, Kill):
@@ -433,6 +438,12 @@ class ElasticLauncher(Launcher):
                 self._kill(number)
         elif isinstance(action, Finish):
             self._finish(action.reason)
+
+    def _announce(self) -> None:
+        """Tells the members that workers join or leave: at the next step if a machine is being taken away."""
+        soon = self._ending is not None or any(worker.is_leaving for worker in self._driver.members)
+        for member in self._driver.members:
+            self._tell(member.number, {"type": "changes", "soon": soon})
 
     def _start_workers(self, action: Start) -> None:
         """Gives new workers their numbers, and starts them."""
@@ -450,8 +461,25 @@ class ElasticLauncher(Launcher):
             host = next((agent.host_name for agent in self._agents), "")
             self._server.fail(Cause("reset", len(self._ranks), host, None, "has left"))
 
+    def _tell_to_end(self, cause: Cause) -> None:
+        """Lets the ranks commit to disk at the next step, if the user has chosen a folder, which outlives the job."""
+        if not Settings().elastic_dir or self._driver.state is State.ENDED:
+            self._fail(cause)
+            return
+        self._ending = cause
+        self._say("hvkeras run: received SIGTERM: the ranks commit at the next step, and the job ends, within"
+                  f" {self._settings.leave_grace:g} s")
+        if self._driver.state is State.WAITING:
+            self._fail(cause)
+            return
+        self._announce()
+        self._loop.call_later(self._settings.leave_grace, self._fail, cause)
+
     def _form(self, action: Form) -> None:
         """Starts the control channel of a generation, and gives its members their ranks."""
+        if self._ending is not None:
+            self._end(replace(self._ending, error=f"{self._ending.error}; all ranks have committed"))
+            return
         assert self._server is not None
         former, host = self._server, self._server.address[0]
         self._loop.run_in_executor(None, former.stop)

@@ -8,6 +8,7 @@ An agent writes its events as lines of JSON:
     {"type": "failed", "rank": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
     {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
     {"type": "exit", "rank": 0, "code": -9}
+    {"type": "leaving"}, once SIGTERM has told that the host is being taken away
 """
 
 from __future__ import annotations
@@ -197,6 +198,8 @@ class HostAgent:
         with contextlib.suppress(EOFError):
             while True:
                 event = _event(await self._read_line())
+                if event is not None and event["type"] == "leaving":
+                    self._on_event(self, {**event, "rank": None})
                 if event is not None and "rank" in event:
                     if event["type"] == "started":
                         self.pids[event["rank"]] = event["pid"]

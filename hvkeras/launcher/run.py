@@ -90,7 +90,14 @@ class Launcher:
         elif self._lost_output:
             self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
-        return 128 + self._interrupted if self._interrupted else reports.exit_code(self._cause, own_codes)
+        if self._interrupted and not self._has_finished:
+            return 128 + self._interrupted
+        return reports.exit_code(self._cause, own_codes)
+
+    @property
+    def _has_finished(self) -> bool:
+        """Whether the ranks have ended well, although the launcher was told to end them."""
+        return self._cause is None and len(self._codes) == self._job.size and not any(self._codes.values())
 
     def _new_agent(self, host: HostRanks) -> HostAgent:
         if self._job.reporting is not None and not host.local:
@@ -223,7 +230,10 @@ class Launcher:
 
     def _on_event(self, agent: HostAgent, event: Event) -> None:
         rank = event["rank"]
-        if event["type"] == "output":
+        if event["type"] == "leaving":
+            self._tell_to_end(Cause("signal", None, "", None, f"the agent on {agent.host_name} received SIGTERM", "",
+                                    128 + signal.SIGTERM))
+        elif event["type"] == "output":
             try:
                 self._printer.show(rank, event["stream"], event["data"])
             except OSError:
@@ -299,9 +309,23 @@ class Launcher:
         self._interrupted = number
         how = {signal.SIGINT: "was interrupted (Ctrl-C)", signal.SIGPIPE: "lost its output (closed pipe)"}
         text = how.get(signal.Signals(number), f"received {signal.Signals(number).name}")
-        self._fail(Cause("signal", None, "", None, f"the launcher {text}", "", 128 + number))
+        cause = Cause("signal", None, "", None, f"the launcher {text}", "", 128 + number)
+        if number == signal.SIGTERM:
+            self._tell_to_end(cause)
+        else:
+            self._fail(cause)
         if not any(agent.pids for agent in self._agents):
             self._all_over.set()
+
+    def _tell_to_end(self, cause: Cause) -> None:
+        """Ends the job because a machine is being taken away, but lets the ranks save what they train."""
+        if self._server is None:
+            return
+        if self._job.size == 1:  # it has no control channel
+            self._signal_ranks(signal.SIGTERM, False)
+        else:
+            self._server.tell_to_end(cause)
+        self._loop.call_later(self._settings.leave_grace, self._fail, cause)
 
     @contextlib.contextmanager
     def _signals(self) -> Any:
