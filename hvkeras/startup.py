@@ -416,7 +416,8 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
         raise
     if topology.rank == 0 and prints_at(settings, "WARNING"):
         hosts = len({fact["identity"] for fact in facts})
-        say(f"backend {engine.name} ({engine.engine}), {topology.size} ranks on {hosts} host{'s' * (hosts > 1)},"
+        say(f"backend {engine.name} ({engine.engine}), {topology.size} rank{'s' * (topology.size > 1)} on {hosts}"
+            f" host{'s' * (hosts > 1)},"
             f" launched by {launch.launcher}")
     return Job(launch, settings, topology, engine, entries, client, hooks)
 

@@ -42,7 +42,7 @@ from hvkeras.launcher.host_agents import Event as AgentEvent
 from hvkeras.launcher.host_agents import HostAgent
 from hvkeras.launcher.host_pool import FIRST_REPORT, REPORT_EVERY, HostPool
 from hvkeras.launcher.job import Job
-from hvkeras.launcher.orders import newcomers_order, place_of, start_order
+from hvkeras.launcher.orders import by_machine, newcomers_order, place_of, start_order
 from hvkeras.launcher.placement import THIS_HOST, HostRanks
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import TICK, UNWIND, Launcher
@@ -61,6 +61,9 @@ class ElasticLauncher(Launcher):
         printer: Where the workers' output goes.
         pool: What chooses hosts.
         resets: How often a failure may end a generation.
+
+    Attributes:
+        last_error: The exception that the last failure was; "" if it was none.
     """
 
     def __init__(self, job: Job, printer: Printer, pool: HostPool, resets: int) -> None:
@@ -79,6 +82,7 @@ class ElasticLauncher(Launcher):
         self._final: Cause | None = None  # why the job ends
         self._ending: Cause | None = None  # why it is to end once all ranks have committed
         self._last: Cause | None = None  # why the last generation has ended
+        self.last_error = job.last_error
         self._function = 0  # the elastic function that the ranks are in
         self._joins = hvkeras_run.JOINS_AT_COMMIT  # when new workers join
         self._entered = time.monotonic()  # when the driver's state was entered
@@ -174,7 +178,7 @@ class ElasticLauncher(Launcher):
                 await self._start_on(host, numbers[host])
             except HvkerasError as error:
                 self._say(f"hvkeras run: {host} cannot be used: {error}")
-                self._say(self._pool.note_failure(host, lost=True))
+                self._note_failure(host, lost=True)
                 for number in numbers[host]:
                     self._record_exit(number, 1)
 
@@ -271,6 +275,14 @@ class ElasticLauncher(Launcher):
         self._use(self._found)
         self._loop.call_later(self._settings.leave_grace, self._kill, worker.number)
 
+    def _note_failure(self, host: str, lost: bool) -> None:
+        """Notes on which host a rank has failed, or that a host was lost; nothing starts on one that is set aside."""
+        words = self._pool.note_failure(host, lost)
+        self._say(words)
+        if words and self._pool.changes:  # once the failure itself is handled
+            self._loop.call_soon(lambda: self._use({name: slots for name, slots in self._found.items()
+                                                    if name != host}))
+
     def _use(self, found: Mapping[str, int]) -> None:
         """Tells the driver which slots there are."""
         self._found = found
@@ -297,7 +309,7 @@ class ElasticLauncher(Launcher):
         """Ends the generation because of a member's failure, or says that a newcomer has failed."""
         if worker.rank is None:
             self._say(f"hvkeras run: worker {worker.number} on {agent.host_name}, which was to join, {error}")
-            self._say(self._pool.note_failure(worker.host, lost=False))
+            self._note_failure(worker.host, lost=False)
         else:
             self._fail(Cause(kind, worker.rank, agent.host_name, agent.pids.get(worker.number), error, "",
                              reports.shell_code(code)))
@@ -327,7 +339,7 @@ class ElasticLauncher(Launcher):
             return
         self._lost_hosts.add(agent.host.name)
         error = f"was lost with its host ({await agent.last_errors()})"
-        self._say(self._pool.note_failure(agent.host.name, lost=True))
+        self._note_failure(agent.host.name, lost=True)
         for number in left:
             if agent.host.local and number in agent.pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -352,11 +364,15 @@ class ElasticLauncher(Launcher):
             return
         if cause.kind == "reset":
             return
+        if cause.kind == "exception" and self._job.ends_on_same_error and cause.error == self.last_error:
+            self._end(cause)
+            return
+        self.last_error = cause.error if cause.kind == "exception" else ""
         number = self._ranks[cause.rank]
         worker = self._driver.workers.get(number)
         if worker is None:
             return
-        self._say(self._pool.note_failure(worker.host, lost=False))
+        self._note_failure(worker.host, lost=False)
         if not generation:
             # Nothing else informs those that have not called hvd.init().
             silent = set(range(self._job.size)) - self._codes.keys() - (
@@ -490,7 +506,8 @@ class ElasticLauncher(Launcher):
         by_host: dict[str, list[int]] = {}
         for worker in action.workers:
             by_host.setdefault(worker.host, []).append(worker.rank or 0)
-        hosts = [HostRanks(name, tuple(ranks), name == THIS_HOST) for name, ranks in by_host.items()]
+        hosts = by_machine(self._job, [HostRanks(name, tuple(ranks), name == THIS_HOST)
+                                       for name, ranks in by_host.items()])
         for worker in action.workers:
             self._tell(worker.number, {"type": "assignment", "commit": action.commit,
                                        "place": place_of(hosts, worker.rank or 0, address)})

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import itertools
 import os
 import pickle
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hvkeras.errors import PeerError, UnsupportedError, explain
-from hvkeras.host.console import in_notebook
-from hvkeras.launcher.agent import terminal
 from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.limits import require_current_folder
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.placement import place
-from hvkeras.launcher.printer import CLEAR, TAIL
+from hvkeras.launcher.shown_process import ShownProcess
 
 CALL = "call.pickle"
 BOOT = "boot.py"
@@ -35,9 +27,7 @@ import runpy, sys
 sys.path[:1] = [entry for entry in {path!r} if entry not in sys.path]
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-ERASE = CLEAR.decode()
 ResultT = TypeVar("ResultT")
-LAST_LINES = 30  # lines of the ranks' standard error that the exception repeats
 
 
 def run(
@@ -151,6 +141,11 @@ def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         UsageError: The function cannot be pickled.
     """
     (folder / CALL).write_bytes(pickled_call(func, args, kwargs))
+    return command_in(folder, executable)
+
+
+def command_in(folder: Path, executable: str | None = None) -> list[str]:
+    """Returns the command line that makes the call which is saved in a folder; as for `command_of`."""
     boot = folder / BOOT
     boot.write_text(BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path]))
     return [executable or sys.executable, str(boot), "hvkeras.launcher.task", str(folder)]
@@ -162,58 +157,14 @@ def result_file(folder: Path, rank: int) -> Path:
 
 
 def _run_to_completion(command: Sequence[str]) -> None:
-    """Runs `hvkeras run`, and shows its output where Python's own goes: in a notebook, that is the cell.
-
-    In a terminal or a notebook, where lines can be redrawn, rank 0's progress bar moves.
-    """
-    live = sys.stdout.isatty() or in_notebook()
-    size = shutil.get_terminal_size((100, 40))
-    output, theirs = terminal([size.columns, size.lines]) if live else os.pipe()
+    """Runs `hvkeras run`, and shows its output."""
+    process = ShownProcess(command)
     try:
-        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE)
+        process.wait()  # training may take days; the launcher ends ranks that fail or do not start
     except BaseException:
-        os.close(output)
+        process.interrupt()
+        process.finish()
         raise
-    finally:
-        os.close(theirs)
-    assert job.stderr is not None
-    last = bytearray()
-    readers = [threading.Thread(target=_show, args=(output, sys.stdout, bytearray()), name="hvkeras-run-stdout"),
-               threading.Thread(target=_show, args=(job.stderr.fileno(), sys.stderr, last), name="hvkeras-run-stderr")]
-    for reader in readers:
-        reader.start()
-    try:
-        code = job.wait()  # training may take days; the launcher ends ranks that fail or do not start
-    except BaseException:
-        job.send_signal(signal.SIGINT)  # the launcher ends its ranks
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(30)
-        job.kill()
-        raise
-    finally:
-        for reader in readers:
-            reader.join()
-        os.close(output)
-        job.stderr.close()
+    code, last = process.finish()
     if code:
-        lines = last.decode(errors="replace").splitlines(keepends=True)[-LAST_LINES:]
-        raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + "".join(lines))
-
-
-def _show(source: int, target: Any, last: bytearray) -> None:
-    """Copies the source to the target as data arrives, and keeps the end of it."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    clear = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
-    while data := _read(source):
-        target.write(decoder.decode(data).replace(ERASE, clear))
-        target.flush()
-        last += data
-        del last[:-TAIL]
-
-
-def _read(source: int) -> bytes:
-    """Returns the next bytes; none at the end, which a terminal reports as an error."""
-    try:
-        return os.read(source, TAIL)
-    except OSError:
-        return b""
+        raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + last)

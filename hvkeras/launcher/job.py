@@ -27,6 +27,8 @@ class Job:
         pool: What chooses the hosts of each restart; None for the same ones.
         reporting: The hosts that report by themselves, which the ranks of others than this one are started on; None to
             start them by ssh.
+        ends_on_same_error: Whether an exception that comes a second time in a row ends the job.
+        last_error: The exception that the failure before this start was; "" if there was none.
         tf_config: Whether each rank gets a TF_CONFIG in which it is a worker.
     """
 
@@ -40,6 +42,8 @@ class Job:
     reset_limit: int = 0
     pool: HostPool | None = None
     reporting: ReportingHosts | None = None
+    ends_on_same_error: bool = False
+    last_error: str = ""
     tf_config: bool = False
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hvkeras.host.console import quiet_variables
@@ -27,7 +28,8 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
         lobby: The address of the lobby, in an elastic job whose survivors go on; "" in others.
     """
     environment = _shared(job, host, secret)
-    places = {rank: place_of(job.hosts, rank, address) for rank in host.ranks}
+    machines = by_machine(job, job.hosts)
+    places = {rank: place_of(machines, rank, address) for rank in host.ranks}
     return {
         "folder": job.folder,
         "environment": environment,
@@ -62,6 +64,18 @@ def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomer
                                    **_of_worker(lobby, number), hvkeras_run.STANDBY: joins}}
                   for place, number in enumerate(newcomers)],
     }
+
+
+def by_machine(job: Job, hosts: Sequence[HostRanks]) -> list[HostRanks]:
+    """Returns hosts and their ranks, with those as one host that are on one machine."""
+    if job.reporting is None:
+        return list(hosts)
+    merged: dict[str, HostRanks] = {}
+    for host in hosts:
+        machine = host.name if host.local else job.reporting.machine_of(host.name)
+        before = merged.get(machine)
+        merged[machine] = host if before is None else replace(before, ranks=tuple(sorted(before.ranks + host.ranks)))
+    return list(merged.values())
 
 
 def place_of(hosts: Sequence[HostRanks], rank: int, address: str) -> dict[str, str]:

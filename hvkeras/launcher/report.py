@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
+from hvkeras.host.network import host_identity
 from hvkeras.launcher.host_agents import AGENT, BOOT
 from hvkeras.settings import PREFIX, Settings
 
@@ -40,11 +41,14 @@ class Reporter(Connection):
         number: This host's number.
         name: Its name.
         slots: How many ranks it has room for.
+        command: The ranks' command line here; None for that of the launcher.
     """
 
-    def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int) -> None:
+    def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int,
+                 command: Sequence[str] | None = None) -> None:
         super().__init__(connected, secret.encode(), Introduction(number, slots, name))
-        self._secret = secret
+        self._secret, self._command = secret, command
+        self._send({"type": "about", "machine": host_identity()})
         self._leaving = False
         self._agent: subprocess.Popen[bytes] | None = None
         self._passing: threading.Thread | None = None
@@ -91,6 +95,8 @@ class Reporter(Connection):
             if "folder" in order:
                 order["folder"] = folder
                 order["environment"][f"{PREFIX}SECRET"] = self._secret
+                for rank in order["ranks"] if self._command is not None else ():
+                    rank["command"] = list(self._command or ())
             self._write(json.dumps(order).encode() + b"\n")
 
     def _start_agent(self) -> None:
@@ -129,10 +135,10 @@ class Reporter(Connection):
 
 
 def report(address: tuple[str, int], secret: str, number: int, name: str, slots: int, timeout: float,
-           may_wait: Callable[[], bool] = lambda: True) -> int:
+           may_wait: Callable[[], bool] = lambda: True, command: Sequence[str] | None = None) -> int:
     """Reports to a launcher, and serves it until the job is over.
 
-    SIGTERM means that this host is being taken away.
+    SIGTERM to a process whose main thread this is means that this host is being taken away.
 
     Args:
         address: Where the launcher listens.
@@ -142,6 +148,7 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
         slots: How many ranks it has room for.
         timeout: Seconds to wait for the launcher.
         may_wait: Returns False when it need not be waited for any longer.
+        command: The ranks' command line here; that of the launcher by default.
 
     Returns:
         The exit code: that of the job, 143 if this host was taken away, 1 if the launcher was lost.
@@ -154,12 +161,14 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
     began = time.monotonic()
     while True:
         try:
-            reporter = Reporter(_connected(address, timeout, may_wait), secret, number, name, slots)
+            reporter = Reporter(_connected(address, timeout, may_wait), secret, number, name, slots, command)
             break
         except UsageError:
             if time.monotonic() - began > timeout:
                 raise
             time.sleep(RETRY_EVERY)  # the launcher has not noticed yet that the last one of this name is gone
+    if threading.current_thread() is not threading.main_thread():
+        return reporter.serve(os.getcwd())
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(target=reporter.leave).start())
     try:
         return reporter.serve(os.getcwd())

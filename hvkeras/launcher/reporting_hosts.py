@@ -72,6 +72,7 @@ class ReportingHosts(Connections):
         self.on_leaving: Callable[[str], None] = lambda _: None  # called, in another thread, with a host's name
         self._alive = alive
         self._slots: dict[int, int] = {}
+        self._machines: dict[str, str] = {}  # what each host says about its machine, by the host's name
         self._leaving: set[int] = set()
         self._lines: dict[int, Line] = {}
         self._guard = threading.Lock()
@@ -79,8 +80,14 @@ class ReportingHosts(Connections):
     def slots(self) -> dict[str, int]:
         """Returns the slots of each host that is there, and is not being taken away."""
         with self._guard:
-            present = [member for number, member in sorted(self._members.items()) if number not in self._leaving]
+            present = [member for number, member in sorted(self._members.items())
+                       if number not in self._leaving and member.host in self._machines]
             return {member.host: self._slots[member.rank] for member in present}
+
+    def machine_of(self, name: str) -> str:
+        """Returns what tells the machine of a host from others; several hosts may be one machine."""
+        with self._guard:
+            return self._machines.get(name, name)
 
     def open(self, name: str) -> Line:
         """Opens the line to a host.
@@ -140,6 +147,9 @@ class ReportingHosts(Connections):
             line = self._lines.get(member.rank)
             if line is not None:
                 line.receive(message["text"])
+        elif message["type"] == "about":
+            with self._guard:
+                self._machines[member.host] = message["machine"]
         elif message["type"] == "ended":
             with self._guard:
                 line = self._lines.pop(member.rank, None)

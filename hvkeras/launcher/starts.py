@@ -48,6 +48,10 @@ def run(job: Job, printer: Callable[[bool, int], Printer]) -> int:
         if not launcher.may_restart or resets >= job.reset_limit:
             break
         resets += 1
+        if isinstance(launcher, ElasticLauncher):
+            if job.ends_on_same_error and launcher.last_error and launcher.last_error == job.last_error:
+                break
+            job = replace(job, last_error=launcher.last_error)
         _say(shown, exit_report)
         if job.pool is not None:
             _say(shown, job.pool.note_failure(*launcher.failed_host))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hvkeras.ray.elastic_job import Callbacks
 from hvkeras.ray.executor import RayExecutor
 from hvkeras.ray.ray_settings import RaySettings, interfaces, warn_of_ignored
-from hvkeras.ray.restarts import Callbacks
 
 
 class ElasticRayExecutor:
     """Runs an elastic function on as many processes of a Ray cluster as there is room for.
 
-    When a process is lost, all are started again, with the number that the cluster then has room for, and
-    `hvd.elastic.run` goes on from the last commit. Unlike Horovod, no process goes on while others are replaced.
+    When a process is lost, the others go on from the newest commit in memory. Processes join at a commit where the
+    cluster has room: in place of those that were lost, and on new nodes.
 
     Example:
         settings = ElasticRayExecutor.create_settings(min_num_proc=2, reset_limit=5)
@@ -52,7 +52,8 @@ class ElasticRayExecutor:
         Args:
             min_num_proc: The fewest processes to train with.
             max_num_proc: The most processes; as many as there is room for by default.
-            reset_limit: How often all processes are started again; no limit by default.
+            reset_limit: How often processes may fail; no limit by default, but that of an exception that comes twice
+                in a row.
             elastic_timeout: Seconds to wait for room for the fewest processes.
             timeout_s: Seconds within which processes must start, once Ray has placed them.
             ssh_identity_file: Accepted for compatibility with Horovod, which uses ssh.
@@ -70,14 +71,14 @@ class ElasticRayExecutor:
         """Does nothing, since `run` starts the processes; Horovod's scripts call it first."""
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Callbacks | None = None) -> list[Any]:
-        """Runs a function on all processes, until it succeeds on all of them.
+        """Runs a function on all processes.
 
         Args:
             worker_fn: The function, which calls `hvd.init()` and a function with `@hvd.elastic.run`.
             callbacks: Called, in this process, with each dict that rank 0 passes to `hvkeras.ray.ray_logger.log`.
 
         Returns:
-            The results, in the order of the ranks.
+            The results of the processes that are there at the end, in the order of the ranks.
 
         Raises:
             PeerError: The function failed more often than `reset_limit` allows.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import MachineError, UnsupportedError, UsageError, explain
-from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.network import LOOPBACK, host_identity
+from hvkeras.ray.elastic_job import Callbacks, ElasticJob
 from hvkeras.ray.installed import require_ray
 from hvkeras.ray.job import Job
 from hvkeras.ray.placement import check_versions, in_order_of_ranks, reserve, shape_of, variables_of_ranks
 from hvkeras.ray.ray_settings import RaySettings, interfaces, warn_of_ignored
-from hvkeras.ray.restarts import Callbacks, Restarts
 from hvkeras.ray.worker import Worker
 from hvkeras.settings import PREFIX, Settings
 
@@ -50,7 +48,8 @@ class RayExecutor:
             of Ray Tune, if it has one.
         min_workers: Makes the executor elastic: with the fewest processes to train with, instead of `num_workers`.
         max_workers: The most processes of an elastic executor.
-        reset_limit: How often an elastic executor starts all processes again after one was lost; None for no limit.
+        reset_limit: How often processes of an elastic executor may fail; None for no limit but that of an exception
+            that comes twice in a row.
         cooldown_range: Accepted for compatibility with Horovod: nodes are not set aside.
         elastic_timeout: Seconds that an elastic executor waits for the fewest processes.
         override_discovery: Accepted for compatibility with Horovod: Ray knows the nodes.
@@ -69,7 +68,9 @@ class RayExecutor:
         del cooldown_range, override_discovery
         self._settings = settings or RaySettings()
         self._uses_current = use_current_placement_group
-        self._restarts: Restarts | None = None
+        self._elastic: Callable[[Mapping[str, str]], ElasticJob] | None = None
+        self._variables: dict[str, str] = {}  # of the ranks of an elastic executor
+        self._elastic_job: ElasticJob | None = None
         fewest = min_workers or (None if max_workers is None else num_workers or 1)
         if fewest is not None and num_hosts is not None:
             raise UsageError(explain("An elastic executor takes no num_hosts", "pass min_workers and max_workers",
@@ -77,10 +78,8 @@ class RayExecutor:
         self._shape = shape_of(fewest or num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu,
                                gpus_per_worker)
         if fewest is not None:
-            self._restarts = Restarts(
-                lambda count: RayExecutor(settings, count, cpus_per_worker=cpus_per_worker, use_gpu=use_gpu,
-                                          gpus_per_worker=gpus_per_worker),
-                self._shape, fewest, max_workers, reset_limit, elastic_timeout)
+            limits = (fewest, max_workers, reset_limit, elastic_timeout)
+            self._elastic = lambda variables: ElasticJob(self._shape, *limits, self._settings, variables)
         self._group: Any = None  # a placement group of our own
         self._workers: list[Any] = []  # in the order of the ranks
         self._facts: list[Mapping[str, Any]] = []
@@ -121,37 +120,25 @@ class RayExecutor:
             MachineError: The cluster has no room in time, or its nodes have different versions.
             PeerError: The object could not be created in some process.
         """
-        if self._restarts is not None:
+        if self._elastic is not None:
             if executable_cls is not None:
                 raise UnsupportedError(explain(_ELASTIC, "create the object in the function",
                                                executable_cls=executable_cls))
-            self._restarts.variables = dict(extra_env_vars or {})
+            self._variables = dict(extra_env_vars or {})
             return
-        self.start_again(extra_env_vars or {}, "")
+        self._start(extra_env_vars or {})
         if executable_cls is not None:
             self._results([worker.create.remote(executable_cls, tuple(executable_args or ()),
                                                 dict(executable_kwargs or {})) for worker in self._workers])
 
-    def start_again(self, variables: Mapping[str, str], first: str) -> Mapping[str, Any]:
-        """Starts the processes.
-
-        Args:
-            variables: Environment variables for all of them.
-            first: The identity of the host that rank 0 should be on, if there is a process; "" for any.
-
-        Returns:
-            What rank 0's process said about itself.
-
-        Raises:
-            UsageError: They run already.
-            MachineError: As for `start`.
-        """
+    def _start(self, variables: Mapping[str, str]) -> None:
+        """Starts the processes, with environment variables for all of them."""
         ray = require_ray()
         if self._workers:
             raise UsageError(explain("An executor can be started once", "call shutdown() in between"))
         settings = Settings()
         try:
-            self._place(ray, first)
+            self._place(ray)
             host = LOOPBACK if {fact["identity"] for fact in self._facts} == {host_identity()} else \
                 ray.util.get_node_ip_address()
             self._job = Job(len(self._workers), host, settings)
@@ -165,9 +152,8 @@ class RayExecutor:
         except BaseException:
             self.shutdown()
             raise
-        return self._facts[0]
 
-    def _place(self, ray: Any, first: str) -> None:
+    def _place(self, ray: Any) -> None:
         """Starts the actors, and sorts them into ranks."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -182,7 +168,7 @@ class RayExecutor:
                                                scheduling_strategy=strategy).remote())
         facts = self._get(ray, [worker.facts.remote() for worker in self._workers])
         check_versions(facts)
-        order = in_order_of_ranks(facts, first)
+        order = in_order_of_ranks(facts)
         self._workers = [self._workers[worker] for worker in order]
         self._facts = [facts[worker] for worker in order]
 
@@ -216,8 +202,9 @@ class RayExecutor:
         Raises:
             PeerError: The function failed on some rank; the message names it, with the cause. The processes are gone.
         """
-        if self._restarts is not None:
-            return self._restarts.run(fn, args or (), kwargs or {}, callbacks)
+        if self._elastic is not None:
+            self._elastic_job = self._elastic(self._variables)
+            return self._elastic_job.run(fn, args or (), kwargs or {}, callbacks)
         self._listen(callbacks)
         return self._results(self.run_remote(fn, args, kwargs), callbacks)
 
@@ -267,8 +254,8 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """Ends the processes, and gives their places back to the cluster."""
-        if self._restarts is not None:
-            self._restarts.shutdown()
+        if self._elastic_job is not None:
+            self._elastic_job.shutdown()
         workers, self._workers = self._workers, []
         group, self._group = self._group, None
         job, self._job = self._job, None
@@ -288,12 +275,8 @@ class RayExecutor:
         if job is not None:
             job.stop()
 
-    def forget_commits(self, folder: str) -> None:
-        """Removes the commits of `hvd.elastic` on the host of rank 0."""
-        self._results([self._running()[0].run.remote(remove_commits, (Path(folder),), {})])
-
     def _running(self) -> list[Any]:
-        if self._restarts is not None:
+        if self._elastic is not None:
             raise UnsupportedError(explain(_ELASTIC, "pass num_workers without min_workers and max_workers"))
         if not self._workers:
             raise UsageError(explain("An executor must be started before it runs functions", "call start() first; after"

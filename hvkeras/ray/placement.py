@@ -142,18 +142,16 @@ def check_versions(facts: Sequence[Mapping[str, Any]]) -> None:
                                        " each node, or use one image, or a runtime_env that has them", nodes=shown))
 
 
-def in_order_of_ranks(facts: Sequence[Mapping[str, Any]], first: str = "") -> list[int]:
+def in_order_of_ranks(facts: Sequence[Mapping[str, Any]]) -> list[int]:
     """Chooses which worker becomes which rank: those of a host follow each other.
 
     Args:
         facts: What each worker said about itself.
-        first: The identity of the host that rank 0 should be on, if it has a worker.
 
     Returns:
         The workers, in the order of the ranks.
     """
     hosts = list(dict.fromkeys(fact["identity"] for fact in facts))
-    hosts.sort(key=lambda identity: identity != first)
     return sorted(range(len(facts)), key=lambda worker: hosts.index(facts[worker]["identity"]))
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import cloudpickle
+
 from hvkeras.launch_environments.hvkeras_run import PROCESS_ID
 
+FILE = "_HVKERAS_RAY_LOG"  # where ranks of elastic executors, which Ray does not know, write instead
 _queue: Any = None
 
 
@@ -29,5 +32,10 @@ def log(info_dict: dict[str, Any]) -> None:
     Args:
         info_dict: The values by name.
     """
-    if _queue is not None and os.environ.get(PROCESS_ID, "0") == "0":
+    if os.environ.get(PROCESS_ID, "0") != "0":
+        return
+    if _queue is not None:
         _queue.put(dict(info_dict))
+    elif FILE in os.environ:
+        with open(os.environ[FILE], "ab", buffering=0) as file:
+            file.write(cloudpickle.dumps(dict(info_dict)))

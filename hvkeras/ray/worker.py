@@ -25,14 +25,7 @@ class Worker:
 
     def facts(self) -> dict[str, Any]:
         """Returns where this process runs, and with which versions."""
-        import ray
-
-        context = ray.get_runtime_context()
-        return {
-            "host": socket.gethostname(), "identity": host_identity(), "address": ray.util.get_node_ip_address(),
-            "node": context.get_node_id(), "pid": os.getpid(), "gpus": context.get_accelerator_ids().get("GPU", []),
-            "versions": own_versions(),
-        }
+        return facts_of_process()
 
     def prepare(self, variables: Mapping[str, str], queue: Any) -> None:
         """Makes this process a rank.
@@ -62,6 +55,18 @@ class Worker:
             from hvkeras.startup import shutdown  # noqa: PLC0415 - not needed before
 
             shutdown()
+
+
+def facts_of_process() -> dict[str, Any]:
+    """Returns where this process of Ray runs, and with which versions."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return {
+        "host": socket.gethostname(), "identity": host_identity(), "address": ray.util.get_node_ip_address(),
+        "node": context.get_node_id(), "pid": os.getpid(), "gpus": context.get_accelerator_ids().get("GPU", []),
+        "versions": own_versions(),
+    }
 
 
 def _reporting(call: Callable[[], Any]) -> Any:

@@ -258,33 +258,63 @@ def test_backends_are_compared_by_jobs_on_ray(nodes, tmp_path):
 
 
 def elastic_training(folder):
+    """Steps until a rank was killed, another node has come, and it has gone again."""
     import hvkeras as hvd
 
     hvd.init()
     import tensorflow as tf
 
-    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, sizes=[], pids=[])
 
     @hvd.elastic.run
     def train(state):
-        while state.step < 6:
+        while not (3 in state.sizes and hvd.size() == 2):
             hvd.allreduce(tf.ones([2]), name="step")
             state.step += 1
+            state.sizes = [*state.sizes, hvd.size()]
+            state.pids = hvd.allgather_object(os.getpid())
+            ray_logger.log({"step": state.step, "sizes": state.sizes})
             state.commit()
+            time.sleep(0.1)
             if state.step == 3 and hvd.rank() == 1 and not os.path.exists(f"{folder}/killed"):
-                open(f"{folder}/killed", "w").close()
+                with open(f"{folder}/killed", "w") as file:
+                    file.write(" ".join(map(str, state.pids)))
                 os.kill(os.getpid(), signal.SIGKILL)
-        return state.step, hvd.size(), hvd.rank()
+        return hvd.rank(), hvd.size(), os.getpid()
 
     return train(state)
 
 
-def test_elastic_executors_start_again_from_the_last_commit(nodes, tmp_path, capfd):
-    settings = ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=2, reset_limit=2, timeout_s=60)
-    elastic = ElasticRayExecutor(settings)
+def test_survivors_of_elastic_executors_go_on_as_nodes_come_and_go(nodes, tmp_path, capfd):
+    settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=3, timeout_s=60)
+    elastic = ElasticRayExecutor(settings, cpus_per_slot=CPUS, env_vars={"HVKERAS_BACKEND": "native"})
     elastic.start()
-    assert elastic.run(lambda: elastic_training(str(tmp_path))) == [(6, 2, 0), (6, 2, 1)]
-    assert re.search(r"starts all workers again, reset 1 of at most 2, because .* rank 1 on ", capfd.readouterr().err)
+    added, removed = [], []
+
+    def act(entry):
+        sizes = entry["sizes"]
+        if 1 in sizes and sizes[-1] == 2 and not added:
+            added.append(nodes.add_node(num_cpus=CPUS))
+        if 3 in sizes and not removed:
+            removed.append(nodes.remove_node(added[0]))
+
+    found = elastic.run(lambda: elastic_training(str(tmp_path)), callbacks=[act])
+    assert [(rank, size) for rank, size, _ in found] == [(0, 2), (1, 2)]
+    assert removed, "no node was added"
+    first = [int(pid) for pid in (tmp_path / "killed").read_text().split()]
+    assert first[0] in [pid for _, _, pid in found]  # its process has gone through all of it
+    said = capfd.readouterr().err
+    assert re.search(r"goes on with 1 rank from commit \d+, \d\.\d s after rank 1 on ", said), said
+    assert re.search(r"goes on with 3 ranks from commit \d+, \d\.\d s after new hosts were found", said), said
+    assert not list(Path(tempfile.gettempdir()).glob("hvkeras-ray-*"))
+    while os.waitpid(-1, os.WNOHANG)[0]:  # what Ray leaves behind of the node
+        pass
+
+
+def test_an_exception_that_comes_twice_ends_an_elastic_executor(nodes):
+    settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2, timeout_s=60)
+    with pytest.raises(PeerError, match="the sky is falling"):
+        ElasticRayExecutor(settings, env_vars={"HVKERAS_BACKEND": "native"}).run(lambda: fail_on_rank_1("raise"))
 
 
 def test_an_elastic_executor_that_is_short_of_places_says_so(nodes):

@@ -1,0 +1,97 @@
+"""A process whose output is shown where Python's own goes: in a notebook, that is the cell."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvkeras.host.console import in_notebook
+from hvkeras.launcher.agent import terminal
+from hvkeras.launcher.printer import CLEAR, TAIL
+
+ERASE = CLEAR.decode()
+END_WITHIN = 30.0  # seconds after an interrupt, within which the launcher ends its ranks
+LAST_LINES = 30  # lines of standard error that exceptions repeat
+
+
+class ShownProcess:
+    """A launcher that runs below this process. In a terminal or a notebook, rank 0's progress bar moves.
+
+    Args:
+        command: Its command line.
+        environment: Its environment variables; this process's by default.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        live = sys.stdout.isatty() or in_notebook()
+        size = shutil.get_terminal_size((100, 40))
+        self._output, theirs = terminal([size.columns, size.lines]) if live else os.pipe()
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE,
+                                             env=None if environment is None else dict(environment))
+        except BaseException:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._process.stderr is not None
+        self._last = bytearray()
+        self._readers = [
+            threading.Thread(target=_show, args=(self._output, sys.stdout, bytearray()), name="hvkeras-run-stdout"),
+            threading.Thread(target=_show, args=(self._process.stderr.fileno(), sys.stderr, self._last),
+                             name="hvkeras-run-stderr")]
+        for reader in self._readers:
+            reader.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until it has ended, for so many seconds at most; returns whether it has."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def interrupt(self) -> None:
+        """Ends it as Ctrl-C does, and waits for that."""
+        self._process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_WITHIN)
+        self._process.kill()
+
+    def finish(self) -> tuple[int, str]:
+        """Must be called once it has ended; returns its exit code, and the last lines of its standard error."""
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        os.close(self._output)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        lines = self._last.decode(errors="replace").splitlines(keepends=True)[-LAST_LINES:]
+        return code, "".join(lines)
+
+
+def _show(source: int, target: Any, last: bytearray) -> None:
+    """Copies the source to the target as data arrives, and keeps the end of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    clear = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
+    while data := _read(source):
+        target.write(decoder.decode(data).replace(ERASE, clear))
+        target.flush()
+        last += data
+        del last[:-TAIL]
+
+
+def _read(source: int) -> bytes:
+    """Returns the next bytes; none at the end, which a terminal reports as an error."""
+    try:
+        return os.read(source, TAIL)
+    except OSError:
+        return b""
