@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hvkeras.control import wire
@@ -32,6 +33,19 @@ FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until waiting for the launcher
 LOST = 1  # exit code when the launcher is lost
 
 
+@dataclass(frozen=True)
+class OnHost:
+    """What the ranks of a host have instead of what the launcher sends.
+
+    Attributes:
+        command: Their command line.
+        variables: More environment variables.
+    """
+
+    command: Sequence[str]
+    variables: Mapping[str, str]
+
+
 class Reporter(Connection):
     """This host's connection to the launcher.
 
@@ -41,13 +55,13 @@ class Reporter(Connection):
         number: This host's number.
         name: Its name.
         slots: How many ranks it has room for.
-        command: The ranks' command line here; None for that of the launcher.
+        here: What the ranks of this host have of their own.
     """
 
     def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int,
-                 command: Sequence[str] | None = None) -> None:
+                 here: OnHost | None = None) -> None:
         super().__init__(connected, secret.encode(), Introduction(number, slots, name))
-        self._secret, self._command = secret, command
+        self._secret, self._here = secret, here
         self._send({"type": "about", "machine": host_identity()})
         self._leaving = False
         self._agent: subprocess.Popen[bytes] | None = None
@@ -95,8 +109,10 @@ class Reporter(Connection):
             if "folder" in order:
                 order["folder"] = folder
                 order["environment"][f"{PREFIX}SECRET"] = self._secret
-                for rank in order["ranks"] if self._command is not None else ():
-                    rank["command"] = list(self._command or ())
+                if self._here is not None:
+                    order["environment"] |= self._here.variables
+                    for rank in order["ranks"]:
+                        rank["command"] = list(self._here.command)
             self._write(json.dumps(order).encode() + b"\n")
 
     def _start_agent(self) -> None:
@@ -135,7 +151,7 @@ class Reporter(Connection):
 
 
 def report(address: tuple[str, int], secret: str, number: int, name: str, slots: int, timeout: float,
-           may_wait: Callable[[], bool] = lambda: True, command: Sequence[str] | None = None) -> int:
+           may_wait: Callable[[], bool] = lambda: True, here: OnHost | None = None) -> int:
     """Reports to a launcher, and serves it until the job is over.
 
     SIGTERM to a process whose main thread this is means that this host is being taken away.
@@ -148,7 +164,7 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
         slots: How many ranks it has room for.
         timeout: Seconds to wait for the launcher.
         may_wait: Returns False when it need not be waited for any longer.
-        command: The ranks' command line here; that of the launcher by default.
+        here: What the ranks of this host have of their own; the launcher's by default.
 
     Returns:
         The exit code: that of the job, 143 if this host was taken away, 1 if the launcher was lost.
@@ -161,7 +177,7 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
     began = time.monotonic()
     while True:
         try:
-            reporter = Reporter(_connected(address, timeout, may_wait), secret, number, name, slots, command)
+            reporter = Reporter(_connected(address, timeout, may_wait), secret, number, name, slots, here)
             break
         except UsageError:
             if time.monotonic() - began > timeout:

@@ -17,17 +17,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
+from hvkeras.errors import HvkerasError, MachineError, PeerError, UsageError, explain
 from hvkeras.host.network import split_address
 from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_file
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.report import report
+from hvkeras.launcher.report import OnHost, report
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.shown_process import ShownProcess
 from hvkeras.launcher.starts import run as run_job
@@ -36,7 +37,22 @@ from hvkeras.settings import PREFIX, Settings
 PLAN, ADDRESS, LAUNCHER = "plan.json", "address", "launcher.py"
 LISTENS_WITHIN = 60.0  # seconds for the launcher's process to start
 NO_LIMIT = 10**9  # resets, or failures on a place
+UNREACHABLE = 2.0  # seconds after which a launcher that was there before is taken to be gone
+ATTEMPTS = 1000  # how often one place may report
 Results = dict[int, tuple[float, bytes]]  # when a rank's result was saved, and the pickled result
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the driver shows the ranks' output.
+
+    Attributes:
+        streams: Text streams for standard output and standard error, None for Python's own; or None to show nothing.
+        timestamps: Whether lines begin with the time.
+    """
+
+    streams: tuple[Any, Any] | None = (None, None)
+    timestamps: bool = False
 
 
 class ReportedJob:
@@ -49,20 +65,24 @@ class ReportedJob:
         timeout: Seconds that the job waits for places for the fewest ranks.
         host: This host's address, as the places reach it.
         variables: More environment variables for the launcher.
+        first: How many ranks there must be to begin; `fewest` by default.
+        output: Where the ranks' output goes.
     """
 
     def __init__(self, fewest: int, most: int | None, reset_limit: int | None, timeout: float, host: str,
-                 variables: Mapping[str, str]) -> None:
+                 variables: Mapping[str, str], first: int | None = None, output: Output | None = None) -> None:
+        output = output or Output()
         self.secret = secrets.token_hex(32)
         self._folder = Path(tempfile.mkdtemp(prefix="hvkeras-driver-"))
         plan = {"fewest": fewest, "most": most, "timeout": timeout, "host": host,
+                "first": fewest if first is None else first, "timestamps": output.timestamps,
                 "resets": NO_LIMIT if reset_limit is None else reset_limit}
         (self._folder / PLAN).write_text(json.dumps(plan))
         boot = BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path])
         (self._folder / LAUNCHER).write_text(ends_with_parent() + boot)
         self._process = ShownProcess(
             [sys.executable, str(self._folder / LAUNCHER), "hvkeras.launcher.reported_job", str(self._folder)],
-            {**os.environ, **variables, f"{PREFIX}SECRET": self.secret})
+            {**os.environ, **variables, f"{PREFIX}SECRET": self.secret}, output.streams)
         self.address = self._listening()
 
     def _listening(self) -> str:
@@ -108,26 +128,32 @@ def values_of(found: list[Results]) -> list[Any]:
     return [pickle.loads(newest[rank][1]) for rank in range(len(newest)) if rank in newest]
 
 
-def serve(address: str, secret: str, number: int, name: str, call: bytes, commits: str, timeout: float) -> Results:
+def serve(address: str, secret: str, place: int, call: bytes, variables: Mapping[str, str], commits: str) -> Results:
     """Serves a job as one place for a rank, until the job is over.
 
     Args:
         address: Where the launcher listens.
         secret: The job's secret.
-        number: The number of this place, which no other one has had.
-        name: What it is called.
+        place: The number of this place, which no other one has had.
         call: What the ranks do: what `hvkeras.launcher.calls.pickled_call` has made.
+        variables: More environment variables of the ranks.
         commits: A folder of the job that is removed in the end; "" for none.
-        timeout: Seconds to wait for the launcher.
 
     Returns:
         The results that ranks have saved here.
     """
-    with tempfile.TemporaryDirectory(prefix="hvkeras-place-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="hvkeras-place-") as name:
+        folder = Path(name)
         (folder / CALL).write_bytes(call)
+        here = OnHost(command_in(folder), variables)
         try:
-            report(split_address(address), secret, number, name, 1, timeout, command=command_in(folder))
+            for attempt in range(ATTEMPTS):  # again if this host was silent for a while, and counted as lost
+                number = place * ATTEMPTS + attempt
+                with contextlib.suppress(UsageError):
+                    report(split_address(address), secret, number, f"{os.uname().nodename}-{number}", 1, UNREACHABLE,
+                           here=here)
+        except MachineError:  # the launcher is gone: the job is over
+            pass
         finally:
             if commits:
                 shutil.rmtree(commits, ignore_errors=True)
@@ -154,11 +180,11 @@ def main(folder: Path) -> int:
     try:
         pool = HostPool(reporting.slots, plan["fewest"], plan["most"], plan["timeout"], kept="", changes=True,
                         failures=NO_LIMIT)
-        hosts = pool.hosts(plan["fewest"], _say)
+        hosts = pool.hosts(plan["first"], _say)
         job = Job([], hosts, str(folder), dict(os.environ), reset_limit=plan["resets"], pool=pool, reporting=reporting,
                   ends_on_same_error=plan["resets"] == NO_LIMIT)
-        code = run_job(job, lambda append, size: Printer(size, sys.stdout.buffer, sys.stderr.buffer, False, False,
-                                                         quiet=False, folder=None, append=append))
+        code = run_job(job, lambda append, size: Printer(size, sys.stdout.buffer, sys.stderr.buffer, False,
+                                                         plan["timestamps"], quiet=False, folder=None, append=append))
     except HvkerasError as error:
         _say(f"hvkeras: {type(error).__name__}: {error}")
     finally:

@@ -28,10 +28,13 @@ class ShownProcess:
     Args:
         command: Its command line.
         environment: Its environment variables; this process's by default.
+        streams: Text streams for its standard output and error, None for Python's own; or None to show nothing.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        live = sys.stdout.isatty() or in_notebook()
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None,
+                 streams: tuple[Any, Any] | None = (None, None)) -> None:
+        live = streams == (None, None) and (sys.stdout.isatty() or in_notebook())
+        out, err = (None, None) if streams is None else (streams[0] or sys.stdout, streams[1] or sys.stderr)
         size = shutil.get_terminal_size((100, 40))
         self._output, theirs = terminal([size.columns, size.lines]) if live else os.pipe()
         try:
@@ -45,8 +48,8 @@ class ShownProcess:
         assert self._process.stderr is not None
         self._last = bytearray()
         self._readers = [
-            threading.Thread(target=_show, args=(self._output, sys.stdout, bytearray()), name="hvkeras-run-stdout"),
-            threading.Thread(target=_show, args=(self._process.stderr.fileno(), sys.stderr, self._last),
+            threading.Thread(target=_show, args=(self._output, out, bytearray()), name="hvkeras-run-stdout"),
+            threading.Thread(target=_show, args=(self._process.stderr.fileno(), err, self._last),
                              name="hvkeras-run-stderr")]
         for reader in self._readers:
             reader.start()
@@ -83,8 +86,10 @@ def _show(source: int, target: Any, last: bytearray) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     clear = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
     while data := _read(source):
-        target.write(decoder.decode(data).replace(ERASE, clear))
-        target.flush()
+        if target is not None:
+            target.write(decoder.decode(data).replace(ERASE, clear))
+            if hasattr(target, "flush"):
+                target.flush()
         last += data
         del last[:-TAIL]
 

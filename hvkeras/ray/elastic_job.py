@@ -170,7 +170,7 @@ class ElasticJob:
                   if name.startswith(PREFIX) and not name.startswith(f"{PREFIX}RUN_")}
         actor.results = actor.handle.serve.remote(
             job.address, job.secret, next(self._numbers), self._call, {**shared, **self._variables}, self._commits,
-            self._settings.timeout_s, self._queue)
+            self._queue)
 
     def _collect(self, ray: Any) -> list[Results]:
         serving = [actor.results for actor in self._actors if actor.results is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import tempfile
 import threading
@@ -28,7 +27,7 @@ class Place:
         return facts_of_process()
 
     def serve(self, address: str, secret: str, number: int, call: bytes, variables: Mapping[str, str], commits: str,
-              timeout: float, queue: Any) -> Results:
+              queue: Any) -> Results:
         """Serves a job until it is over.
 
         Args:
@@ -38,20 +37,18 @@ class Place:
             call: The pickled function call.
             variables: More environment variables of the ranks.
             commits: A folder of the job that is removed in the end; "" for none.
-            timeout: Seconds to wait for the launcher.
             queue: Where values for the driver's callbacks go, or None.
 
         Returns:
             The results that ranks have saved here.
         """
-        os.environ.update(variables)
-        os.environ[hvkeras_run.STARTED_BY] = LAUNCHER
+        own = {**variables, hvkeras_run.STARTED_BY: LAUNCHER}
         with tempfile.TemporaryDirectory(prefix="hvkeras-log-") as folder, contextlib.ExitStack() as stack:
             if queue is not None:
                 log = Path(folder) / "log"
-                os.environ[ray_logger.FILE] = str(log)
+                own[ray_logger.FILE] = str(log)
                 stack.enter_context(_passed_on(log, queue))
-            return serve(address, secret, number, f"{os.uname().nodename}-{number}", call, commits, timeout)
+            return serve(address, secret, number, call, own, commits)
 
 
 @contextlib.contextmanager

@@ -5,31 +5,23 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
-import secrets
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from hvkeras import __version__
 from hvkeras.errors import MachineError, PeerError, UsageError, explain
 from hvkeras.host.console import say
-from hvkeras.spark.order import REPORT_BEGINS, REPORT_ENDS, Order, ranks_by_host, report_in
+from hvkeras.spark.order import Order, ranks_by_host, report_in
 from hvkeras.spark.session import is_fixed, is_on, slots_of
+from hvkeras.spark.stage_job import StageJob
 
 TICK = 0.2  # seconds between two looks at a job that starts
 FIRST_REPORT, REPORT_EVERY = 5.0, 10.0  # seconds until the wait for slots is told, and told again
-CANCEL_WITHIN = 15.0  # seconds that Spark has to end a cancelled job
-# Spark keeps Python workers by their environment, so this variable sets ours apart from those of the user's functions,
-# which may have imported TensorFlow.
-OWN_WORKERS = ("PYTHON_WORKERS_OF", "hvkeras")
 _TASK = re.compile(r"barrier task ResultTask\((\d+), (\d+)\)")
 _CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\] (.*?)(?: SQLSTATE.*)?$", re.MULTILINE)
-_environment_lock = threading.Lock()
 
 
-class BarrierJob:
+class BarrierJob(StageJob):
     """A job of one barrier stage.
 
     Args:
@@ -41,10 +33,8 @@ class BarrierJob:
 
     def __init__(self, context: Any, order: Order, start_timeout: float, watch: Callable[[float], None] | None = None
                  ) -> None:
-        self._context, self._order, self._start_timeout, self._watch = context, order, start_timeout, watch
-        self._tag = f"hvkeras-{secrets.token_hex(6)}"
-        self._rows: list[tuple[int, bytes]] = []
-        self._error: BaseException | None = None
+        super().__init__(context)
+        self._order, self._start_timeout, self._watch = order, start_timeout, watch
         self._begun = time.monotonic()
         self._next_report = FIRST_REPORT
 
@@ -59,13 +49,12 @@ class BarrierJob:
             MachineError: Spark does not start all tasks in time.
             PeerError: A rank has failed, or Spark has cancelled the job.
         """
-        from pyspark import InheritableThread
-
         self._require_barriers()
         while (slots := slots_of(self._context)) < self._order.size:
             self._wait(f"Spark has {slots} of {self._order.size} task slots", slots=slots)
-        thread = InheritableThread(target=self._collect, args=(self._tasks(),), name="hvkeras-spark", daemon=True)
-        thread.start()
+        size = self._order.size
+        thread = self._start(self._context.parallelize(range(size), size).barrier().mapPartitions(
+            self._on_node(pickle.dumps(self._order), "hvkeras.spark.rank_task")))
         try:
             started = False
             while thread.is_alive():
@@ -132,44 +121,6 @@ class BarrierJob:
                     return True
         return False
 
-    # The barrier stage.
-
-    def _tasks(self) -> Any:
-        """Returns the RDD of the stage, with the broadcast variables that this thread has pickled in the call."""
-        size = self._order.size
-        tasks = self._context.parallelize(range(size), size).barrier().mapPartitions(_on_node(self._order))
-        with _own_workers(self._context):
-            tasks._jrdd  # noqa: B018 - copies the environment of the Python workers
-        return tasks
-
-    def _collect(self, tasks: Any) -> None:
-        """Runs the stage; called in a thread of its own, whose jobs have the tag."""
-        try:
-            self._context.addJobTag(self._tag)
-            self._context.setInterruptOnCancel(True)
-            self._rows = tasks.collect()
-        except BaseException as error:  # noqa: BLE001 - raised by `run`
-            self._error = error
-
-    def _cancel(self, thread: threading.Thread) -> None:
-        """Cancels the job, also one that Spark has not accepted yet and would start later."""
-        deadline = time.monotonic() + CANCEL_WITHIN
-        while thread.is_alive() and time.monotonic() < deadline:
-            self._cancel_now()
-            thread.join(0.5)
-        if thread.is_alive():
-            threading.Thread(target=self._keep_cancelling, args=(thread,), name="hvkeras-spark-cancel",
-                             daemon=True).start()
-
-    def _keep_cancelling(self, thread: threading.Thread) -> None:
-        while thread.is_alive():
-            self._cancel_now()
-            thread.join(1.0)
-
-    def _cancel_now(self) -> None:
-        with contextlib.suppress(Exception):  # the session may be gone
-            self._context.cancelJobsWithTag(self._tag)
-
     # What failed.
 
     def _described(self, text: str) -> str:
@@ -196,42 +147,3 @@ class BarrierJob:
             found = {tasks.apply(number).index(): tasks.apply(number).host() for number in range(tasks.size())}
             return [str(found[number]) for number in range(self._order.size)]
         return []
-
-
-def _on_node(order: Order) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Returns what each task runs; it is pickled by value, so that it can tell that a host lacks hvkeras."""
-    data, version, python = pickle.dumps(order), __version__, sys.executable
-    begins, ends = REPORT_BEGINS, REPORT_ENDS
-
-    def on_node(_partition: Iterable[Any]) -> Iterator[Any]:
-        import importlib
-        import pickle
-        import socket
-        import sys
-
-        where = f"Received: host={socket.gethostname()!r}, python={sys.executable!r}"
-        hint = ("HINT: set PYSPARK_PYTHON (spark-submit: --conf spark.pyspark.python=...) to a Python that has it; the"
-                f" driver's is {python}")
-        try:
-            here = importlib.import_module("hvkeras").__version__
-        except ImportError as error:
-            raise RuntimeError(f"{begins}hvkeras {version} must be installed on every host of Spark, as in the driver"
-                               f" ({error}). {where}. {hint}.{ends}") from None
-        if here != version:
-            raise RuntimeError(f"{begins}All hosts of Spark must have the same hvkeras as the driver, {version}."
-                               f" {where}, hvkeras={here!r}. {hint}.{ends}")
-        return importlib.import_module("hvkeras.spark.rank_task").run(pickle.loads(data))  # type: ignore[no-any-return]
-
-    return on_node
-
-
-@contextlib.contextmanager
-def _own_workers(context: Any) -> Iterator[None]:
-    """Makes functions of RDDs that are completed within the context run in Python workers of hvkeras's own."""
-    name, value = OWN_WORKERS
-    with _environment_lock:
-        context.environment[name] = value
-        try:
-            yield
-        finally:
-            del context.environment[name]

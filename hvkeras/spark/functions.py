@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
-from hvkeras.errors import PeerError, UsageError, explain
-from hvkeras.host.console import say
+from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.calls import pickled_call
+from hvkeras.launcher.reported_job import Output
+from hvkeras.settings import Settings
+from hvkeras.spark.elastic_job import ElasticJob
 from hvkeras.spark.jobs import exported, run_order, say_ignored, say_once
 from hvkeras.spark.order import Order
 from hvkeras.spark.output import DriverOutput
-from hvkeras.spark.session import active_context, is_fixed, is_on, slots_of
+from hvkeras.spark.session import active_context, is_on, slots_of
 
 ResultT = TypeVar("ResultT")
 _COMMITS = "HVKERAS_ELASTIC_DIR"
@@ -76,11 +78,8 @@ def run(
     del use_mpi, use_gloo
     context = active_context()
     size = int(context.defaultParallelism) if num_proc is None else num_proc
-    environment = dict(env or {})
-    if nics:
-        environment["HVKERAS_NETWORK_INTERFACES"] = nics if isinstance(nics, str) else ",".join(nics)
-    if is_on(context, "spark.ssl.enabled") or is_on(context, "spark.network.crypto.enabled"):
-        say_once("Spark encrypts its connections, but those between ranks are not encrypted")
+    _say_what_is_not_encrypted(context)
+    environment = _with_interfaces(env, nics)
     order = Order(pickled_call(fn, args, kwargs), size, secrets.token_hex(32), exported(os.environ, environment))
     output = DriverOutput(stdout, stderr, prefix_output_with_timestamp) if verbose else None
     return run_order(context, order, start_timeout, output)
@@ -94,14 +93,14 @@ def run_elastic(
     nics: Sequence[str] | str | None = None, prefix_output_with_timestamp: bool = False, min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[ResultT]:
-    """Runs a function that uses `hvd.elastic`, again with all ranks when one has failed.
+    """Runs a function that uses `hvd.elastic`: when a rank is lost, the others go on from the last commit.
 
-    Each time, it has as many ranks as Spark has slots, within the limits. It goes on from the last commit of rank 0,
-    which is in the folder HVKERAS_ELASTIC_DIR; all hosts must share that folder, since rank 0 may run on another one
-    the next time.
+    Another rank joins at a commit where Spark has a free slot, up to the most ranks. If all are lost, the job goes on
+    from the commit on the disk of rank 0, as far as the next rank 0 has that; all hosts have a folder that they share
+    (HVKERAS_ELASTIC_DIR).
 
     Example:
-        hvkeras.spark.run_elastic(train, num_proc=4, min_num_proc=2, env={"HVKERAS_ELASTIC_DIR": "/shared/commits"})
+        hvkeras.spark.run_elastic(train, num_proc=4, min_num_proc=2)
 
     Args:
         fn: The function.
@@ -110,49 +109,51 @@ def run_elastic(
         num_proc: The number of ranks; by default, Spark's default parallelism.
         min_num_proc: The fewest ranks to train with; `num_proc` by default.
         max_num_proc: The most; `num_proc` by default.
-        start_timeout: As for `run`.
-        elastic_timeout: The same for the times after the first; `start_timeout` by default.
-        reset_limit: How often the function runs again; 3 times by default.
+        start_timeout: Seconds that the job waits for slots, if `elastic_timeout` is None.
+        elastic_timeout: Seconds that the job waits for slots for the fewest ranks, at the start and later.
+        reset_limit: How often ranks may fail; 3 times by default.
         env: As for `run`.
         stdout: As for `run`.
         stderr: As for `run`.
-        verbose: As for `run`.
+        verbose: 0 hides the ranks' output.
         nics: As for `run`.
         prefix_output_with_timestamp: As for `run`.
         min_np: The same as `min_num_proc`, which it overrides.
         max_np: The same as `max_num_proc`, which it overrides.
 
     Returns:
-        The results of the last time, in rank order.
+        The results of the ranks that are there at the end, in rank order.
 
     Raises:
-        UsageError: As for `run`, or there is no folder for commits that all hosts share.
-        MachineError: As for `run`.
-        PeerError: A rank has failed each time.
+        UsageError: As for `run`.
+        PeerError: Ranks have failed too often, or there were no slots in time.
     """
     context = active_context()
     usual = int(context.defaultParallelism) if num_proc is None else num_proc
     fewest, most = min_np or min_num_proc or usual, max(usual, max_np or max_num_proc or 0)
-    environment = {**dict(os.environ), **dict(env or {})}
-    with contextlib.ExitStack() as stack:
-        own: dict[str, str] = {}
-        if not environment.get(_COMMITS):
-            if not is_fixed(context):
-                raise UsageError(explain("Elastic jobs on several hosts need a folder for commits that all of them"
-                                         " share", f'env={{"{_COMMITS}": "/a/shared/folder"}}', master=context.master))
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvkeras-commits-"))
-            own = {_COMMITS: folder, "HVKERAS_RUN_COMMITS": "on"}
-        limit = _RESETS if reset_limit is None else reset_limit
-        timeout = start_timeout
-        for reset in range(limit + 1):
-            size = min(most, max(fewest, slots_of(context)))
-            try:
-                return run(fn, args, kwargs, size, timeout, env={**dict(env or {}), **own}, stdout=stdout,
-                           stderr=stderr, verbose=verbose, nics=nics,
-                           prefix_output_with_timestamp=prefix_output_with_timestamp)
-            except PeerError as error:
-                if reset == limit:
-                    raise
-                say(f"{error}\nhvkeras: runs the function again with all ranks, reset {reset + 1} of at most {limit}")
-            timeout = start_timeout if elastic_timeout is None else elastic_timeout
-    raise AssertionError("the last reset returns or raises")
+    if not 1 <= fewest <= usual:
+        raise UsageError(explain("1 <= min_num_proc <= num_proc must hold", "min_num_proc=2, num_proc=4",
+                                 min_num_proc=fewest, num_proc=usual))
+    environment = exported(os.environ, _with_interfaces(env, nics))
+    # Rank 0 keeps commits on its host, in case that all ranks are lost, unless a shared folder was chosen.
+    commits = "" if environment.get(_COMMITS) else str(Path(tempfile.gettempdir()) / f"hvkeras-{secrets.token_hex(8)}")
+    if commits:
+        environment[_COMMITS] = commits
+    timeout = elastic_timeout or start_timeout or Settings(environment).spark_start_timeout
+    first = min(usual, max(fewest, slots_of(context)))
+    _say_what_is_not_encrypted(context)
+    output = Output((stdout, stderr) if verbose else None, prefix_output_with_timestamp)
+    return ElasticJob(context, pickled_call(fn, args, kwargs), (fewest, most), first,
+                      _RESETS if reset_limit is None else reset_limit, timeout, environment, commits, output).run()
+
+
+def _with_interfaces(env: Mapping[str, str] | None, nics: Sequence[str] | str | None) -> dict[str, str]:
+    environment = dict(env or {})
+    if nics:
+        environment["HVKERAS_NETWORK_INTERFACES"] = nics if isinstance(nics, str) else ",".join(nics)
+    return environment
+
+
+def _say_what_is_not_encrypted(context: Any) -> None:
+    if is_on(context, "spark.ssl.enabled") or is_on(context, "spark.network.crypto.enabled"):
+        say_once("Spark encrypts its connections, but those between ranks are not encrypted")

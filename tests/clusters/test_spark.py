@@ -116,10 +116,11 @@ def test_tasks_that_spark_starts_again_are_refused(session: Outcome):
         assert "A job of hvkeras.spark runs once, and Spark has started its tasks again. Received: attempt=1." in text
 
 
-def test_an_elastic_job_goes_on_from_its_last_commit(session: Outcome):
+def test_the_survivors_of_an_elastic_job_go_on_from_the_last_commit(session: Outcome):
     found = session.result("an_elastic_job_goes_on_from_its_last_commit", 0)
     assert [each[0] for each in found] == [4, 4]
     assert found[0][1] == [0, 2]
+    assert [each[2] for each in found] == [True, False]  # the survivor has kept its process
 
 
 def test_backends_are_compared_by_jobs_on_spark(session: Outcome):

@@ -217,11 +217,12 @@ def an_elastic_job_goes_on_from_its_last_commit():
             import hvkeras as hvd
 
             hvd.init()
-            state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, begun_at=[])
+            state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, begun_at=[], first=0)
 
             @hvd.elastic.run
             def loop(state):
                 state.begun_at = [*state.begun_at, state.epoch]
+                state.first = state.first or hvd.broadcast_object(os.getpid())
                 while state.epoch < 4:
                     state.epoch += 1
                     state.commit()
@@ -229,7 +230,7 @@ def an_elastic_job_goes_on_from_its_last_commit():
                         open(mark, "w").close()
                         os.kill(os.getpid(), signal.SIGKILL)
                     hvd.allreduce(1.0)
-                return state.epoch, state.begun_at
+                return state.epoch, state.begun_at, os.getpid() == state.first
 
             return loop(state)
 
