@@ -110,7 +110,7 @@ class Job:
 def kill(job: Job, count: int = 1, number: int = signal.SIGKILL) -> None:
     """Signals some workers, but not the last one."""
     alive = job.alive()
-    for pid in random.sample(alive, min(count, len(alive) - 1)):
+    for pid in random.sample(alive, max(0, min(count, len(alive) - 1))):
         os.kill(pid, number)
 
 

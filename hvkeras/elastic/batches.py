@@ -11,6 +11,7 @@ import tensorflow as tf
 from hvkeras.errors import UsageError, explain
 from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.redealing import accounted
+from hvkeras.sharding.sequences import Share
 
 
 def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32,
@@ -35,7 +36,8 @@ def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int
                 state.commit()
 
     Args:
-        x: Arrays, or a structure of them, or a batched `tf.data.Dataset`; a share that `hvd.shard` has returned.
+        x: Arrays, or a structure of them, a batched `tf.data.Dataset`, or a `PyDataset`; a share that `hvd.shard` has
+            returned.
         y: More arrays of the share; None for none.
         sample_weight: More arrays of the share; None for none.
         batch_size: The samples in a batch of this rank; a dataset has its own.
@@ -61,11 +63,16 @@ def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int
         account.note(first + number)  # its step is made before the next commit
         yield batch if y is not None or sample_weight is not None or data.dataset is None else batch[0]
     account.end()
+    data.end_pass()
 
 
 def _plain(x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
     if isinstance(x, tf.data.Dataset):
         yield from x
+        return
+    if isinstance(x, Share):
+        yield from (x[step] for step in range(len(x)))
+        x.on_epoch_end()
         return
     given = x if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     dataset = tf.data.Dataset.from_tensor_slices(given)

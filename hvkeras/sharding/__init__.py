@@ -18,7 +18,7 @@ from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.arrays import shard_arrays
 from hvkeras.sharding.datasets import shard_dataset
 from hvkeras.sharding.partition import Coverage, Partition
-from hvkeras.sharding.redealing import Arrays, remember_arrays
+from hvkeras.sharding.redealing import Arrays, remember_arrays, remember_batches
 from hvkeras.sharding.sequences import shard_sequence
 from hvkeras.sharding.structure import map_leaves
 
@@ -95,7 +95,10 @@ def _shard(data: Any, partition: Partition, shuffle: Any, seed: int, batched: bo
         raise UsageError(explain("batched is for a tf.data.Dataset only", "leave batched out", batched=batched,
                                  data=type(data).__name__))
     if compat.batches_base(data) is not None:
-        return shard_sequence(data, partition, shuffle, seed, process_set)
+        batches, coverage = shard_sequence(data, partition, shuffle, seed, process_set)
+        if keeps_accounts() and process_set is global_process_set:
+            remember_batches(batches, data, partition.training, seed, process_set)
+        return batches, coverage
     share, coverage = shard_arrays(data, partition, shuffle, seed, process_set)
     if keeps_accounts() and process_set is global_process_set:
         if partition.size == 1:  # the share is to be told from the whole data

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
 from hvkeras.sharding.accounts import Account, account_of, rough
 from hvkeras.sharding.arrays import split_arrays
+from hvkeras.sharding.dealt_batches import DealtBatches
 from hvkeras.sharding.partition import Partition
 from hvkeras.sharding.pipeline import batching_to
 from hvkeras.sharding.proof import fingerprint
-from hvkeras.sharding.structure import count_rows, leaves, take_rows
+from hvkeras.sharding.sequences import EpochEnd, Share
+from hvkeras.sharding.structure import count_rows, leaves, spec_of_rows, take_rows
 
 
 class Arrays:
@@ -87,10 +90,12 @@ def _dealt(leaf: Any) -> _Dealt | None:
 def redealt(data: Any) -> Any:
     """Returns the present share of data, if it was dealt for evaluation by `hvd.shard`; other data unchanged."""
     def current(leaf: Any) -> Any:
+        if isinstance(leaf, Share) and leaf.dealt is not None and not leaf.dealt.training:
+            return leaf.dealt.current()
         found = _dealt(leaf)
         return leaf if found is None or found.source.training else found.source.current()[found.place]
 
-    if data is None or isinstance(data, tf.data.Dataset) or not _arrays:
+    if data is None or isinstance(data, tf.data.Dataset):
         return data
     return tf.nest.map_structure(current, data)
 
@@ -104,12 +109,14 @@ class Data:
         batch: The samples in a step of this rank.
         drops: Whether a last step with fewer samples is left out.
         dataset: What `fit` is to train on; None to leave its arguments as they are.
+        end_pass: Called when a pass has ended.
     """
 
     account: Account
     batch: int
     drops: bool = False
     dataset: Any = None
+    end_pass: Callable[[], None] = lambda: None
 
 
 def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool) -> Data | None:
@@ -124,6 +131,8 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
     """
     if isinstance(x, tf.data.Dataset):
         return _accounted_dataset(x)
+    if isinstance(x, Share):
+        return _accounted_batches(x, shuffle)
     given = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     found = [_dealt(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
     dealt = [one for one in found if one is not None and one.source.training]
@@ -131,24 +140,11 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
         return None
     source, batch = dealt[0].source, batch_size or 32
     whole = [one.source.whole[one.place] for one in dealt]
-    specs = [_spec_of(leaf) for leaf in whole]
+    specs = [spec_of_rows(leaf) for leaf in whole]
     if None in specs or any(leaf is None for leaf in tf.nest.flatten(given)):
         return None
     dataset = _dataset_of(whole, specs, given, lambda: source.rows(shuffle), source.account, batch)
     return Data(source.account, batch, dataset=dataset)
-
-
-def _spec_of(leaf: Any) -> Any:
-    """Returns the type of an array's rows in Keras; None for arrays that cannot be read row by row."""
-    if isinstance(leaf, (tf.RaggedTensor, tf.sparse.SparseTensor)):
-        return None
-    try:
-        dtype = tf.as_dtype(leaf.dtype)
-    except (TypeError, AttributeError):
-        return None
-    if isinstance(leaf, np.ndarray) and dtype.is_floating:
-        dtype = tf.as_dtype(tf.keras.backend.floatx())  # as Keras converts arrays
-    return tf.TensorSpec([None, *leaf.shape[1:]], dtype)
 
 
 def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Callable[[], Any], account: Account,
@@ -200,6 +196,18 @@ def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: 
     share = tf.data.Dataset.range(1).flat_map(left)
     _datasets[id(share)] = _weakly(share, _datasets), account
     return share
+
+
+def remember_batches(share: Any, data: Any, training: bool, seed: int, process_set: ProcessSet) -> None:
+    """Remembers what a share of batches comes from, if their number is known."""
+    if share.batches is not None:
+        share.dealt = DealtBatches(data, share, training, seed, EpochEnd(data, seed, process_set))
+
+
+def _accounted_batches(share: Share, shuffle: bool) -> Data | None:
+    if share.dealt is None or not share.dealt.training or (dataset := share.dealt.dataset(shuffle)) is None:
+        return None
+    return Data(share.dealt.account, share.dealt.batches.rows, dataset=dataset, end_pass=share.dealt.end_pass)
 
 
 def _accounted_dataset(dataset: Any) -> Data | None:

@@ -14,6 +14,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job, is_initialized
+from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.partition import Batches, Coverage, Partition
 from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, require_same_data
 from hvkeras.sharding.structure import concatenate, count_rows, map_leaves, take_slice
@@ -36,9 +37,10 @@ def shard_sequence(
         raise UsageError(explain("The order of batches is shuffled by model.fit", "leave shuffle out here; fit(shuffle="
                                  "True), its default, shuffles each rank's batches", shuffle=shuffle))
     count = compat.count_batches(data)
-    if partition.size == 1:
+    if partition.size == 1 and not keeps_accounts():
         return data, Coverage(None, None, 0, "the whole data")
     rows = [0, 0]
+    marks: list[Any] = []
 
     def describe() -> Facts:
         _require_batches(count)
@@ -47,21 +49,39 @@ def shard_sequence(
         if not 0 < rows[1] <= rows[0]:
             raise UsageError(explain("Batches must have the same number of rows, and the last one as many or fewer",
                                      "let __getitem__ return full batches", batch_0=rows[0], last_batch=rows[1]))
+        marks[:] = fingerprint([first, last])
         return Facts(f"batches of {type(data).__name__}, training={partition.training}, seed={seed}",
-                     _amount(count, rows), "", fingerprint([first, last]))
+                     _amount(count, rows), "", marks)
 
-    comparable = require_same_data("shard", describe, lambda: _ends(data, count, seed), HINTS, process_set)
+    comparable = True
+    if partition.size == 1:
+        describe()
+    else:
+        comparable = require_same_data("shard", describe, lambda: _ends(data, count, seed), HINTS, process_set)
     batches = None if count is None else Batches(rows[0], count - (rows[1] < rows[0]), rows[1] % rows[0])
     if not compat.hook_shuffle_of_batches(compat.batches_base(data), _who_shuffles) and prints_at(
             current_job().settings, "WARNING"):
         say("sharded batches cannot be shuffled with this version of Keras; pass shuffle=False to model.fit")
     share, coverage = split_sequence(data, partition, batches, rows[0], seed, EpochEnd(data, seed, process_set))
+    share.batches, share.marks = batches, marks
     return share, coverage if comparable else coverage.doubtful()
 
 
 def _require_batches(count: int | None) -> None:
     if count == 0:
         raise UsageError(explain("Data to shard must have batches", "give __len__ the number of batches", batches=0))
+
+
+def require_rows(loaded: Any, batch: int, rows: int) -> None:
+    """Checks that a batch is full.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if count_rows(loaded) != rows:
+        raise UsageError(explain("All batches but the last must have the same number of rows, so that every rank has"
+                                 " some in every step", "let __getitem__ return full batches", batch=batch,
+                                 rows=count_rows(loaded), rows_of_batch_0=rows))
 
 
 def _ends(data: Any, count: int | None, seed: int) -> tuple[Any, Any]:
@@ -117,6 +137,9 @@ class Share:
         data: The complete data.
         whole_batches: The indices of the batches that this rank takes whole, in the order of its steps.
         pieces: The parts of batches that make up its last batch: (batch, first row, row after the last).
+        batches: The row counts of all batches; None if they are endless.
+        marks: The fingerprint of the first and the last batch.
+        dealt: What deals the batches again when ranks change; None where they do not.
     """
 
     def __init__(
@@ -128,6 +151,9 @@ class Share:
         self.whole_batches: range = whole_batches
         self.pieces: Sequence[tuple[int, int, int]] = pieces
         self._rows, self._endless, self._end, self._order_seed = rows, endless, end, order
+        self.batches: Batches | None = None
+        self.marks: Any = None
+        self.dealt: Any = None
         self._order: Any = None
         self._epoch = 0
         self._thread = threading.get_ident()
@@ -149,10 +175,8 @@ class Share:
             return map_leaves(lambda *each: concatenate(each), *parts)
         batch = self.whole_batches[index if self._order is None else int(self._order[index])]
         loaded = self.data[batch]
-        if self._rows is not None and count_rows(loaded) != self._rows:
-            raise UsageError(explain("All batches but the last must have the same number of rows, so that every rank"
-                                     " has some in every step", "let __getitem__ return full batches", batch=batch,
-                                     rows=count_rows(loaded), rows_of_batch_0=self._rows))
+        if self._rows is not None:
+            require_rows(loaded, batch, self._rows)
         return loaded
 
     def take_over_shuffle(self, shuffle: bool) -> bool:
@@ -205,11 +229,7 @@ class EpochEnd:
 
     def __call__(self, epoch: int) -> None:
         """Ends an epoch; the number of the first epoch is 1."""
-        if not compat.overrides(self.data, "on_epoch_end"):
-            return
-        with common_randomness(self.seed + epoch):
-            self.data.on_epoch_end()
-        if not is_initialized():
+        if not self.apply(epoch) or not is_initialized():
             return
         count = compat.count_batches(self.data)
 
@@ -221,6 +241,14 @@ class EpochEnd:
                       " hvkeras seeds alike on every rank, or with a generator of the same seed on every rank")
         require_same_data("on_epoch_end of sharded data", describe, lambda: _ends(self.data, 1, self.seed)[:1], hints,
                           self.process_set)
+
+    def apply(self, epoch: int) -> bool:
+        """Calls the data's own `on_epoch_end`, if there is one, with the same random numbers on every rank."""
+        if not compat.overrides(self.data, "on_epoch_end"):
+            return False
+        with common_randomness(self.seed + epoch):
+            self.data.on_epoch_end()
+        return True
 
 
 def share_like(data: Any) -> Callable[..., Any]:

@@ -86,6 +86,19 @@ def take_rows(leaf: Any, rows: Any) -> Any:
     return _indexed(_indexed(leaf, rows[ascending]), np.argsort(ascending))
 
 
+def spec_of_rows(leaf: Any) -> Any:
+    """Returns the type of an array's rows in Keras; None for arrays that cannot be read row by row."""
+    if isinstance(leaf, (tf.RaggedTensor, tf.sparse.SparseTensor)):
+        return None
+    try:
+        dtype = tf.as_dtype(leaf.dtype)
+    except (TypeError, AttributeError):
+        return None
+    if isinstance(leaf, np.ndarray) and dtype.is_floating:
+        dtype = tf.as_dtype(tf.keras.backend.floatx())  # as Keras converts arrays
+    return tf.TensorSpec([None, *leaf.shape[1:]], dtype)
+
+
 def concatenate(parts: Sequence[Any]) -> Any:
     """Concatenates arrays of one kind along their rows."""
     if len(parts) == 1:

@@ -45,6 +45,10 @@ class FitAccount:
             data.change(lambda dataset: dataset, steps)
             data.batches = steps
 
+    def end_pass(self) -> None:
+        """Ends a pass over the data."""
+        self._data.end_pass()
+
     def begin_epoch(self) -> None:
         """Makes the pass begin where the account says."""
         first = self.account.begin(self._data.batch, self._data.drops)
@@ -69,6 +73,7 @@ class FitAccount:
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
                 of_fit.account.end()
+                of_fit.end_pass()
 
         return Counts()
 

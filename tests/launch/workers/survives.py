@@ -72,6 +72,24 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
             os.kill(os.getpid(), number)
 
 
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of 8 samples, in an order that each end of an epoch changes."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=2)
+        self.order = np.arange(EVEN, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return (EVEN + 7) // 8
+
+    def __getitem__(self, index: int) -> Any:
+        numbers = self.order[8 * index : 8 * index + 8]
+        return numbers, np.zeros(len(numbers), np.float32)
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
 class Training:
     """The parts of a training run."""
 
@@ -82,22 +100,29 @@ class Training:
         self.model(numbers[:1])
         self.model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum),
                            lambda _, of: -tf.reduce_sum(of), jit_compile=False)
-        if kind != "dataset":
+        if kind == "batches":
+            self.data: dict[str, Any] = {"x": hvd.shard(Batches())}
+        elif kind != "dataset":
             x, y = hvd.shard((numbers, nothing))
-            self.data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
+            self.data = {"x": x, "y": y, "batch_size": 8}
         else:
             samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
             self.data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
-        self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0, changes=0)
+        self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0)
+        self.changes = 0  # of the ranks, in this process
         self.wanted = 1 if any("hosts" in what for _, what, _ in events) else hvd.size()
-        self.state.register_reset_callbacks([lambda: setattr(self.state, "changes", self.state.changes + 1)])
+        self.state.register_reset_callbacks([self.count_change])
+
+    def count_change(self) -> None:
+        self.changes += 1
 
     def goes_on(self) -> bool:
         if self.kind == "soak":  # until the file is there, for whichever rank looks first
             over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
-            return self.state.batch > 0 or not int(over)  # an epoch that has begun is completed
-        state = self.state
-        return state.epoch < EPOCHS or (state.epoch < MOST and not (state.changes and hvd.size() == self.wanted))
+            return self.state.batch > 0 or not int(over)
+        epoch, changes = self.state.epoch, int(hvd.allreduce(tf.constant(self.changes), op=hvd.Max))
+        is_over = epoch >= MOST or (epoch >= EPOCHS and bool(changes) and hvd.size() == self.wanted)
+        return self.state.batch > 0 or not is_over  # an epoch that has begun is completed
 
     def by_callback(self) -> None:
         self.state.epoch = 6
@@ -126,7 +151,7 @@ class Training:
                 if state.batch % 5 == 0:
                     state.commit()
                 self.does.on_train_batch_end(state.batch)
-            state.epoch += 1
+            state.epoch, state.batch = state.epoch + 1, 0
             state.commit()
 
 
@@ -140,7 +165,7 @@ def main(kind: str, events: list[list[str]]) -> None:
     else:
         hvd.elastic.run(lambda _: (training.by_loop if kind == "loop" else training.by_fit)(training.state))(
             training.state)
-    report(training.model, training.state.epoch, EVEN if kind == "dataset" else SAMPLES)
+    report(training.model, training.state.epoch, EVEN if kind in ("batches", "dataset") else SAMPLES)
 
 
 def report(model: Any, epochs: int, samples: int) -> None:
