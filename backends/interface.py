@@ -100,6 +100,7 @@ class Backend(abc.ABC):
             rank had failed, so that the ranks of an elastic job that are left keep their processes.
         loses_collectives: Whether a collective in a graph may never end after an abort. A rank that does not come back
             from one starts its program anew.
+        has_ranks: Whether there are ranks to communicate with: not in a worker that waits to join an elastic job.
         objection_to_sessions: Why TensorFlow 1 sessions cannot run the collectives; "" if they can.
         reads_horovods_variables: Whether the variables by which users tune Horovod have their effect on it.
     """
@@ -111,6 +112,7 @@ class Backend(abc.ABC):
     outlives_errors_in_graphs: ClassVar[bool] = False
     starts_after_failure: ClassVar[bool] = False
     loses_collectives: ClassVar[bool] = False
+    has_ranks: ClassVar[bool] = True
     objection_to_sessions: ClassVar[str] = "it was written for functions"
     reads_horovods_variables: ClassVar[bool] = False
 

@@ -11,9 +11,14 @@ from hvkeras.errors import UsageError, explain
 
 
 class StandbyBackend(LocalBackend):
-    """A backend whose collectives raise: the other ranks are in an elastic function, and call none with this one."""
+    """A backend whose collectives raise: the other ranks are in an elastic function, and call none with this one.
+
+    Gradients stay as they are: scripts call `fit` on a batch to build the optimizer, and the weights are replaced when
+    this worker joins.
+    """
 
     name = "standby"
+    has_ranks = False
 
     @property
     def engine(self) -> str:

@@ -118,6 +118,7 @@ def init(
         if settings.run_standby == hvkeras_run.JOINS_AT_COMMIT and (
                 requested == "auto" or backend_class(requested).starts_after_failure):
             replace_job(_standby_job(launch, settings))
+            _hook_training()
         else:
             _join_at_start(settings, requested, process_sets)
         return
@@ -176,14 +177,18 @@ def _start_services(job: Job, process_sets: Any) -> None:
 
         recorder.start(job)
     if job.launch.size > 1 or job.settings.run_lobby or records:
-        from hvkeras.training import fit_hooks  # noqa: PLC0415 - imports TensorFlow
-
-        fit_hooks.install()
+        _hook_training()
     if job.settings.timeline:
         from hvkeras.profiling.timeline import start_timeline  # noqa: PLC0415 - imports TensorFlow
 
         start_timeline(job.settings.timeline)
     _add_process_sets(process_sets)
+
+
+def _hook_training() -> None:
+    from hvkeras.training import fit_hooks  # noqa: PLC0415 - imports TensorFlow
+
+    fit_hooks.install()
 
 
 def _add_process_sets(process_sets: str | Sequence[ProcessSet | Sequence[int]] | None) -> None:

@@ -119,7 +119,10 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.groups.find(group);
   if (found == all.groups.end())
-    throw Failure("this graph's collectives need a running job. HINT: call hvd.init() first, and hvd.shutdown() last");
+    throw Failure(
+        "this graph's collectives need the running job in which it was traced. HINT: call hvd.init() first, and "
+        "hvd.shutdown() last; in an elastic job, whose ranks change, make tf.functions with collectives inside the "
+        "function of hvd.elastic.run");
   return std::shared_ptr<Engine>(found->second, &found->second->engine);
 }
 

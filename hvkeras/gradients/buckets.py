@@ -66,7 +66,7 @@ def reduce_gradients(
     """
     ranks = exchange.process_set.members()
     recorder.step(gradients, variables, local)
-    if len(ranks) == 1 or not exchange.process_set.included():
+    if len(ranks) == 1 or not exchange.process_set.included() or not current_job().backend.has_ranks:
         return list(gradients)
     require_kernels(current_job().backend)
     if joining.active:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class Job:
 
 
 _job: Job | None = None
+_numbers = itertools.count(1)
+_number = [0]  # of the present job among those of this process
 
 
 def current_job() -> Job:
@@ -71,7 +74,13 @@ def replace_job(job: Job | None) -> Job | None:
     """
     global _job
     before, _job = _job, job
+    _number[:] = [next(_numbers)]
     return before
+
+
+def job_number() -> int:
+    """Returns the number of the present job in this process; the ranks of an elastic job are another one each time."""
+    return _number[0]
 
 
 exclude_from_autograph(__name__)

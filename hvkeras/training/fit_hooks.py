@@ -19,7 +19,7 @@ from hvkeras.gradients import optimizer
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.state import current_job, is_initialized, job_number
 from hvkeras.profiling import recorder, timeline
 from hvkeras.progress import activity
 from hvkeras.training import losses, metrics
@@ -73,13 +73,18 @@ def install() -> None:
 
 def shared_by(model: Any) -> ProcessSet | None:
     """Returns the ranks that use this model together; None if this rank uses it alone."""
-    if _Calls.alone or not is_initialized() or current_job().topology.size == 1:
+    if _Calls.alone or not _has_ranks() or current_job().topology.size == 1:
         return None
     if graphs.spans_workers(graphs.reducing_strategy(model)):
         return None
     part = distributed_part(getattr(model, "optimizer", None))
     process_set = global_process_set if part is None else part._hvkeras_exchange.process_set
     return process_set if len(process_set.members()) > 1 and process_set.included() else None
+
+
+def _has_ranks() -> bool:
+    """Whether this process is a rank: not before `init()`, and not while it waits to join an elastic job."""
+    return is_initialized() and current_job().backend.has_ranks
 
 
 def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,8 +102,9 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `fit` with arguments that are also `given` by name."""
     process_set = shared_by(model)
+    _forget_other_ranks(model)
     run = None
-    account = None if _Calls.alone else account_for(model, given)
+    account = account_for(model, given) if _has_ranks() and not _Calls.alone else None
     changed = present_share({"validation_data": given["validation_data"]})
     callbacks = given["callbacks"]
     if account is not None:
@@ -130,6 +136,15 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
     if not _Calls.alone:
         recorder.note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
     return history
+
+
+def _forget_other_ranks(model: Any) -> None:
+    """Makes Keras trace the training step again if it was traced with other ranks, or before this worker had joined."""
+    number = job_number()
+    if model.__dict__.get("_hvkeras_job", number) != number or (
+            "_hvkeras_job" not in model.__dict__ and getattr(model, "train_function", None) is not None):
+        compat.forget_train_function(model)
+    model.__dict__["_hvkeras_job"] = number
 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

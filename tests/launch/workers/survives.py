@@ -24,6 +24,7 @@ import hvkeras as hvd
 keras: Any = tf.keras
 SAMPLES, EPOCHS, MOST = 503, 3, 60  # a prime: no number of ranks divides it
 EVEN = SAMPLES - SAMPLES % 12  # of a dataset, some samples may be left out, but not where all ranks can have as many
+PAUSE = float(os.environ.get("PAUSE", "0.005"))  # seconds after each step
 WORKER = int(os.environ["HVKERAS_RUN_WORKER"])
 
 
@@ -53,7 +54,7 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
         if self.is_first and hvd.rank() == 0 and self.tells:
             print(f"first step at {time.time():.3f} with {hvd.size()} ranks", flush=True)
         self.is_first = False
-        time.sleep(0.005)
+        time.sleep(PAUSE)
         self.steps += 1
         what, _, slots = self.events.get(self.steps, "").partition("=")
         if what == "" and WORKER == 0 and hvd.size() == self.back_at:
@@ -100,6 +101,10 @@ class Training:
         self.model(numbers[:1])
         self.model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum),
                            lambda _, of: -tf.reduce_sum(of), jit_compile=False)
+        if kind == "arrays":  # builds the optimizer, as Horovod's elastic scripts do
+            self.model.fit(numbers[:8], nothing[:8], verbose=0)
+            self.model.counts.assign(tf.zeros_like(self.model.counts))
+            self.model.waves.assign(1.0)
         if kind == "batches":
             self.data: dict[str, Any] = {"x": hvd.shard(Batches())}
         elif kind != "dataset":
