@@ -32,6 +32,7 @@ def train(epochs: int) -> None:
     import hvkeras as hvd  # noqa: PLC0415 - imports TensorFlow, which ranks alone need
 
     hvd.init()
+    keras.utils.set_random_seed(1)
     random = np.random.default_rng(0)
     x, y = hvd.shard((random.standard_normal((STEPS * 32 * hvd.size(), 784)).astype("float32"),
                       random.integers(0, 10, STEPS * 32 * hvd.size())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from hvkeras.host.commit_files import commit_path
 from hvkeras.host.disk_space import room_left
 from hvkeras.host.private_files import create_private, read_private, why_not_private
 from hvkeras.sharding.accounts import Positions
+
+SHARE = 0.02  # of the time, at most, for writing commits while training goes on
+LOOK_EVERY = 0.1  # seconds between two looks whether the script is over
+_writing: dict[Path, threading.Lock] = {}  # held while a file is written
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,18 @@ class CommitFile:
         self._ranks = ranks
         self._path = commit_path(folder, number)
         self._former = self._path.with_suffix(".former")
-        self._lock = threading.Lock()
+        self._writing = _writing.setdefault(self._path, threading.Lock())
+        self._changed = threading.Condition()
+        self._not_before = 0.0  # when the next one may be written
+        self._hurry = False
         self._writer: threading.Thread | None = None
         self._next: tuple[Any, Positions] | None = None
         self._error: Exception | None = None
 
     def write_soon(self, saved: Any, positions: Positions) -> None:
         """Replaces the last commit as `write` does, but in a thread; of commits that wait for it, it writes the newest.
+
+        The thread takes no more than `SHARE` of the time, as it takes it from the training.
 
         Args:
             saved: What the state has saved.
@@ -67,7 +77,7 @@ class CommitFile:
             HvkerasError: An earlier commit could not be written; as for `write`.
         """
         self._raise_error()
-        with self._lock:
+        with self._changed:
             self._next = saved, positions
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="hvkeras-commits")
@@ -79,11 +89,19 @@ class CommitFile:
         Raises:
             HvkerasError: One could not be written; as for `write`.
         """
-        with self._lock:
-            writer = self._writer
+        with self._changed:
+            writer, self._hurry = self._writer, True
+            self._changed.notify_all()
         if writer is not None:
             writer.join()
+        self._hurry = False
         self._raise_error()
+
+    def abandon(self) -> None:
+        """Gives up what is not being written yet, as this rank goes on with another object for the same file."""
+        with self._changed:
+            self._next = None
+            self._changed.notify_all()
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -92,15 +110,20 @@ class CommitFile:
 
     def _write_all(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
+                while self._next is not None and not self._hurry and threading.main_thread().is_alive() and (
+                        left := self._not_before - time.monotonic()) > 0:
+                    self._changed.wait(min(left, LOOK_EVERY))
                 if self._next is None:
                     self._writer = None
                     return
                 (saved, positions), self._next = self._next, None
+            began = time.monotonic()
             try:
                 self._write(saved, False, positions)
             except HvkerasError as error:
                 self._error = error
+            self._not_before = time.monotonic() + (time.monotonic() - began) / SHARE
 
     def write(self, saved: Any, over: bool = False, positions: Positions | None = None) -> None:
         """Replaces the last commit, and keeps the replaced one as the former commit.
@@ -118,6 +141,10 @@ class CommitFile:
         self._write(saved, over, positions or {})
 
     def _write(self, saved: Any, over: bool, positions: Positions) -> None:
+        with self._writing:
+            self._write_alone(saved, over, positions)
+
+    def _write_alone(self, saved: Any, over: bool, positions: Positions) -> None:
         self._require_private_folder()
         unfinished = self._path.with_suffix(".unfinished")
         written = 0

@@ -174,6 +174,8 @@ class _Call:
         return self._commits is not None and _resume_from(self._state, self._commits)
 
     def _keep_commits(self) -> None:
+        if self._commits is not None:
+            self._commits.abandon()
         self._commits = commit_file(self._number)
         self._state.keep_commits_in(self._commits)
 

@@ -217,6 +217,8 @@ class Driver:
         self._start_missing()
         if self.state is State.TRAINING and any(member.number in self._surplus() for member in self.members):
             self._announce()
+        elif self.state is State.WAITING:  # workers that there were no slots for may be enough now
+            self.gather(None)
 
     def gather(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
         """Forms the next generation once all members of the last one are ready or lost."""

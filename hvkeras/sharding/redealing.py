@@ -21,6 +21,8 @@ from hvkeras.sharding.proof import fingerprint
 from hvkeras.sharding.sequences import EpochEnd, Share
 from hvkeras.sharding.structure import count_rows, leaves, spec_of_rows, take_rows
 
+CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes, and batches, that are read at once
+
 
 class Arrays:
     """Arrays that `hvd.shard` has dealt.
@@ -149,26 +151,47 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
 
 def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Callable[[], Any], account: Account,
                 batch: int) -> Any:
-    """Returns the batches of a pass; the last one has what is left, which may be a row more than `batch`."""
-    def batch_of(indices: Any) -> Any:
-        in_python = [place for place, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
-        kinds = [specs[place].dtype for place in in_python]
-        read = tf.numpy_function(lambda some: [
+    """Returns the batches of a pass; the last one has what is left, which may be a row more than `batch`.
+
+    Several batches are read at once: a call of Python takes as long as reading a small one.
+    """
+    in_python = [place for place, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
+    kinds = [specs[place].dtype for place in in_python]
+    at_once = min(MOST_AT_ONCE, max(1, CHUNK // max(1, batch * sum(_bytes_of_row(spec) for spec in specs))))
+
+    def read(indices: Any, steps: Any) -> Any:
+        found = tf.numpy_function(lambda some: [
             np.asarray(take_rows(whole[place], some), kind.as_numpy_dtype)
             for place, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
-        picked = dict(zip(in_python, read, strict=True))
+        picked = dict(zip(in_python, found, strict=True))
         parts = [tf.ensure_shape(picked[place], spec.shape) if place in picked else tf.gather(whole[place], indices)
                  for place, spec in enumerate(specs)]
-        return tf.nest.pack_sequence_as(like, parts)
+        return tf.nest.pack_sequence_as(like, [_in_steps(part, steps) for part in parts])
 
-    def indices(_: Any) -> Any:
+    def chunks(_: Any) -> Any:
         mine = tf.ensure_shape(tf.numpy_function(rows, [], tf.int64), [None])
-        steps = tf.numpy_function(lambda: np.int64(account.steps(batch)), [], tf.int64)
-        count = tf.size(mine, tf.int64)
-        return tf.data.Dataset.range(tf.ensure_shape(steps, [])).map(
-            lambda step: mine[step * batch : tf.where(step + 1 == steps, count, (step + 1) * batch)])
+        steps = tf.ensure_shape(tf.numpy_function(lambda: np.int64(account.steps(batch)), [], tf.int64), [])
+        full = tf.maximum(steps - 1, 0)  # the last step is a chunk of its own, as it may have another size
 
-    return tf.data.Dataset.range(1).flat_map(indices).map(batch_of).prefetch(2)
+        def part(chunk: Any) -> Any:
+            first = tf.minimum(chunk * at_once, full)
+            after = tf.where(first == full, steps, tf.minimum(first + at_once, full))
+            return mine[first * batch : tf.where(after == steps, tf.size(mine, tf.int64), after * batch)], after - first
+
+        return tf.data.Dataset.range(tf.where(steps == 0, steps, 1 - (-full // at_once))).map(part)
+
+    return tf.data.Dataset.range(1).flat_map(chunks).map(read).prefetch(1).unbatch().prefetch(2)
+
+
+def _in_steps(part: Any, steps: Any) -> Any:
+    """Gives rows another dimension in front of them, for the steps."""
+    shape = tf.shape(part, tf.int64)
+    cut = tf.reshape(part, tf.concat([[steps, shape[0] // steps], shape[1:]], axis=0))
+    return tf.ensure_shape(cut, [None, None, *part.shape[1:]])
+
+
+def _bytes_of_row(spec: Any) -> int:
+    return int((spec.shape[1:].num_elements() or 1) * spec.dtype.size)
 
 
 def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:

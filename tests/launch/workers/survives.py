@@ -113,9 +113,9 @@ class Training:
         else:
             samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
             self.data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
-        self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0)
+        self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0, wanted=hvd.size())
         self.changes = 0  # of the ranks, in this process
-        self.wanted = 1 if any("hosts" in what for _, what, _ in events) else hvd.size()
+        self.goes_to_1 = any("hosts" in what for _, what, _ in events)
         self.state.register_reset_callbacks([self.count_change])
 
     def count_change(self) -> None:
@@ -126,7 +126,8 @@ class Training:
             over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
             return self.state.batch > 0 or not int(over)
         epoch, changes = self.state.epoch, int(hvd.allreduce(tf.constant(self.changes), op=hvd.Max))
-        is_over = epoch >= MOST or (epoch >= EPOCHS and bool(changes) and hvd.size() == self.wanted)
+        wanted = 1 if self.goes_to_1 else self.state.wanted
+        is_over = epoch >= MOST or (epoch >= EPOCHS and bool(changes) and hvd.size() == wanted)
         return self.state.batch > 0 or not is_over  # an epoch that has begun is completed
 
     def by_callback(self) -> None:

@@ -109,6 +109,10 @@ def test_commits_are_written_in_a_thread_the_newest_first(job: Path) -> None:
     found = commits.read()
     assert found is not None
     assert (found.saved, found.positions) == ({"number": 49}, {"data": (0, 49)})
+    commits.write_soon({"number": 50}, {})  # waits, as writing takes a small part of the time
+    commits.abandon()
+    commits.finish()
+    assert commits.read() == found
     job.chmod(0o777)
     commits.write_soon({}, {})
     with pytest.raises(CommitError, match="Only you"):

@@ -221,3 +221,16 @@ def test_there_are_no_more_ranks_than_the_most() -> None:
     assert made.state is W
     assert sorted(made.workers) == [0, 10]
     assert formed(ready(made, 10, -1)) == [0, 10]
+
+
+def test_slots_that_come_back_let_those_go_on_that_wait() -> None:
+    made = driver(count=2, least=1)
+    made.slots = {}  # the script has found nothing for a moment
+    assert Announce() in happens(made, Event.HOSTS)
+    ready(made, 0, 3)
+    ready(made, 1, 3)
+    assert made.state is W
+    made.slots = {"a": 1}
+    actions = happens(made, Event.HOSTS)
+    assert actions[0] == Kill((1,))
+    assert formed(actions) == [0]
