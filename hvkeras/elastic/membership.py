@@ -75,8 +75,8 @@ class Membership:
         Args:
             when_stuck: Called if they do not, in another thread, as the backend has lost a collective.
         """
-        loses = not self.starts_anew and current_job().backend.loses_collectives
-        survive_failures(True, self._ask_to_leave, when_stuck=when_stuck if loses else None)
+        may_be_stuck = self.starts_anew or current_job().backend.loses_collectives
+        survive_failures(True, self._ask_to_leave, when_stuck=when_stuck if may_be_stuck else None)
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -105,7 +105,7 @@ class Membership:
 
         Args:
             number: The number of the last commit.
-            is_stuck: Whether the main thread is stuck, so that the ranks cannot be left in good order.
+            is_stuck: Whether the ranks cannot be left in good order, as one has failed, or the main thread is stuck.
         """
         descriptor = handover.written(self._kept)
         if not is_stuck:

@@ -325,7 +325,7 @@ class _CallThatSurvives(_Call):
         self._hand_over()
         if not self._why and job.control is not None:
             job.control.gather("all ranks start anew", None, job.settings.start_timeout)
-        self._members.start_anew(self._state.commit_number)
+        self._members.start_anew(self._state.commit_number, is_stuck=bool(self._why))
 
     def _tell_that_it_goes_on(self) -> None:
         size, seconds = current_job().topology.size, time.monotonic() - self._since
