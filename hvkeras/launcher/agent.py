@@ -31,7 +31,8 @@ from typing import Any
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
 KILL_GRACE = 5.0  # seconds for SIGKILL to take effect; nothing waits longer for a process that hangs in the kernel
 POLL_INTERVAL = 0.5  # seconds between the guard's checks of the agent
-PATIENCE = 15.0  # seconds for which the agent may stay stopped, unless the command line says otherwise
+PATIENCE = 15.0  # seconds for which the agent, or a rank, may stay stopped, unless the command line says otherwise
+LOOK_EVERY = 1.0  # seconds between the agent's checks for stopped ranks
 CHUNK = 65536
 SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
@@ -45,6 +46,7 @@ class Rank:
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
         self.number, self.process, self.streams, self.exited = number, process, streams, False
+        self.is_suspended, self.stopped = False, 0.0  # by the launcher; seconds for which others have stopped it
 
 
 class Agent:
@@ -52,9 +54,13 @@ class Agent:
 
     A job, of which there may be several one after the other, has `folder`, `environment` and `ranks`; each of these has
     `rank`, `command`, `environment` and `terminal`.
+
+    Args:
+        patience: Seconds after which a rank that something else than the launcher has stopped is reported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
+        self._patience, self._next_look = patience, 0.0
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
@@ -77,7 +83,8 @@ class Agent:
         self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, CHUNK))
         self._report({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
         while self._launcher_alive:
-            self._poll(None)
+            self._poll(LOOK_EVERY)
+            self._report_stopped()
             if self._leaving:
                 self._leaving = False
                 self._report({"type": "leaving"})
@@ -153,6 +160,7 @@ class Agent:
             return
         for rank in self._ranks:
             if not rank.exited and rank.number in command["ranks"]:
+                rank.is_suspended = command["signal"] == signal.SIGSTOP
                 _signal_group(rank.process.pid, command["signal"])
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
@@ -199,6 +207,18 @@ class Agent:
                         while self._pass_on(rank, descriptor):
                             pass
                     self._report({"type": "exit", "rank": rank.number, "code": rank.process.returncode})
+
+    def _report_stopped(self) -> None:
+        """Reports ranks that stay stopped: those that are starting give no other sign of it."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY
+        for rank in self._ranks:
+            is_stopped = not rank.exited and not rank.is_suspended and process_state(rank.process.pid) == "T"
+            rank.stopped = rank.stopped + LOOK_EVERY if is_stopped else 0.0
+            if rank.stopped >= self._patience:
+                rank.stopped = 0.0
+                self._report({"type": "stopped", "rank": rank.number})
 
     def _end_all(self) -> None:
         """Ends what is left: the ranks with a grace period, then every process that descends from this one."""
@@ -340,5 +360,6 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    guarded(float(sys.argv[1]) if len(sys.argv) > 1 else PATIENCE)
-    Agent().run()
+    given = float(sys.argv[1]) if len(sys.argv) > 1 else PATIENCE
+    guarded(given)
+    Agent(given).run()

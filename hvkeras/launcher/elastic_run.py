@@ -302,6 +302,13 @@ class ElasticLauncher(Launcher):
                 kind = "setup" if event["type"] == "failed" else "exit" if event["code"] > 0 else "signal"
                 self._report_failure(worker, agent, kind, error, event["code"])
             self._record_exit(number, event["code"])
+        elif event["type"] == "stopped":
+            worker = self._driver.workers.get(number)
+            if worker is not None:  # one that starts, or starts anew, gives no sign of life that could be missed
+                self._report_failure(worker, agent, "silent", "gave no sign of life for"
+                                     f" {self._settings.liveness_timeout:g} s (stopped)", -signal.SIGKILL)
+                self._kill(number)
+                self._record_exit(number, -signal.SIGKILL)
         else:
             super()._on_event(agent, event)
 

@@ -8,6 +8,7 @@ An agent writes its events as lines of JSON:
     {"type": "failed", "rank": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
     {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
     {"type": "exit", "rank": 0, "code": -9}
+    {"type": "stopped", "rank": 0}, once something else than the launcher has stopped it for too long
     {"type": "leaving"}, once SIGTERM has told that the host is being taken away
 """
 
@@ -98,7 +99,7 @@ class HostAgent:
         host: The host and its ranks.
         ssh: How to reach other hosts.
         on_event: Called with each event that names a rank.
-        patience: Seconds for which the agent may stay stopped.
+        patience: Seconds for which the agent, or a rank, may stay stopped.
     """
 
     def __init__(self, host: HostRanks, ssh: Ssh | None, on_event: Callable[[HostAgent, Event], None],

@@ -83,6 +83,18 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
     assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
 
 
+def test_a_worker_that_is_stopped_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    env = {"HVKERAS_LIVENESS_TIMEOUT": "2"}
+    command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "1:kill:7"], env)
+    stops = ["sh", "-c", '[ "$HVKERAS_RUN_WORKER" = 2 ] && kill -STOP $$; exec "$@"', "sh"]
+    done = run(["-np", "2", "--min-np", "2", *stops, *command], tmp_path, env)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"worker 2 on \S+, which was to join, gave no sign of life for 2 s \(stopped\)", done.stderr)
+    assert done.stderr.count("which was to join") == 1
+    assert re.search(r"goes on with 2 ranks from commit \d+", done.stderr)
+    assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
+
+
 def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="horovod")
     assert re.search(r"goes on with 2 ranks from commit \d+, [0-5]\.\d s after rank 1 on", done.stderr), done.stderr
