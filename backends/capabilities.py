@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.interface import Backend
@@ -63,6 +64,49 @@ class RecordsTimes(Backend):
         Returns:
             A float64 array of shape [runs, 2] in seconds since the epoch, the oldest run first; and the number of the
             oldest run among all runs since recording began.
+        """
+
+
+class ReducesParts(Backend):
+    """An engine that reduces parts of tensors, each for one rank, and gathers parts, without packing them."""
+
+    @abc.abstractmethod
+    def reduce_parts(
+        self, tensors: Sequence[Any], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]],
+        before: float = 1.0, after: float = 1.0,
+    ) -> list[Any]:
+        """Sums tensors of one dtype, of each of which every rank gets a part.
+
+        Args:
+            tensors: One or more tensors of one dtype, the same shapes on every rank.
+            key: The collective's name.
+            ranks: The participating ranks.
+            bounds: For each tensor, as a flat array: the rank at place r of `ranks` gets elements [bounds[r],
+                bounds[r + 1]). The same on every rank.
+            before: Factor applied to each rank's values before the reduction; 1.0 unless `scales` has the dtype.
+            after: Factor applied to the result; the same.
+
+        Returns:
+            Tensors of the same shapes, which hold the results where this rank's parts are, and anything elsewhere. They
+            may take the memory of `tensors`.
+        """
+
+    @abc.abstractmethod
+    def gather_parts(
+        self, tensors: Sequence[Any], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]], results: int,
+    ) -> list[Any]:
+        """Gathers tensors of one dtype, of each of which every rank has a part.
+
+        Args:
+            tensors: For each tensor that is not all this rank's, one of its shape, whose memory the result may take;
+                then this rank's parts, of any shape, of those tensors that it has a part of.
+            key: The collective's name.
+            ranks: The participating ranks.
+            bounds: The bounds of the tensors' parts, as for `reduce_parts`.
+            results: How many of `tensors` are for results.
+
+        Returns:
+            The whole tensors, for those that are not all this rank's.
         """
 
 

@@ -47,6 +47,7 @@ _HOMES = {
     ),
     "hvkeras.gradients.optimizer": ("DistributedOptimizer",),
     "hvkeras.gradients.tape": ("DistributedGradientTape",),
+    "hvkeras.gradients.sharded": ("gather_optimizer",),
     "hvkeras.gradients.partial": ("PartialDistributedOptimizer", "PartialDistributedGradientTape"),
     "hvkeras.collectives.reductions": (
         "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "barrier",
@@ -135,6 +136,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.gradients.partial import PartialDistributedGradientTape as PartialDistributedGradientTape
     from hvkeras.gradients.partial import PartialDistributedOptimizer as PartialDistributedOptimizer
     from hvkeras.gradients.sessions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
+    from hvkeras.gradients.sharded import gather_optimizer as gather_optimizer
     from hvkeras.gradients.tape import DistributedGradientTape as DistributedGradientTape
     from hvkeras.job.process_sets import ProcessSet as ProcessSet
     from hvkeras.job.process_sets import add_process_set as add_process_set

@@ -212,6 +212,8 @@ TABLE: tuple[Setting, ...] = (
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
             " on, off, or auto for where that pays; DistributedOptimizer(compile_update=...) takes precedence."),
+    Setting("shard_update", _switch, False, "Whether each rank keeps and updates a part of the optimizer's state;"
+            " DistributedOptimizer(shard_update=...) takes precedence."),
     Setting("gradients", _gradients, "auto", "The gradients of allgather, broadcast and reducescatter: exact, or with"
             " Horovod's factor of the number of ranks (horovod); auto is horovod under --as-horovod."),
     Setting("uneven", _uneven, "trim", "What fit does if ranks have different numbers of batches: trim them to the"

@@ -48,7 +48,8 @@ class Job:
     """
 
     def __init__(self, folder: Path, backend: str, hosts: Sequence[Host]) -> None:
-        self.folder, self.pids, self.lines = folder, dict[int, int](), list[tuple[float, str]]()
+        self.folder, self.lines = folder, list[tuple[float, str]]()
+        self.workers = list[psutil.Process]()  # which know when they began: pids are used again
         self.hosts = hosts
         self.slots(4)
         environment = os.environ | {"HVKERAS_LIVENESS_TIMEOUT": f"{LIVENESS:g}", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -69,7 +70,8 @@ class Job:
         for line in self.process.stdout:
             self.lines.append((time.time(), line.rstrip()))
             if found := re.match(r"hvkeras run: rank (\d+) runs on \S+ as pid (\d+)", line):
-                self.pids[int(found[1])] = int(found[2])
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.workers.append(psutil.Process(int(found[2])))
 
     def slots(self, count: int) -> None:
         """Sets the number of slots that the script finds."""
@@ -81,13 +83,12 @@ class Job:
 
     def alive(self) -> list[int]:
         """The pids of the workers that live and are not stopped."""
+        self.workers = [worker for worker in self.workers if worker.is_running()]
         found = []
-        for pid in self.pids.values():
-            try:
-                if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
-                    found.append(pid)
-            except psutil.NoSuchProcess:
-                continue
+        for worker in self.workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if worker.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
+                    found.append(worker.pid)
         return found
 
     def steps_since(self, moment: float) -> list[float]:

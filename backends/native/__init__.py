@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes
+from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes, ReducesParts
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.groups import Groups
@@ -26,7 +26,7 @@ _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32
 ABORTED = "the native engine was stopped: "
 
 
-class NativeBackend(CompiledByXla, RecordsTimes):
+class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
     """Ranks of one host reduce through shared memory, without sockets, copies into buckets or negotiation.
 
     A collective is matched by its key when it is about to run: the last rank to arrive places it in an order that all
@@ -167,6 +167,21 @@ class NativeBackend(CompiledByXla, RecordsTimes):
             **self._identity(key, ranks))
         return part
 
+    def reduce_parts(
+        self, tensors: Sequence[Tensor], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]],
+        before: float = 1.0, after: float = 1.0,
+    ) -> list[Tensor]:
+        return list(self._operations(tensors[0]).hvkeras_reduce_parts(
+            inputs=list(tensors), bounds=_in_words(bounds), reduction=_REDUCTIONS[Reduction.SUM], before=repr(before),
+            after=repr(after), **self._identity(key, ranks)))
+
+    def gather_parts(
+        self, tensors: Sequence[Tensor], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]], results: int,
+    ) -> list[Tensor]:
+        made = self._operations(tensors[0]).hvkeras_gather_parts(
+            inputs=list(tensors), bounds=_in_words(bounds), R=results, **self._identity(key, ranks))
+        return list(made) if results else []  # an operation without results is returned itself
+
     def _operations(self, tensor: Tensor) -> Any:
         from hvkeras.compat.graphs import compiled_by_xla  # noqa: PLC0415 - imports TensorFlow
 
@@ -216,6 +231,10 @@ class NativeBackend(CompiledByXla, RecordsTimes):
     def _label(self) -> str:
         assert self._start is not None
         return f"native {self._start.session}"
+
+
+def _in_words(bounds: Sequence[Sequence[int]]) -> str:
+    return " ".join(str(bound) for each in bounds for bound in each)
 
 
 @functools.lru_cache(1024)

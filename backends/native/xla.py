@@ -85,6 +85,33 @@ class CompiledOperations:
             details=[rows, *row], type=input.dtype.as_datatype_enum, reduction=reduction, before=before, after=after,
             starts=_words(start * _count(row) for start in starts))[0]
 
+    def hvkeras_reduce_parts(self, inputs: Sequence[Tensor], bounds: str, reduction: int, before: Any, after: Any,
+                             **identity: Any) -> list[Tensor]:
+        """Reduces tensors, of each of which this rank gets a part; the rest of the results is anything."""
+        shapes = [_static_shape(tensor, "reduces") for tensor in inputs]
+        _, size = self._place(identity["group"])
+        return self._call(
+            "reduce_parts", inputs, [(inputs[0].dtype, shape) for shape in shapes], identity,
+            details=";".join(map(str, shapes)), type=inputs[0].dtype.as_datatype_enum, reduction=reduction,
+            before=before, after=after, ranks=size, bounds=bounds)
+
+    def hvkeras_gather_parts(self, inputs: Sequence[Tensor], bounds: str, R: int,  # noqa: N803 - the operation's
+                             **identity: Any) -> list[Tensor]:
+        """Gathers tensors from the ranks' parts; the first `R` inputs have the shapes of those that are wanted."""
+        mine, size = self._place(identity["group"])
+        numbers = [int(word) for word in bounds.split()]
+        each = [numbers[start : start + size + 1] for start in range(0, len(numbers), size + 1)]
+        wanted, kept = iter(inputs[:R]), []
+        results: list[tuple[Any, list[int]]] = []
+        for bound in each:
+            is_wanted = bound[mine + 1] - bound[mine] != bound[-1]
+            kept.append(is_wanted)
+            shape = _static_shape(next(wanted), "gathers") if is_wanted else [bound[-1]]
+            results.append((inputs[0].dtype, shape))
+        made = self._call("gather_parts", inputs[R:], results, identity, details=bounds, ranks=size, rank=mine,
+                          bounds=bounds, element=inputs[0].dtype.size)
+        return [tensor for tensor, is_wanted in zip(made, kept, strict=True) if is_wanted]
+
     def _call(self, function: str, operands: Sequence[Tensor], results: Sequence[tuple[Any, list[int]]],
               identity: Mapping[str, Any], **description: Any) -> list[Tensor]:
         """Adds a call to the graph, ordered after all previous calls; see `Description` in tensorflow/xla.cc."""

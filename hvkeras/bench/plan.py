@@ -60,6 +60,7 @@ class Plan:
         timeout: Seconds until the benchmark must be over.
         shared: The folder of the benchmark, through which jobs exchange files.
         links: The number of allreduces in a chain; 0 for one that suits the size.
+        shard: Whether to also time engines with an update that the ranks share.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class Plan:
     timeout: float
     shared: str
     links: int = 0
+    shard: bool = False
 
 
 @dataclass(frozen=True)

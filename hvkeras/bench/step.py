@@ -29,7 +29,7 @@ TOLERANCE = 0.01  # of the distance that weights have moved; a different summati
 ROUNDING_FACTOR = 10  # tolerance for models that amplify rounding: this many times the effect of changing the last bits
 SMALL = 1e-6  # gradients of updates that are timed alone
 LAST_BITS = 1e-7  # relative change in the last bits of a float32
-XLA, PLAIN = ", XLA", ", plain update"
+XLA, PLAIN, SHARED = ", XLA", ", plain update", ", shared update"
 
 Wrap = Callable[[Any], Any]
 Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
@@ -286,11 +286,13 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         return [Training(Row(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)
                 for suffix in suffixes]
     backend = ranks.job.backend
-    suffixes = ["", *([PLAIN] if plan.plain else []), *([XLA] if plan.jit and not objection_to_xla(backend) else [])]
+    suffixes = ["", *([PLAIN] if plan.plain else []), *([SHARED] if plan.shard else [])]
+    suffixes += [XLA] if plan.jit and not objection_to_xla(backend) else []
     made: list[Participant] = []
     for suffix in suffixes:
         row = Row(name, backend.name + suffix, engine=backend.engine, memory=stage.memory)
-        wrap = functools.partial(hvkeras.DistributedOptimizer, compile_update=False if suffix == PLAIN else "auto")
+        wrap = functools.partial(hvkeras.DistributedOptimizer, compile_update=False if suffix == PLAIN else "auto",
+                                 shard_update=suffix == SHARED)
         made.append(Training(row, task, ranks, wrap=wrap, jit=suffix == XLA))
     if peer is not None:
         row = Row(name, title_of(backend.name), PEER, peer.engine, peer.reason)

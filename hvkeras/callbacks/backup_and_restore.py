@@ -15,6 +15,7 @@ from hvkeras.callbacks.chief import should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.gradients.sharded import gather_optimizer, state_of
 from hvkeras.host.console import say
 from hvkeras.job.notice import Notice
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
@@ -247,6 +248,8 @@ class BackupAndRestore(_Callback):
 
     def _save(self, position: Position) -> None:
         self._since, self._save_pending = 0, False
+        if self._group.ranks is not None and state_of(self.model.optimizer) is not None:
+            gather_optimizer(self.model, self._group.ranks[:1])
         if self._group.is_chief:
             self._folder.write(self.model, Backup(
                 position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from hvkeras import compat
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.callbacks.model_files import atomic_files, remove_leftovers
+from hvkeras.gradients.sharded import gather_optimizer, state_of
+from hvkeras.training.fit_hooks import shared_by
 from hvkeras.typing import Logs, PathLike
 
 if TYPE_CHECKING:
@@ -72,10 +74,22 @@ class ModelCheckpoint(_ModelCheckpoint):
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Saves on the chief if `save_freq` is a number of batches."""
+        if self.save_freq != "epoch" and state_of(getattr(self.model, "optimizer", None)) is not None:
+            self._gather_if_due(batch)
         if self.save_freq != "epoch" and is_chief(self.model):
             compat.settle_direction(self)
             with atomic_files(self.model):
                 super().on_train_batch_end(batch, logs)
+
+    def _gather_if_due(self, batch: int) -> None:
+        """Gathers the state of an optimizer whose update the ranks share, before the chief saves it."""
+        counts = ("_batches_seen_since_last_saving", "_last_batch_seen")
+        before = {name: getattr(self, name) for name in counts}
+        ranks = shared_by(self.model)
+        if self._should_save_on_batch(batch) and ranks is not None:
+            gather_optimizer(self.model, ranks.ranks[:1])
+        if is_chief(self.model):
+            self.__dict__.update(before)  # Keras counts by itself there
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Saves on the chief."""

@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
                       " sgd).")
     made.add_argument("--plain-update", action="store_true", help="Also times engines with the optimizer's update not"
                       " compiled.")
+    made.add_argument("--shard-update", action="store_true", help="Also times engines with an update that the ranks"
+                      " share.")
     made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
                       f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
     made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
@@ -156,7 +158,7 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
                                  np=flags.np))
     _check_hosts(flags)
     for name, kind in (("sizes", "allreduce"), ("links", "allreduce"), ("models", "step"), ("jit", "step"),
-                       ("plain-update", "step")):
+                       ("plain-update", "step"), ("shard-update", "step")):
         if getattr(flags, name.replace("-", "_")) and flags.kind != kind:
             raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
@@ -245,7 +247,7 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
             progress.update(task, completed=share, description=what)
 
         plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
-                    flags.timeout, str(folder), flags.links)
+                    flags.timeout, str(folder), flags.links, flags.shard_update)
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
         try:

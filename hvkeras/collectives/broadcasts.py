@@ -47,7 +47,7 @@ def broadcast_variables(
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
-    static = _without_dynamic(variables, root_rank, process_set)
+    static = _without_dynamic(_without_parts(variables, root_rank, process_set), root_rank, process_set)
     targets = [compat.native(variable) for variable in static]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
@@ -113,6 +113,24 @@ def broadcast_global_variables(root_rank: int) -> Operation:
         raise UsageError(explain("Global variables are those of a TensorFlow 1 graph; eager mode has none",
                                  "hvd.broadcast_variables(model.variables, root_rank)", root_rank=root_rank))
     return cast(Operation, broadcast_variables(tf.compat.v1.global_variables(), root_rank))
+
+
+def _without_parts(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Broadcasts variables of which each rank holds a part, and returns the remaining ones.
+
+    Only whole values that the root has assigned, as after loading a file, are sent: parts that ranks have trained are
+    where they belong.
+    """
+    in_parts = [one for one in variables if getattr(one, "is_whole_of_parts", False)]
+    if not in_parts:
+        return list(variables)
+    own = [one.assigned for one in in_parts]
+    assigned = broadcast_object([value is not None for value in own], root_rank, name="values of whole variables",
+                                process_set=process_set)
+    for number, (one, value, is_sent) in enumerate(zip(in_parts, own, assigned, strict=True)):
+        if is_sent:
+            one.assign(broadcast_object(value, root_rank, name=f"whole variable {number}", process_set=process_set))
+    return [one for one in variables if not getattr(one, "is_whole_of_parts", False)]
 
 
 def _without_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:

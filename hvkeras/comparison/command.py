@@ -19,6 +19,7 @@ from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.comparison import report, results_file
+from hvkeras.comparison.result import SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, records_of, trials_of
 from hvkeras.comparison.table import explanations, projection_table, scaling_table, table
@@ -53,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
                       " processes, at least 2; several (1,2,4) give a scaling curve, and the table is about the most.")
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
                       " with those of the first one. All that work here by default.")
+    made.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Runs backends with an"
+                      " update of the optimizer that the ranks share, without, or both; as the script says by default.")
     made.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Whether one process"
                       " runs as well, to show how much of its speed is kept; it does by default.")
     made.add_argument("--repeat", type=repeats, default=1, metavar="N", help="How often each job runs (default: 1), in"
@@ -76,6 +79,14 @@ def sizes(text: str) -> tuple[int, ...]:
     if found[0] < 1:
         raise argparse.ArgumentTypeError(f"a number of processes must be positive, not {found[0]}")
     return found
+
+
+def switches(text: str) -> tuple[bool, ...]:
+    """Reads `on`, `off` or both."""
+    known = {"on": True, "off": False}
+    if not text or any(word not in known for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"it is on, off or on,off, not {text}")
+    return tuple(dict.fromkeys(known[word] for word in text.split(",")))
 
 
 def repeats(text: str) -> int:
@@ -137,7 +148,9 @@ def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comp
     hosts = {size: place(size, flags.hosts, None) for size in several}
     Settings()  # reports an invalid variable before anything starts
     names = _backends(flags, hosts[several[-1]])
-    problems = {(name, size): _problem(name, size, hosts[size]) for size in several for name in names}
+    if flags.shard_update:
+        names = [name + SHARED * is_shared for name in names for is_shared in flags.shard_update]
+    problems = {(name, size): _problem(backend_of(name), size, hosts[size]) for size in several for name in names}
     folder = _folder(flags.out)
     cores, environment = _cores_of_one(hosts[several[-1]])
     jobs: list[Job] = [*problems, *([(ONE_PROCESS, 1)] if flags.baseline else [])]

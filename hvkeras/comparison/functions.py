@@ -129,7 +129,7 @@ def flags_of(
         raise UsageError(explain("Processes, repeats and seconds must be positive", "np=2, repeat=3", np=np,
                                  repeat=repeat, timeout=timeout))
     return argparse.Namespace(
-        np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts,
+        np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts, shard_update=(),
         backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
         out=None if out is None else str(out), verbose=verbose, project=(), trial=trial, command=())
 

@@ -24,6 +24,7 @@ _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?P<pe
 _PRINTED = {"accuracy": re.compile(rf"(?:\b|_)acc(?:uracy)?{_GAP}{_NUMBER}", re.IGNORECASE),
             "loss": re.compile(rf"(?:\b|_)loss{_GAP}{_NUMBER}", re.IGNORECASE)}
 _LOGGED = {"accuracy": re.compile(r"(?:.*_)?acc(?:uracy)?"), "loss": re.compile(r"loss")}
+SHARED = ", shared update"  # follows the name of a backend that runs with HVKERAS_SHARD_UPDATE=1
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,18 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
         compiling=max(record.compiling for record in records if record is not None))
 
 
+def backend_of(name: str) -> str:
+    """The backend that a job's name stands for."""
+    return "local" if name == ONE_PROCESS else name.removesuffix(SHARED)
+
+
 def _unusable(name: str, processes: int, record: Record | None) -> str:
     """Why a record does not describe the requested job; "" if it does."""
     if record is None:
         return "rank 0 left no record: the script must call hvd.init(), and --out must be a folder that all hosts share"
     if record.size != processes:
         return f"the script ran on {record.size} rank{'s' * (record.size > 1)} instead of {processes}"
-    if name not in (ONE_PROCESS, record.backend):
+    if name != ONE_PROCESS and backend_of(name) != record.backend:
         return (f"the script chose the backend {record.backend} itself: leave it out of hvd.init() and of the script's"
                 " arguments")
     if not len(record.stamps) and not record.no_steps:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvkeras.comparison.result import Result, result, weight_difference
+from hvkeras.comparison.result import SHARED, Result, backend_of, result, weight_difference
 from hvkeras.comparison.rows import Row
 from hvkeras.launcher.exit_report import TAIL_LINES
 from hvkeras.launcher.screen import Screen
@@ -36,15 +36,15 @@ def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
 
 def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, environment: Mapping[str, str]) -> Trial:
     name, processes = job
-    parts = [name.replace(" ", "-")]
+    parts = [name.replace(", ", "-").replace(" ", "-")]
     parts += [f"np-{processes}"] if _several(flags) and name != ONE_PROCESS else []
     parts += [f"run-{number}"] if flags.repeat > 1 else []
     output = folder.joinpath(*parts)
-    arguments = ["-np", str(processes), "--backend", "local" if name == ONE_PROCESS else name,
-                 "--output-filename", str(output)]
+    arguments = ["-np", str(processes), "--backend", backend_of(name), "--output-filename", str(output)]
     arguments += ["-H", flags.hosts] if flags.hosts else []
     trial: Trial = flags.trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
-    return replace(trial, environment={**os.environ, **environment, "HVKERAS_RECORD": str(trial.records)})
+    shares = {"HVKERAS_SHARD_UPDATE": str(int(name.endswith(SHARED)))} if flags.shard_update else {}
+    return replace(trial, environment={**os.environ, **environment, **shares, "HVKERAS_RECORD": str(trial.records)})
 
 
 def _several(flags: argparse.Namespace) -> bool:

@@ -90,8 +90,8 @@ def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
 
     Args:
         family: The family whose `LossScaleOptimizer` is hooked.
-        around: Takes a function that finishes the step with the gradients passed to it, the `LossScaleOptimizer`, the
-            gradients and their variables.
+        around: Takes a function that finishes the step with the gradients passed to it (and their variables, if those
+            are others), the `LossScaleOptimizer`, the gradients and their variables.
     """
     if family == KERAS:
         import keras
@@ -117,8 +117,8 @@ def hook_scaled_gradients() -> None:
 
 def _keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads: Any,
                 trainable_variables: Any = None) -> Any:
-    return around(lambda reduced: original(self, reduced, trainable_variables), self, grads,
-                  self._trainable_variables if trainable_variables is None else trainable_variables)
+    variables = self._trainable_variables if trainable_variables is None else trainable_variables
+    return around(lambda reduced, over=trainable_variables: original(self, reduced, over), self, grads, variables)
 
 
 def _tf_keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads_and_vars: Any,
@@ -127,8 +127,10 @@ def _tf_keras_step(around: Callable[..., Any], original: Callable[..., Any], sel
     variables = [variable for _, variable in pairs]
     if reduces_elsewhere(kwargs):
         return original(self, pairs, *args, **kwargs)
-    return around(lambda reduced: original(self, list(zip(reduced, variables, strict=True)), *args, **kwargs), self,
-                  [gradient for gradient, _ in pairs], variables)
+    def finish(reduced: Any, over: Any = variables) -> Any:
+        return original(self, list(zip(reduced, over, strict=True)), *args, **kwargs)
+
+    return around(finish, self, [gradient for gradient, _ in pairs], variables)
 
 
 def hook_jit_compile(refuse: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.compat.families import KERAS, TF_KERAS_LEGACY, family_of
+from hvkeras.compat.families import KERAS, TF_KERAS_LEGACY, family_of, is_of_keras
 from hvkeras.compat.variables import native, value_of
 
 
@@ -47,6 +47,32 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 _ONE_BY_ONE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl",
                          "Lamb"})
 _WITH_ALL = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
+
+
+# Optimizers that treat each element by itself, and those that look at a whole variable.
+_BY_ELEMENTS = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl"})
+_BY_VARIABLES = frozenset({"Lamb", "Adafactor", "Muon"})
+_STEPS = ("update_step", "_update_step", "_backend_update_step", "apply", "_internal_apply_gradients", "build")
+
+
+def kind_of_update(plain: type) -> str:
+    """Returns what an optimizer's update may be split into: "elements", "variables" or "" if that is not known.
+
+    A user's class counts as its nearest base class of Keras, but its variables stay whole if it has steps of its own.
+
+    Args:
+        plain: Its class, as Keras or the user defines it.
+    """
+    has_own_steps = False
+    for cls in plain.__mro__:
+        if is_of_keras(cls):
+            if cls.__name__ == "Nadam" and cls.__module__.startswith("tf_keras"):
+                return ""  # the update of one variable changes what those of the others read
+            if cls.__name__ in _BY_ELEMENTS:
+                return "variables" if has_own_steps else "elements"
+            return "variables" if cls.__name__ in _BY_VARIABLES else ""
+        has_own_steps = has_own_steps or any(name in cls.__dict__ for name in _STEPS)
+    return ""
 
 
 def updates_one_by_one(optimizer: Any, plain: type) -> bool:
@@ -172,6 +198,24 @@ def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
     """Whether the caller of tf_keras's `apply_gradients` states that the gradients are already reduced."""
     return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",
                                                                                  True)
+
+
+def forget_slots(optimizer: Any) -> None:
+    """Removes an optimizer's slots, so that it can be built for other variables.
+
+    Args:
+        optimizer: An optimizer of Keras 3 or tf_keras, built, and not a legacy one.
+    """
+    kept = {id(native(optimizer.__dict__.get(name))) for name in ("_iterations", "_learning_rate")}
+    slots = [each for each in optimizer._variables if id(native(each)) not in kept]
+    if family_of(optimizer) == KERAS:
+        for slot in slots:
+            optimizer._untrack_variable(slot)
+        optimizer._trainable_variables_indices.clear()
+        optimizer.built = False
+    else:
+        optimizer._variables[:] = [each for each in optimizer._variables if id(native(each)) in kept]
+        optimizer._built = False
 
 
 @contextlib.contextmanager

@@ -59,6 +59,25 @@ def variable_name(variable: Any) -> str:
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed variable")
 
 
+def variable_like(variable: Any, shape: Sequence[int], name: str = "") -> Any:
+    """Returns a new variable of zeros, of the same Keras, dtype and name as another one.
+
+    Args:
+        variable: A Keras 3 variable or a `tf.Variable`.
+        shape: The shape of the new one.
+        name: Its name, if that is to be another.
+    """
+    with tf.init_scope():
+        if native(variable) is variable:
+            known = name or str(variable.name).split(":")[0]
+            return tf.Variable(tf.zeros(shape, variable.dtype), name=known, trainable=True)
+        made = type(variable)(np.zeros(shape, tf.as_dtype(variable.dtype).as_numpy_dtype), dtype=variable.dtype,
+                              trainable=True, name=name or variable.name)
+        if not name and hasattr(variable, "_path"):
+            made._path = variable._path
+        return made
+
+
 def aggregation_of(variable: Any) -> str:
     """Returns how a metric's variable is merged between replicas: "sum" (the default), "mean", ..."""
     aggregation = getattr(variable, "aggregation", None)

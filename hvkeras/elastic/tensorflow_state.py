@@ -11,7 +11,8 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.elastic.state import ObjectState
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.job.queries import rank
 from hvkeras.training.learned_state import broadcast_learned
 from hvkeras.typing import ModelLike, OptimizerLike, VariableLike
@@ -122,6 +123,7 @@ class TensorFlowKerasState(TensorFlowState):
 
     Raises:
         UsageError: The model has no weights yet, or an attribute cannot be copied.
+        UnsupportedError: Ranks share the update of the optimizer (`shard_update=True`).
     """
 
     def __init__(self, model: ModelLike, optimizer: OptimizerLike | None = None,
@@ -189,6 +191,11 @@ class TensorFlowKerasState(TensorFlowState):
         if optimizer is None:
             return weights
         compat.build_optimizer(optimizer, self.model.trainable_variables)
+        if distributed_part(optimizer) is not None and distributed_part(optimizer)._hvkeras_kind:
+            raise UnsupportedError(explain(
+                "A lost rank would take its part of the optimizer's state with it, so an elastic state needs an"
+                " optimizer of which each rank holds the whole state", "leave out shard_update=True, or set"
+                " HVKERAS_SHARD_UPDATE=0", optimizer=type(optimizer).__name__))
         return weights + compat.optimizer_variables(optimizer)
 
     def _optimizer(self) -> Any:

@@ -30,19 +30,18 @@ from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import sparse_rows
 from hvkeras.gradients.exchange import Exchange
+from hvkeras.gradients.packing import by_dtype, pack
+from hvkeras.gradients.step_parts import StepParts
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.state import current_job
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.profiling import recorder, spans
 
-# The first bucket is small, so that its collective starts while the backward pass is still running.
-FIRST_BUCKET = 1024**2
-
 
 @graphs.unconverted
 def reduce_gradients(
     gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
-    all_ranks_skip: bool = False, differentiable: bool = False,
+    all_ranks_skip: bool = False, differentiable: bool = False, parts: StepParts | None = None,
 ) -> list[Any]:
     """Reduces gradients over the ranks.
 
@@ -54,10 +53,12 @@ def reduce_gradients(
         all_ranks_skip: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
         differentiable: Whether the reduced gradients are themselves differentiable. If a tape records them, they are
             not fused into buckets.
+        parts: If given, only this rank's parts of the gradients are reduced for it, and noted there.
 
     Returns:
         The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside the
-        process set gets its own gradients back unchanged.
+        process set gets its own gradients back unchanged. With `parts`, this rank's parts; None for a gradient of
+        which it has none.
 
     Raises:
         NotInitializedError: The job is not running.
@@ -85,7 +86,8 @@ def reduce_gradients(
     if differentiable and graphs.under_tape():
         reduced = _reduce_differentiably(shared, names, exchange, ranks)
     else:  # a tape outside of a traced function, if there is one, differentiates it only after tracing
-        reduced = _reduce_all(shared, variables, names, exchange, ranks, differentiable and not tf.executing_eagerly())
+        reduced = _reduce_all(shared, variables, names, exchange, ranks, differentiable and not tf.executing_eagerly(),
+                              parts)
     for place in kept:
         mine = results[place]
         factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
@@ -137,7 +139,7 @@ def _sparse_places(gradients: Sequence[Any], names: Sequence[str], exchange: Exc
 
 
 def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], exchange: Exchange,
-                ranks: tuple[int, ...], differentiable: bool = False) -> list[Any]:
+                ranks: tuple[int, ...], differentiable: bool = False, parts: StepParts | None = None) -> list[Any]:
     job = current_job()
     results = list(gradients)
     sparse = _sparse_places(gradients, names, exchange)
@@ -148,10 +150,17 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     if not sent:
         return results
     dense = [place for place in sent if place not in sparse]
-    buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size)
-    plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks)
-    calls = [Call("allreduce", [sent[place].tensor for place in bucket], f"{plan.key}.{number}", Reduction.SUM, ranks,
-                  *(sent[bucket[0]].factors or ())) for number, bucket in enumerate(buckets)]
+    buckets = _buckets(dense, sent, variables, exchange.groups, job.settings.bucket_size, parts)
+    plan = _plan([sent.get(place) for place in range(len(gradients))], sparse, names, buckets, exchange, ranks, parts)
+
+    def reduction(number: int, bucket: Sequence[int]) -> Call:
+        tensors, factors = [sent[place].tensor for place in bucket], sent[bucket[0]].factors
+        key = f"{plan.key}.{number}"
+        if parts is not None and exchange.op != Adasum and (bounds := parts.bounds_for(bucket, job.backend)):
+            return Call("reduce_parts", tensors, key, ranks, bounds, *(factors or ()))
+        return Call("allreduce", tensors, key, Reduction.SUM, ranks, *(factors or ()))
+
+    calls = [reduction(*each) for each in enumerate(buckets)]
     gathers = [(Call("allgather", sent[place].tensor, f"{plan.key}.{place}.values", ranks),
                 Call("allgather", gradients[place].indices, f"{plan.key}.{place}.indices", ranks)) for place in sparse]
     # Adasum's collectives have their own plans, and Adasum does not support sparse gradients.
@@ -169,12 +178,16 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
                 back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}") if exchange.op == Adasum
                         else run(call, engine))
                 for place, tensor in zip(bucket, back, strict=True):
-                    results[place] = shaped(scaling.received(tensor, sent[place], len(ranks)), gradients[place])
+                    part = tensor if parts is None else parts.take(place, shaped(tensor, sent[place].tensor),
+                                                                   gradients[place])
+                    finished = None if part is None else scaling.received(part, sent[place], len(ranks))
+                    results[place] = finished if parts is not None else shaped(finished, gradients[place])
         with on_device(exchange.device_sparse):
             for place, (of_values, of_indices) in zip(sparse, gathers, strict=True):
                 values = scaling.received(run(of_values, engine), sent[place], len(ranks))
                 slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[place].dense_shape)
-                results[place] = sparse_rows.combine_duplicate_rows(slices, gradients[place].indices)
+                rows = sparse_rows.combine_duplicate_rows(slices, gradients[place].indices)
+                results[place] = rows if parts is None else parts.take(place, rows, None)
     if tf.executing_eagerly():  # training graphs end the job instead, which avoids an operation for each gradient
         raise_if_refused(plan)
     return results
@@ -199,7 +212,7 @@ def _run_differentiably(call: Call, engine: Any) -> Any:
 
 
 def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str], buckets: Sequence[Sequence[int]],
-          exchange: Exchange, ranks: tuple[int, ...]) -> Plan:
+          exchange: Exchange, ranks: tuple[int, ...], parts: StepParts | None) -> Plan:
     """Describes all gradients in one plan; ranks that fuse them differently have different plans."""
     dtypes: list[str] = []
     shapes: list[tuple[int | None, ...] | None] = []
@@ -214,17 +227,18 @@ def _plan(sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[
         # The number of rows of a sparse gradient may differ between ranks.
         shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
     operation = f"gradients {exchange.scaling.text}" + (f", {exchange.update}" if exchange.update else "")
-    name = f"{exchange.name} in buckets {buckets}"
+    name = f"{exchange.name} in buckets {buckets}" + ("" if parts is None else f" in parts {parts.text}")
     plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks, f"the gradients of {exchange.name}",
                 f"{name}#0")
     return number_in_graph(plan, name)
 
 
 def _buckets(dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any], groups: Any,
-             limit: int) -> list[list[int]]:
+             limit: int, parts: StepParts | None) -> list[list[int]]:
     """Returns the places of the dense gradients in each bucket."""
     order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
-    kinds = {place: f"{sent[place].tensor.dtype.name} {sent[place].factors}" for place in order}
+    kinds = {place: f"{sent[place].tensor.dtype.name} {sent[place].factors}"
+             + ("" if parts is None else f" {parts.is_dealt(place)}") for place in order}
     if isinstance(groups, int) and groups:
         length = -(-len(order) // groups)
         chunks = [order[start : start + length] for start in range(0, len(order), length)] if order else []
@@ -237,40 +251,6 @@ def _buckets(dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence
         order = [place for place in order if place not in chunk]
     sizes = {place: _bytes_of(sent[place].tensor) for place in order}
     return whole + pack(order, kinds, sizes, limit)
-
-
-def by_dtype(places: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
-    """Splits places by dtype (and anything else that the tensors of a collective share), keeping their order."""
-    kinds = dict.fromkeys(dtypes[place] for place in places)
-    return [[place for place in places if dtypes[place] == kind] for kind in kinds]
-
-
-def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
-    """Fills buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
-
-    Args:
-        order: The tensors' places.
-        dtypes: Each tensor's dtype.
-        sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
-        limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
-
-    Returns:
-        The buckets, in the order in which they are completed.
-    """
-    done: list[list[int]] = []
-    filling: dict[str, tuple[list[int], int]] = {}
-    room = min(FIRST_BUCKET, limit)
-    for place in order:
-        size = sizes[place]
-        if size is None:
-            done.append([place])
-            continue
-        bucket, used = filling.pop(dtypes[place], ([], 0))
-        if bucket and used + size > room:
-            done.append(bucket)
-            bucket, used, room = [], 0, limit
-        filling[dtypes[place]] = ([*bucket, place], used + size)
-    return done + [bucket for bucket, _ in filling.values()]
 
 
 def _bytes_of(tensor: Any) -> int | None:

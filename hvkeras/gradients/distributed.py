@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 from hvkeras import compat
 from hvkeras.compat import graphs
-from hvkeras.gradients import replicas
+from hvkeras.gradients import replicas, shard_step
 from hvkeras.gradients.accumulation import Accumulation, where_due
 from hvkeras.gradients.buckets import reduce_gradients
 from hvkeras.gradients.compiled_update import CompiledUpdate
 from hvkeras.gradients.exchange import Exchange
 from hvkeras.gradients.reduced_ahead import ReducedAhead
+from hvkeras.gradients.shards import Shards
+from hvkeras.gradients.step_parts import StepParts
 from hvkeras.typing import LayerLike, VariableLike
 
 
@@ -23,6 +25,7 @@ class Distributed:
     _hvkeras_exchange: ClassVar[Exchange]
     _hvkeras_passes: ClassVar[tuple[int, bool]]
     _hvkeras_compile: ClassVar[bool | str]
+    _hvkeras_kind: ClassVar[str] = ""  # what ranks share the update by: "elements", "variables", or "" for not at all
     _hvkeras_plain: ClassVar[type]
     _hvkeras_rebuild: ClassVar[Callable[..., Any]]
 
@@ -42,12 +45,12 @@ class Distributed:
         """
         self.__dict__.setdefault("_hvkeras_local_layers", []).extend(layers)
 
-    def _hvkeras_step(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+    def _hvkeras_step(self, apply: Callable[..., Any], optimizer: Any, gradients: Sequence[Any],
                       variables: Sequence[Any]) -> Any:
         """Reduces gradients, then has `optimizer` apply them.
 
         Args:
-            apply: Applies reduced gradients.
+            apply: Applies reduced gradients to the variables, or to those that are its second argument.
             optimizer: The outermost optimizer: this one, or the `LossScaleOptimizer` around it.
             gradients: This rank's gradients.
             variables: Their variables.
@@ -69,12 +72,18 @@ class Distributed:
         self._hvkeras_sums().step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
         return optimizer.iterations
 
-    def _hvkeras_reduce_and_apply(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+    def _hvkeras_reduce_and_apply(self, apply: Callable[..., Any], optimizer: Any, gradients: Sequence[Any],
                                   variables: Sequence[Any], within: Any) -> Any:
         """Reduces gradients, also over the replicas of a strategy within this rank, and applies them.
 
-        The update is compiled where that pays.
+        The update is compiled where that pays, and shared with other ranks if the user wants that.
         """
+        shards = self._hvkeras_shards_for(optimizer, variables)
+        if shards is not None:
+            if within is not None:
+                replicas.refuse_shards(within)
+            make = (shard_step.update_reduced if shard_step.APART in self.__dict__ else shard_step.reduce_and_update)
+            return make(self, shards, apply, optimizer, gradients, variables)
         compiled = self._hvkeras_compiled_update().prepare(self, optimizer, apply, gradients, variables)
         over_ranks = self._hvkeras_over_ranks(optimizer, variables, compiled is not None)
         if within is None:
@@ -90,7 +99,8 @@ class Distributed:
 
     def _hvkeras_apply_alone(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Applies gradients as a step does, but does not reduce them: `hvkeras bench` times this part of a step."""
-        with compat.attribute(self, "_hvkeras_over_ranks", lambda *_: list):
+        with (compat.attribute(self, "_hvkeras_over_ranks", lambda *_: list),
+              compat.attribute(self, shard_step.APART, True)):
             self.apply_gradients(zip(gradients, variables, strict=True))  # type: ignore[attr-defined]  # the optimizer's
 
     def _hvkeras_dense_update(self) -> Callable[[list[Any]], Any] | None:
@@ -107,16 +117,29 @@ class Distributed:
         """
         return None
 
-    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any],
-                            is_compiled: bool = False) -> Callable[[Sequence[Any]], list[Any]]:
-        """Returns a function that reduces the gradients of `variables` over the ranks."""
+    def _hvkeras_shards_for(self, optimizer: Any, variables: Sequence[Any]) -> Shards | None:  # noqa: ARG002
+        """Returns the parts of variables in which the ranks share the update; None if they do not."""
+        return None
+
+    def _hvkeras_trained(self) -> list[Any]:
+        """Returns the model's variables that the optimizer was built for."""
+        return list(self._trainable_variables)  # type: ignore[attr-defined]  # the optimizer's
+
+    def _hvkeras_local_keys(self) -> dict[Any, str]:
+        """Returns the names of the variables that each rank keeps for itself, by their keys."""
         for layer in self.__dict__.get("_hvkeras_local_layers", ()):
             for weight in layer.trainable_weights:
                 self.register_local_var(weight)
+        found: dict[Any, str] = self.__dict__.get("_hvkeras_local", {})
+        return found
+
+    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any], is_compiled: bool = False,
+                            parts: StepParts | None = None) -> Callable[[Sequence[Any]], list[Any]]:
+        """Returns a function that reduces the gradients of `variables` over the ranks; with `parts`, those alone."""
+        local = self._hvkeras_local_keys()
         all_ranks_skip = compat.inner_optimizer(optimizer) is not None
         exchange = replace(self._hvkeras_exchange, update="compiled update") if is_compiled else self._hvkeras_exchange
-        return lambda gradients: reduce_gradients(gradients, variables, exchange,
-                                                  self.__dict__.get("_hvkeras_local", ()), all_ranks_skip)
+        return lambda gradients: reduce_gradients(gradients, variables, exchange, local, all_ranks_skip, parts=parts)
 
     def _hvkeras_sums(self) -> Accumulation:
         sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
@@ -154,11 +177,14 @@ class Distributed:
         in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
         return in_strategy or compat.is_summed(self)
 
-    def _hvkeras_finish(self, apply: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+    def _hvkeras_finish(self, apply: Callable[..., Any], optimizer: Any, gradients: Sequence[Any],
                         variables: Sequence[Any], due: Any) -> Any:
         """Applies gradients that are already reduced, if an update is due."""
+        shards = self._hvkeras_shards_for(optimizer, variables)
 
         def update() -> Any:
+            if shards is not None:
+                return shard_step.update_reduced(self, shards, apply, optimizer, gradients, variables)
             with compat.summed(self):
                 return apply(list(gradients))
 
@@ -176,5 +202,5 @@ class Distributed:
         if getattr(function, "__self__", None) is cls:
             function = getattr(plain, function.__name__)
         arguments = tuple(plain if argument is cls else argument for argument in arguments)
-        options = (cls._hvkeras_exchange, cls._hvkeras_passes, cls._hvkeras_compile)
+        options = (cls._hvkeras_exchange, cls._hvkeras_passes, cls._hvkeras_compile, cls._hvkeras_kind)
         return (cls._hvkeras_rebuild, (function, arguments, *options), *state)

@@ -16,6 +16,7 @@ from hvkeras.gradients.automatic_xla import refuses_xla
 from hvkeras.gradients.compiled_update import DENSE
 from hvkeras.gradients.distributed import Distributed
 from hvkeras.gradients.exchange import Exchange, checked_groups
+from hvkeras.gradients.sharded import Sharded
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.typing import CompressorLike, OptimizerT, VariableLike
@@ -27,7 +28,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True, compile_update: bool | str = "auto",
+    scale_local_gradients: bool = True, compile_update: bool | str = "auto", shard_update: bool | str = "auto",
 ) -> OptimizerT:
     """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
 
@@ -60,6 +61,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         compile_update: Whether XLA compiles the update of the weights within the step: on CPUs one pass over them
             instead of one for each operation of the optimizer, with the same results but for the last bits. "auto"
             does where that pays, or what HVKERAS_COMPILE_UPDATE says. The same on every rank.
+        shard_update: Whether each rank keeps and updates a part of the optimizer's state, which takes 1/N of its memory
+            and time on N ranks (Xu et al. 2020; ZeRO stage 1). The state is gathered to be saved, see
+            `gather_optimizer`. True works for the optimizers of Keras and classes derived from them. For others, say
+            what the update of an element needs: "elements" if no other element of its variable, or "variables" if
+            these, and nothing of other variables. "auto" does what HVKERAS_SHARD_UPDATE says, by default not. The
+            same on every rank.
 
     Returns:
         The optimizer, now with the method `register_local_var(var)`.
@@ -67,7 +74,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     Raises:
         NotInitializedError: `init()` was not called.
         UsageError: `optimizer` is not an optimizer or is already distributed, or another argument is invalid.
-        UnsupportedError: Keras runs on a backend other than TensorFlow.
+        UnsupportedError: Keras runs on a backend other than TensorFlow, or ranks cannot share the update of this
+            optimizer.
     """
     current_job()
     if compat.family_of(optimizer) is None:
@@ -84,15 +92,43 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
                                  backward_passes_per_step=backward_passes_per_step))
     if compile_update not in ("auto", True, False):
         raise UsageError(explain('compile_update must be "auto", True or False', compile_update=compile_update))
+    kind = _kind_of_sharding(optimizer, shard_update)
     exchange = Exchange(
         name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
         gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
         device_dense, device_sparse,
     )
     passes = (backward_passes_per_step, average_aggregated_gradients)
-    distributed: OptimizerT = distribute(optimizer, exchange, passes,
-                                         "auto" if compile_update == "auto" else bool(compile_update))
+    compiles = "auto" if compile_update == "auto" else bool(compile_update)
+    if kind and (inner := compat.inner_optimizer(optimizer)) is not None:
+        distribute(inner, exchange, passes, compiles, kind)  # which has the state; the outer one stays as it is
+        return optimizer
+    distributed: OptimizerT = distribute(optimizer, exchange, passes, compiles, kind)
     return distributed
+
+
+def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
+    """Returns what the update of an optimizer is split into; "" if ranks do not share it."""
+    if wanted not in ("auto", True, False, "elements", "variables"):
+        raise UsageError(explain('shard_update must be "auto", True, False, "elements" or "variables"',
+                                 shard_update=wanted))
+    if not (current_job().settings.shard_update if wanted == "auto" else wanted):
+        return ""
+    part = compat.inner_optimizer(optimizer) or optimizer
+    name = type(part).__name__
+    if compat.family_of(part) == compat.TF_KERAS_LEGACY:
+        raise UnsupportedError(explain("Ranks share the update of optimizers of Keras 3 and current ones of tf_keras,"
+                                       " not of legacy ones", "tf_keras.optimizers has a current one of the same name",
+                                       optimizer=name))
+    if isinstance(wanted, str) and wanted != "auto":
+        return wanted
+    kind = compat.kind_of_update(type(part))
+    if not kind:
+        raise UnsupportedError(explain(
+            "Ranks can share the update of an optimizer if it is known what an element's update needs",
+            'pass shard_update="elements" if the update of an element needs no other element, or "variables" if it'
+            " needs other elements of the same variable, but no other variables", optimizer=name))
+    return kind
 
 
 class _DistributedKeras(Distributed):
@@ -103,9 +139,8 @@ class _DistributedKeras(Distributed):
         finish = super().apply  # type: ignore[misc]  # the optimizer's
         if compat.is_summed(self):
             return finish(grads, trainable_variables)
-        variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
-        variables = list(variables)
-        return self._hvkeras_step(lambda reduced: finish(reduced, variables), self, list(grads), variables)
+        variables = list(self._hvkeras_trained() if trainable_variables is None else trainable_variables)
+        return self._hvkeras_step(lambda reduced, over=variables: finish(reduced, over), self, list(grads), variables)
 
     def _hvkeras_dense_update(self) -> Callable[[list[Any]], Any] | None:
         plain = getattr(super(), "_distributed_tf_update_step", None)
@@ -152,8 +187,9 @@ class _DistributedTfKeras(Distributed):
         if compat.is_summed(self) or (compat.reduces_elsewhere(kwargs)
                                       and self._hvkeras_ahead().find(variables) is None):
             return finish(pairs, *args, **kwargs)
-        return self._hvkeras_step(lambda reduced: finish(list(zip(reduced, variables, strict=True)), *args, **kwargs),
-                                  self, [gradient for gradient, _ in pairs], variables)
+        return self._hvkeras_step(
+            lambda reduced, over=variables: finish(list(zip(reduced, over, strict=True)), *args, **kwargs), self,
+            [gradient for gradient, _ in pairs], variables)
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
         """Computes and reduces gradients, for training loops that call this method as in Horovod or tf_keras.
@@ -189,18 +225,29 @@ class _DistributedTfKeras(Distributed):
         return clone
 
 
+class _ShardedKeras(_DistributedKeras, Sharded):
+    """The same, of which each rank keeps and updates a part."""
+
+
+class _ShardedTfKeras(_DistributedTfKeras, Sharded):
+    """The same, of which each rank keeps and updates a part."""
+
+
 def distribute(optimizer: Any, exchange: Exchange, passes: tuple[int, bool] = (1, False),
-               compile_update: bool | str = "auto") -> Any:
+               compile_update: bool | str = "auto", kind: str = "") -> Any:
     """Gives an optimizer its distributed class, without validating arguments."""
     family = compat.family_of(optimizer)
     plain = type(optimizer)
-    mixin = _DistributedKeras if family == compat.KERAS else _DistributedTfKeras
+    mixin: type = ((_ShardedKeras if kind else _DistributedKeras) if family == compat.KERAS
+                   else _ShardedTfKeras if kind else _DistributedTfKeras)
     attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": passes, "_hvkeras_compile": compile_update,
-                  "_hvkeras_plain": plain, "_hvkeras_rebuild": staticmethod(_rebuild)}
+                  "_hvkeras_kind": kind, "_hvkeras_plain": plain, "_hvkeras_rebuild": staticmethod(_rebuild)}
     compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
     install_hooks(str(family))
     if family == compat.TF_KERAS_LEGACY:
         compat.hook_scaled_gradients()
+    if kind:
+        optimizer._hvkeras_share_built()
     return optimizer
 
 
@@ -226,9 +273,9 @@ def distributed_part(optimizer: Any) -> Any:
 
 
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange: Exchange,
-             passes: tuple[int, bool], compile_update: bool | str) -> Any:
+             passes: tuple[int, bool], compile_update: bool | str, kind: str = "") -> Any:
     """Restores the distributed class of a copied or unpickled optimizer."""
-    return distribute(function(*arguments), exchange, passes, compile_update)
+    return distribute(function(*arguments), exchange, passes, compile_update, kind)
 
 
 def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],

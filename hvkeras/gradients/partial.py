@@ -22,7 +22,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
     gradient_predivide_factor: float = 1.0, op: int = Average,
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
     local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
-    compile_update: bool | str = "auto",
+    compile_update: bool | str = "auto", shard_update: bool | str = "auto",
 ) -> OptimizerT:
     """Makes an optimizer reduce its gradients over all ranks, except those of local layers.
 
@@ -43,6 +43,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
         local_layers: One or several layers. They may be built later, but before the first step.
         scale_local_gradients: Whether the gradients of local layers are divided by the number of ranks.
         compile_update: See `DistributedOptimizer`.
+        shard_update: See `DistributedOptimizer`; the state of local layers stays on each rank.
 
     Returns:
         The optimizer.
@@ -56,7 +57,8 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
     distributed = DistributedOptimizer(
         optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
         sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op, groups=groups,
-        process_set=process_set, scale_local_gradients=scale_local_gradients, compile_update=compile_update)
+        process_set=process_set, scale_local_gradients=scale_local_gradients, compile_update=compile_update,
+        shard_update=shard_update)
     cast(Distributed, distributed).keep_local(layers)
     return distributed
 

@@ -33,6 +33,12 @@ def strategy_within_rank() -> Any:
     return strategy
 
 
+def refuse_shards(strategy: Any) -> None:
+    """Raises UnsupportedError: the ranks cannot share an update that replicas within a rank make together."""
+    raise UnsupportedError(explain("shard_update=True needs a model on one device of each rank",
+                                   "leave it out, or start a rank for each device", strategy=type(strategy).__name__))
+
+
 def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
     """Sums gradients over the replicas of this rank, then reduces the sums over the ranks.
 

@@ -32,6 +32,7 @@ from hvkeras.collectives.reductions import (
     grouped_allreduce,
 )
 from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.exchange import Exchange, checked_groups
 from hvkeras.gradients.optimizer import DistributedOptimizer as _KerasOptimizer
 from hvkeras.gradients.partial import PartialDistributedGradientTape
@@ -104,7 +105,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     sparse_as_dense: bool = False, backward_passes_per_step: int = 1, op: int = Average,
     gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True, compile_update: bool | str = "auto",
+    scale_local_gradients: bool = True, compile_update: bool | str = "auto", shard_update: bool | str = "auto",
 ) -> OptimizerT:
     """Calls `hvkeras.DistributedOptimizer`, with the parameter order of `horovod.tensorflow`.
 
@@ -128,6 +129,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         process_set: See `hvkeras.DistributedOptimizer`.
         scale_local_gradients: See `hvkeras.DistributedOptimizer`.
         compile_update: See `hvkeras.DistributedOptimizer`; optimizers of TensorFlow 1 have fused kernels already.
+        shard_update: See `hvkeras.DistributedOptimizer`; not for optimizers of TensorFlow 1.
 
     Returns:
         The optimizer.
@@ -138,6 +140,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         UnsupportedError: As for `hvkeras.DistributedOptimizer`.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if shard_update not in ("auto", False):
+            raise UnsupportedError(explain("Ranks share the update of optimizers of Keras, not of TensorFlow 1",
+                                           "leave out shard_update", optimizer=type(optimizer).__name__))
         exchange = Exchange(name or type(optimizer).__name__, op, compression, sparse_as_dense,
                             gradient_predivide_factor, checked_groups(num_groups, groups), process_set,
                             scale_local_gradients, device_dense, device_sparse)
@@ -147,7 +152,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
         backward_passes_per_step=backward_passes_per_step, average_aggregated_gradients=average_aggregated_gradients,
         num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
-        compile_update=compile_update,
+        compile_update=compile_update, shard_update=shard_update,
     )
 
 

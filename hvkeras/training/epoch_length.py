@@ -38,6 +38,7 @@ class Facts:
         unbuilt: Why the model has no weights before the first step although they are to be broadcast; "" otherwise.
         compiled: The arguments of `compile`, see `hvkeras.training.compile_arguments`.
         model: The digest of the model's layers, see `hvkeras.training.model_layers`.
+        saves: Whether a callback may save the model on this rank.
     """
 
     steps: int | None
@@ -52,6 +53,7 @@ class Facts:
     unbuilt: str = ""
     compiled: Arguments = ()
     model: str = ""
+    saves: bool = False
 
 
 @dataclass(frozen=True)

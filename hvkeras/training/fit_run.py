@@ -14,6 +14,7 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.gradients.sharded import gather_optimizer, state_of
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
@@ -21,6 +22,12 @@ from hvkeras.job.state import current_job, is_initialized
 from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import CommonEnd, Decision, Facts, decide, gather_timeout
+
+# Keras's callbacks that do not save models.
+_SAVES_NOTHING = frozenset({
+    "BaseLogger", "CSVLogger", "EarlyStopping", "History", "LearningRateScheduler", "ProgbarLogger",
+    "ReduceLROnPlateau", "RemoteMonitor", "TensorBoard", "TerminateOnNaN",
+})
 
 
 class FitRun:
@@ -49,6 +56,7 @@ class FitRun:
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
         self._fit = ""  # name of this fit, the same on all ranks
+        self._savers: list[int] = []  # ranks with callbacks that may save the model
         self._number = 0  # its number among rank 0's, which new ranks of an elastic job have called fewer of
         settings = current_job().settings
         self._every = settings.guard_steps
@@ -57,8 +65,9 @@ class FitRun:
                                   if settings.guard else None)
 
     def callbacks(self, given: Any) -> Any:
-        """Returns the user's callbacks, with ours last."""
-        return with_callback(given, _watch(self))
+        """Returns the user's callbacks, with ours before and after them."""
+        watched = with_callback(given, _watch(self))
+        return with_first(watched, _gatherer(self)) if shares_update(self.model) else watched
 
     def data_ready(self, data: Any) -> None:
         """Agrees on the number of steps per epoch once the data is known, and adjusts the data to it."""
@@ -71,13 +80,14 @@ class FitRun:
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
                       len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
-                      model_layers.digest_of(layers))
+                      model_layers.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))))
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:
             model_layers.require_same_model(self.process_set.ranks, allgather_object(
                 layers, name="the layers at the start of fit", process_set=self.process_set))
+        self._savers = [rank for rank, facts in zip(self.process_set.ranks, everyone, strict=True) if facts.saves]
         compile_arguments.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
@@ -113,6 +123,8 @@ class FitRun:
             self._divergence_check.start()
         if self._common_end is not None:
             self._common_end.armed = True
+        if (state := state_of_model(self.model)) is not None:
+            state.forget()
         for timer in self._timers:
             timer.gathers = True
 
@@ -164,6 +176,23 @@ class FitRun:
             for place, timer in enumerate(self._timers):
                 timer.write_rank_times(epoch, {rank: times[place] for rank, times in
                                                zip(self.process_set.ranks, everyone, strict=True)})
+
+    def gather_state(self, at_end: bool) -> None:
+        """Gathers the state of an optimizer whose update the ranks share, for callbacks that save; before they run.
+
+        Args:
+            at_end: Whether training is over, after which the first rank may save the model by itself.
+        """
+        savers = sorted({*self._savers, self.process_set.ranks[0]} if at_end else self._savers)
+        if savers:
+            gather_optimizer(self.model, savers)
+
+    def _may_save(self, callback: Any) -> bool:
+        """Whether a callback of this rank may save the model at the end of an epoch."""
+        if type(callback).__module__.startswith("hvkeras."):
+            # Those of ours that save do so on the first rank, and gather for more frequent saves by themselves.
+            return hasattr(callback, "save_freq") and current_job().topology.rank == self.process_set.ranks[0]
+        return type(callback).__name__ not in _SAVES_NOTHING
 
     def end(self) -> None:
         """Ends the run; called after the last epoch, while Keras still holds the data, and after an error."""
@@ -252,6 +281,40 @@ def with_callback(given: Any, last: Any) -> Any:
     if given is None:
         return [last]
     return [*given, last] if isinstance(given, (list, tuple)) else [given, last]
+
+
+def with_first(given: Any, first: Any) -> Any:
+    """Returns callbacks as `fit` takes them, with one more at the beginning."""
+    if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
+        given.append(first)
+        given.callbacks.insert(0, given.callbacks.pop())
+        return given
+    return [first, *given]
+
+
+def state_of_model(model: Any) -> Any:
+    """Returns the state of a model's optimizer that ranks share; None if they share none."""
+    return state_of(getattr(model, "optimizer", None))
+
+
+def shares_update(model: Any) -> bool:
+    """Whether ranks share the update of a model's optimizer, once that is built."""
+    part = distributed_part(getattr(model, "optimizer", None))
+    return part is not None and bool(part._hvkeras_kind)
+
+
+def _gatherer(run: FitRun) -> Any:
+    """Returns the callback that gathers the optimizer's state before the callbacks that save it."""
+    base: Any = compat.callback_class(run.model)
+
+    class Gatherer(base):  # type: ignore[misc]  # Keras ships no types
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.gather_state(at_end=False)
+
+        def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.gather_state(at_end=True)
+
+    return Gatherer()
 
 
 def _watch(run: FitRun) -> Any:

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "hierarchy.h"
+#include "hosts.h"
 
 namespace hvkeras {
 
@@ -138,6 +139,13 @@ std::vector<std::vector<size_t>> exchange_sizes(Channel& channel, const std::vec
   return all;
 }
 
+// The elements of the largest part.
+size_t largest(const std::vector<Spans>& parts) {
+  size_t most = 0;
+  for (const Spans& part : parts) most = std::max(most, part.count());
+  return most;
+}
+
 }  // namespace
 
 Spans::Spans(std::vector<Span> spans, size_t element_bytes)
@@ -179,23 +187,39 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
 
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
   if (channel.hosts() != nullptr) return between_hosts::allgather(channel, in, rows, row_bytes, allocate);
-  std::vector<size_t> rows_of_rank, bytes_of_rank, starts{0};
-  for (const std::vector<size_t>& told : exchange_sizes(channel, {rows})) {
-    rows_of_rank.push_back(told[0]);
-    bytes_of_rank.push_back(told[0] * row_bytes);
-    starts.push_back(starts.back() + bytes_of_rank.back());
+  std::vector<size_t> rows_of_rank;
+  for (const std::vector<size_t>& told : exchange_sizes(channel, {rows})) rows_of_rank.push_back(told[0]);
+  char* out = allocate(rows_of_rank);
+  std::vector<Spans> parts;
+  for (const size_t count : rows_of_rank) {
+    parts.emplace_back(std::vector<Span>{{in, out, count * row_bytes}}, 1);
+    out += count * row_bytes;
   }
-  char* const out = allocate(rows_of_rank);
-  const size_t most = *std::max_element(bytes_of_rank.begin(), bytes_of_rank.end());
-  for (size_t start = 0; start < most; start += channel.slot_bytes()) {
-    const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, channel.slot_bytes()) : 0; };
-    if (const size_t length = length_of(rows * row_bytes))
-      channel.writer().write(channel.slot(channel.round(), channel.rank()), in + start, length);
+  gather_parts(channel, parts);
+}
+
+void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
+  if (channel.hosts() != nullptr) return between_hosts::gather_parts(channel, parts);
+  const size_t me = static_cast<size_t>(channel.rank()), room = channel.slot_bytes();
+  const size_t most = largest(parts);
+  for (size_t start = 0; start < most; start += room) {
+    char* const mine = channel.slot(channel.round(), channel.rank());
+    Writer& writer = channel.writer();
+    const size_t end = std::min(start + room, parts[me].count());
+    writer.begin(start < end ? end - start : 0);
+    parts[me].visit(start, end, [&](const char* in, char*, size_t before, size_t bytes) {
+      writer.write(mine + before, in, bytes);
+    });
+    writer.end();
     const uint32_t round = channel.exchange();
-    for (int rank = 0; rank < channel.ranks(); ++rank) {
-      const size_t place = static_cast<size_t>(rank);
-      if (const size_t length = length_of(bytes_of_rank[place]))
-        copy(out + starts[place] + start, channel.slot(round, rank), length);
+    for (size_t step = 0; step < parts.size(); ++step) {
+      const size_t rank = (me + step) % parts.size();
+      const char* const theirs = channel.slot(round, static_cast<int>(rank));
+      const bool is_mine = rank == me;
+      parts[rank].visit(start, std::min(start + room, parts[rank].count()),
+                        [&](const char* in, char* out, size_t before, size_t bytes) {
+                          if (!is_mine || in != out) copy(out, is_mine ? in : theirs + before, bytes);
+                        });
     }
   }
 }
@@ -230,36 +254,48 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   }
 }
 
-void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
-                   Reduction reduction, Factors factors) {
+void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction, Factors factors) {
   const Reducer reduce = reducer_of(type, reduction);
   if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
-  if (channel.hosts() != nullptr)
-    return between_hosts::reducescatter(channel, in, out, starts, type, reduction, factors);
-  const size_t me = static_cast<size_t>(channel.rank()), ranks = static_cast<size_t>(channel.ranks());
-  const size_t size = size_of(type);
+  if (channel.hosts() != nullptr) return between_hosts::reduce_parts(channel, parts, type, reduction, factors);
+  const size_t me = static_cast<size_t>(channel.rank()), ranks = parts.size(), size = size_of(type);
   const size_t room = channel.slot_bytes() / ranks / size / kAligned * kAligned;
-  size_t most = 0;
-  for (size_t rank = 0; rank < ranks; ++rank) most = std::max(most, starts[rank + 1] - starts[rank]);
+  const size_t most = largest(parts);
   std::vector<const void*> sources(ranks);
   for (size_t start = 0; start < most; start += room) {
-    const auto length_of = [&](size_t rank) {
-      const size_t count = starts[rank + 1] - starts[rank];
-      return start < count ? std::min(count - start, room) : 0;
-    };
+    const auto end_of = [&](size_t rank) { return std::min(start + room, parts[rank].count()); };
     char* const mine = channel.slot(channel.round(), channel.rank());
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      if (rank != me && length_of(rank))
-        channel.writer().write(mine + rank * room * size, in + (starts[rank] + start) * size, length_of(rank) * size);
+    Writer& writer = channel.writer();
+    writer.begin((ranks - 1) * std::min(room, most - start) * size);
+    for (size_t step = 1; step < ranks; ++step) {
+      const size_t rank = (me + step) % ranks;
+      char* const place = mine + rank * room * size;
+      parts[rank].visit(start, end_of(rank), [&](const char* in, char*, size_t before, size_t count) {
+        writer.write(place + before, in, count * size);
+      });
     }
+    writer.end();
     const uint32_t round = channel.exchange();
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      sources[rank] = rank == me ? in + (starts[me] + start) * size
-                                 : channel.slot(round, static_cast<int>(rank)) + me * room * size;
-    }
-    if (length_of(me))
-      reduce(out + start * size, sources.data(), channel.ranks(), length_of(me), factors.before, factors.after);
+    parts[me].visit(start, end_of(me), [&](const char* in, char* out, size_t before, size_t count) {
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        const char* const theirs = channel.slot(round, static_cast<int>(rank)) + me * room * size + before;
+        sources[rank] = rank == me ? in : theirs;
+      }
+      reduce(out, sources.data(), channel.ranks(), count, factors.before, factors.after);
+    });
   }
+}
+
+void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
+                   Reduction reduction, Factors factors) {
+  const size_t size = size_of(type);
+  const int mine = channel.hosts() != nullptr ? channel.hosts()->placement().rank : channel.rank();
+  std::vector<Spans> parts;
+  for (size_t rank = 0; rank + 1 < starts.size(); ++rank) {
+    char* const place = rank == static_cast<size_t>(mine) ? out : nullptr;
+    parts.emplace_back(std::vector<Span>{{in + starts[rank] * size, place, starts[rank + 1] - starts[rank]}}, size);
+  }
+  reduce_parts(channel, parts, type, reduction, factors);
 }
 
 void barrier(Channel& channel) {

@@ -82,6 +82,11 @@ void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, 
 // `rows_to[r]` rows go to rank r, one after the other from `in`.
 void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_to, size_t row_bytes,
               const Allocate& allocate);
+// Rank r gets `parts[r]` of what all ranks have there, reduced; all ranks have the same parts. What the outputs of
+// other ranks' parts hold is not touched.
+void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction, Factors factors);
+// Gives all ranks what rank r has in `parts[r]`, for each r; only r reads the inputs of that. Elements are bytes.
+void gather_parts(Channel& channel, const std::vector<Spans>& parts);
 // Rank r gets elements [starts[r], starts[r + 1]) of the reduced array.
 void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
                    Reduction reduction, Factors factors);

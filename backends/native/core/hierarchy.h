@@ -13,8 +13,8 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate);
 void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_to, size_t row_bytes,
               const Allocate& allocate);
-void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
-                   Reduction reduction, Factors factors);
+void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction, Factors factors);
+void gather_parts(Channel& channel, const std::vector<Spans>& parts);
 void barrier(Channel& channel);
 
 // The factors of a reduction for the ranks of a host, and for what the hosts have. Sums of half precisions are scaled

@@ -33,10 +33,13 @@ void nothing(size_t) {}
 
 size_t length_of(size_t bytes, size_t done, size_t room) { return done < bytes ? std::min(bytes - done, room) : 0; }
 
-// Gives all ranks each rank's bytes, whose number all know; `out[r]` is where those of rank r go.
-void gather_bytes(Channel& channel, const char* in, const std::vector<size_t>& bytes, const std::vector<char*>& out) {
+}  // namespace
+
+void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
   Hosts& hosts = *channel.hosts();
   const Placement& placement = hosts.placement();
+  std::vector<size_t> bytes;
+  for (const Spans& part : parts) bytes.push_back(part.count());
   const size_t room = hosts.area_bytes() / bytes.size();
   const size_t most = *std::max_element(bytes.begin(), bytes.end());
   const auto rank_place = [&](size_t round) {
@@ -59,8 +62,9 @@ void gather_bytes(Channel& channel, const char* in, const std::vector<size_t>& b
       [&](size_t round) {
         const std::vector<size_t> places = rank_place(round);
         char* const area = hosts.area(round % kPlaces);
-        if (const size_t length = length_of(bytes[me], round * room, room))
-          copy(area + places[me], in + round * room, length);
+        parts[me].visit(
+            round * room, std::min((round + 1) * room, bytes[me]),
+            [&](const char* in, char*, size_t before, size_t length) { copy(area + places[me] + before, in, length); });
         channel.exchange();
         if (!hosts.leads()) return;
         const auto start_of = [&](int host) {
@@ -77,20 +81,28 @@ void gather_bytes(Channel& channel, const char* in, const std::vector<size_t>& b
         const std::vector<size_t> places = rank_place(round);
         finish(hosts, started[round % kPlaces]);
         for (size_t rank = 0; rank < bytes.size(); ++rank) {
-          if (const size_t length = length_of(bytes[rank], round * room, room))
-            copy(out[rank] + round * room, hosts.area(round % kPlaces) + places[rank], length);
+          const char* const theirs = hosts.area(round % kPlaces) + places[rank];
+          const bool is_mine = rank == me;
+          parts[rank].visit(round * room, std::min((round + 1) * room, bytes[rank]),
+                            [&](const char* in, char* out, size_t before, size_t length) {
+                              if (!is_mine || in != out) copy(out, theirs + before, length);
+                            });
         }
       });
 }
+
+namespace {
 
 // Numbers of each rank, equally many: what all must know before the data can go.
 std::vector<std::vector<size_t>> gather_sizes(Channel& channel, const std::vector<size_t>& mine) {
   const size_t ranks = static_cast<size_t>(channel.hosts()->placement().ranks());
   std::vector<std::vector<size_t>> all(ranks, std::vector<size_t>(mine.size()));
-  std::vector<char*> places;
-  for (std::vector<size_t>& one : all) places.push_back(reinterpret_cast<char*>(one.data()));
-  gather_bytes(channel, reinterpret_cast<const char*>(mine.data()),
-               std::vector<size_t>(ranks, mine.size() * sizeof(size_t)), places);
+  std::vector<Spans> parts;
+  for (std::vector<size_t>& one : all)
+    parts.emplace_back(std::vector<Span>{{reinterpret_cast<const char*>(mine.data()),
+                                          reinterpret_cast<char*>(one.data()), mine.size() * sizeof(size_t)}},
+                       1);
+  between_hosts::gather_parts(channel, parts);
   return all;
 }
 
@@ -190,14 +202,15 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
 }
 
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
-  std::vector<size_t> rows_of_rank, bytes;
-  for (const std::vector<size_t>& told : gather_sizes(channel, {rows})) {
-    rows_of_rank.push_back(told[0]);
-    bytes.push_back(told[0] * row_bytes);
+  std::vector<size_t> rows_of_rank;
+  for (const std::vector<size_t>& told : gather_sizes(channel, {rows})) rows_of_rank.push_back(told[0]);
+  char* out = allocate(rows_of_rank);
+  std::vector<Spans> parts;
+  for (const size_t count : rows_of_rank) {
+    parts.emplace_back(std::vector<Span>{{in, out, count * row_bytes}}, 1);
+    out += count * row_bytes;
   }
-  std::vector<char*> places{allocate(rows_of_rank)};
-  for (size_t rank = 0; rank + 1 < bytes.size(); ++rank) places.push_back(places.back() + bytes[rank]);
-  gather_bytes(channel, in, bytes, places);
+  between_hosts::gather_parts(channel, parts);
 }
 
 void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_to, size_t row_bytes,

@@ -1,4 +1,4 @@
-// Reductions over several hosts: allreduce and reducescatter.
+// Reductions over several hosts: allreduce, and that of parts.
 #include "doubling.h"
 #include "hierarchy.h"
 #include "hosts.h"
@@ -8,28 +8,26 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-// The segments of a reducescatter: of each rank's part a piece at a time, one host's ranks after the other, so that
-// what a host needs is in one place.
+// The segments of a reduction of parts: of each rank's part a piece at a time, one host's ranks after the other, so
+// that what a host needs is in one place.
 struct Deal {
   std::vector<Span> pieces;
   std::vector<Segment> segments;
   std::vector<size_t> own;  // where in each segment this rank's piece begins
 
-  Deal(const Placement& placement, const char* in, const std::vector<size_t>& starts_of_ranks, size_t size,
-       size_t room) {
+  Deal(const Placement& placement, const std::vector<Spans>& parts, size_t room) {
     size_t most = 0, place = 0;
-    for (size_t rank = 0; rank + 1 < starts_of_ranks.size(); ++rank)
-      most = std::max(most, starts_of_ranks[rank + 1] - starts_of_ranks[rank]);
+    for (const Spans& part : parts) most = std::max(most, part.count());
     for (size_t done = 0; done < most; done += room) {
       Segment segment{segments.size(), place, place, {0}};
       for (const std::vector<int>& on_host : placement.ranks_on) {
         for (const int rank : on_host) {
-          const size_t first = starts_of_ranks[static_cast<size_t>(rank)];
-          const size_t all = starts_of_ranks[static_cast<size_t>(rank) + 1] - first;
-          const size_t count = done < all ? std::min(all - done, room) : 0;
           if (rank == placement.rank) own.push_back(place - segment.start);
-          pieces.push_back({in + (first + done) * size, nullptr, count});
-          place += count;
+          const Spans& part = parts[static_cast<size_t>(rank)];
+          part.visit(done, std::min(done + room, part.count()), [&](const char* in, char*, size_t, size_t count) {
+            pieces.push_back({in, nullptr, count});
+            place += count;
+          });
         }
         segment.bounds.push_back(place - segment.start);
       }
@@ -92,23 +90,22 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
       });
 }
 
-void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
-                   Reduction reduction, Factors factors) {
+void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction, Factors factors) {
   Hosts& hosts = *channel.hosts();
   const Placement& placement = hosts.placement();
-  const size_t size = size_of(type), ranks = starts.size() - 1;
+  const size_t size = size_of(type), ranks = parts.size();
   const size_t room = std::min(channel.slot_bytes() / ranks,
                                hosts.area_bytes() / (placement.most_on_a_host() * placement.ranks_on.size())) /
                       size;
   if (room == 0)
-    throw Failure("there are too many ranks for a reducescatter. Received: ranks=" + std::to_string(ranks));
-  const Deal deal(placement, in, starts, size, room);
+    throw Failure("there are too many ranks for a reduction of parts. Received: ranks=" + std::to_string(ranks));
+  const Deal deal(placement, parts, room);
   const Spans spans(deal.pieces, size);
   Segments segments(channel, spans, type, reduction, factors, Segments::Way::kIntoAreas);
   UnderWay expected, started;
   size_t next = 0;
   const size_t all = deal.segments.size();
-  const size_t own = starts[static_cast<size_t>(placement.rank) + 1] - starts[static_cast<size_t>(placement.rank)];
+  const Spans& own = parts[static_cast<size_t>(placement.rank)];
   in_flight(
       all, kExchangeAfter, kReadAfter,
       [&](size_t number) {
@@ -126,10 +123,9 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
       },
       [&](size_t number) {
         if (!hosts.leads()) hosts.await_announced();
-        const size_t done = number * room;
-        if (done >= own) return;
-        copy(out + done * size, segments.wire(deal.segments[number]) + deal.own[number] * size,
-             std::min(own - done, room) * size);
+        const char* const sums = segments.wire(deal.segments[number]) + deal.own[number] * size;
+        own.visit(number * room, std::min((number + 1) * room, own.count()),
+                  [&](const char*, char* out, size_t before, size_t count) { copy(out, sums + before, count * size); });
       });
 }
 

@@ -32,7 +32,8 @@ std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
 // What an operation was made with when its graph was built.
 struct Kernel {
   std::string key;  // empty in eager mode, see below
-  int64_t group = 0, reduction = 0, root = 0, count = 1;
+  int64_t group = 0, reduction = 0, root = 0, count = 1, results = 0;
+  std::string bounds;  // of parts, see `Bounds`
   double before = 1.0, after = 1.0;
 
   explicit Kernel(TF_OpKernelConstruction* construction) : construction_(construction) {
@@ -263,6 +264,105 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
           Channel& channel) { reducescatter(channel, in, out, starts, type, reduction, factors); });
 }
 
+// Which elements of each tensor are whose part: of tensor t, rank r's are [of(t, r), of(t, r + 1)).
+class Bounds {
+ public:
+  Bounds(const std::string& text, int ranks) : width_(static_cast<size_t>(ranks) + 1) {
+    const char* next = text.c_str();
+    for (char* end = nullptr;; next = end) {
+      const size_t one = std::strtoull(next, &end, 10);
+      if (end == next) break;
+      all_.push_back(one);
+    }
+  }
+  size_t tensors() const { return all_.size() / width_; }
+  size_t of(size_t tensor, size_t rank) const { return all_[tensor * width_ + rank]; }
+  size_t count(size_t tensor, size_t rank) const { return of(tensor, rank + 1) - of(tensor, rank); }
+  size_t elements(size_t tensor) const { return of(tensor, width_ - 1); }
+
+ private:
+  std::vector<size_t> all_;
+  size_t width_;
+};
+
+void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
+  const Bounds bounds(kernel.bounds, engine->ranks());
+  auto held = std::make_shared<Held>();
+  std::vector<std::vector<Span>> spans(static_cast<size_t>(engine->ranks()));
+  std::string details;
+  Type type = Type::kFloat32;
+  for (int index = 0; index < kernel.count; ++index) {
+    Tensor input = call->input(index);
+    type = type_of(input);
+    const std::vector<int64_t> shape = shape_of(input);
+    details += (index == 0 ? "" : ";") + text_of(shape);
+    const char* const in = data_of(input);
+    const size_t tensor = static_cast<size_t>(index), size = size_of(type);
+    if (tensor >= bounds.tensors() ||
+        bounds.elements(tensor) != static_cast<size_t>(TF_TensorElementCount(input.get())))
+      throw Failure("the bounds of parts must be those of the tensors. Received: a tensor of shape " + text_of(shape));
+    input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
+    held->tensors.push_back(call->output_for(index, shape));
+    char* const out = data_of(held->tensors.back());
+    for (size_t rank = 0; rank < spans.size(); ++rank) {
+      if (const size_t count = bounds.count(tensor, rank))
+        spans[rank].push_back({in + bounds.of(tensor, rank) * size, out + bounds.of(tensor, rank) * size, count});
+    }
+  }
+  std::vector<Spans> parts;
+  for (std::vector<Span>& part : spans) parts.emplace_back(std::move(part), size_of(type));
+  submit(kernel, call, details,
+         [held = std::move(held), parts = std::move(parts), type, reduction = static_cast<Reduction>(kernel.reduction),
+          factors = kernel.factors()](Channel& channel) { reduce_parts(channel, parts, type, reduction, factors); });
+}
+
+// Inputs are first a tensor for each result, whose memory that may take, and then this rank's parts; both without the
+// tensors that they would be empty for: a result is made unless this rank has all of the tensor as its part.
+void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
+  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
+  const size_t me = static_cast<size_t>(engine->rank());
+  const Bounds bounds(kernel.bounds, engine->ranks());
+  auto held = std::make_shared<Held>();
+  std::vector<std::vector<Span>> spans(static_cast<size_t>(engine->ranks()));
+  int result = 0, part = static_cast<int>(kernel.results);
+  for (size_t tensor = 0; tensor < bounds.tensors(); ++tensor) {
+    const char* own = nullptr;
+    size_t size = 0;
+    const auto take_own = [&] {
+      if (bounds.count(tensor, me) == 0) return;
+      if (part >= kernel.count) throw Failure("each part must be given to its gathering");
+      held->tensors.push_back(call->input(part++));
+      size = size_of(type_of(held->tensors.back()));
+      own = data_of(held->tensors.back());
+      if (static_cast<size_t>(TF_TensorElementCount(held->tensors.back().get())) != bounds.count(tensor, me))
+        throw Failure("a part must have as many elements as its bounds say. Received: shape " +
+                      text_of(shape_of(held->tensors.back())));
+    };
+    take_own();
+    char* out = nullptr;
+    if (bounds.count(tensor, me) != bounds.elements(tensor)) {
+      Tensor memory = call->input(result);
+      size = size_of(type_of(memory));
+      const std::vector<int64_t> shape = shape_of(memory);
+      memory.reset();
+      held->tensors.push_back(call->output_for(result++, shape));
+      out = data_of(held->tensors.back());
+    }
+    for (size_t rank = 0; rank < spans.size(); ++rank) {
+      const size_t count = bounds.count(tensor, rank) * size, start = bounds.of(tensor, rank) * size;
+      if (count == 0) continue;
+      const bool is_mine = rank == me;
+      char* const place = out == nullptr ? const_cast<char*>(own) : out + start;  // what is all here stays as it is
+      spans[rank].push_back({is_mine ? own : nullptr, place, count});
+    }
+  }
+  std::vector<Spans> parts;
+  for (std::vector<Span>& one : spans) parts.emplace_back(std::move(one), 1);
+  submit(kernel, call, kernel.bounds,
+         [held = std::move(held), parts = std::move(parts)](Channel& channel) { gather_parts(channel, parts); });
+}
+
 // The key that is an operation's last input. So it is in eager mode, since TensorFlow keeps a kernel for ever for each
 // value of an attribute that it has seen there.
 std::string key_in(TF_OpKernelContext* context) {
@@ -309,12 +409,23 @@ void reads_list(Kernel& kernel) {
   kernel.reads_reduction();
 }
 void reads_nothing(Kernel&) {}
+void reads_parts(Kernel& kernel) {
+  reads_list(kernel);
+  kernel.bounds = kernel.text("bounds");
+}
+void reads_bounds(Kernel& kernel) {
+  kernel.count = kernel.number("N");
+  kernel.results = kernel.number("R");
+  kernel.bounds = kernel.text("bounds");
+}
 void reads_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
 void reads_reduction(Kernel& kernel) { kernel.reads_reduction(); }
 
 void register_all() {
   // Factors are texts, since TensorFlow's attributes have no double precision.
   const std::vector<const char*> reduction = {"reduction: int", "before: string", "after: string"};
+  std::vector<const char*> of_parts = reduction;
+  of_parts.push_back("bounds: string");
   // clang-format off
   const Definition definitions[] = {
       {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_list>,
@@ -325,6 +436,10 @@ void register_all() {
        compute<allgather_call>},
       {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, shapes_unknown,
        create<reads_nothing>, compute<alltoall_call>},
+      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_parts>,
+       compute<reduce_parts_call>},
+      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, shapes_stay,
+       create<reads_bounds>, compute<gather_parts_call>},
       {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_reduction>,
        compute<reducescatter_call>},
   };

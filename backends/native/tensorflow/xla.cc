@@ -178,6 +178,46 @@ void reducescatter_call(char** out, const void** in, const Description& descript
   });
 }
 
+// The spans of each rank's parts of tensors, by the bounds of these (see `Bounds` in ops.cc) in elements of so many
+// bytes; `place(tensor, offset)` is where an element comes from and goes to.
+template <typename Place>
+std::vector<Spans> parts_of(const Description& description, size_t bytes, size_t element_bytes, Place&& place) {
+  const size_t width = description.size("ranks") + 1;
+  const std::vector<size_t> bounds = description.sizes("bounds");
+  std::vector<std::vector<Span>> spans(width - 1);
+  for (size_t tensor = 0; tensor < bounds.size() / width; ++tensor) {
+    for (size_t rank = 0; rank + 1 < width; ++rank) {
+      const size_t start = bounds[tensor * width + rank], count = bounds[tensor * width + rank + 1] - start;
+      if (count == 0) continue;
+      const std::pair<const char*, char*> ends = place(tensor, rank, start * bytes);
+      spans[rank].push_back({ends.first, ends.second, count * bytes / element_bytes});
+    }
+  }
+  std::vector<Spans> parts;
+  for (std::vector<Span>& one : spans) parts.emplace_back(std::move(one), element_bytes);
+  return parts;
+}
+
+void reduce_parts_call(char** out, const void** in, const Description& description) {
+  const Type type = description.type();
+  const auto parts = parts_of(description, size_of(type), size_of(type), [&](size_t tensor, size_t, size_t offset) {
+    return std::pair<const char*, char*>{in_of(in, tensor) + offset, out[tensor] + offset};
+  });
+  run(description,
+      [&](Channel& channel) { reduce_parts(channel, parts, type, description.reduction(), description.factors()); });
+}
+
+// The operands are this rank's parts; a result is made of each tensor, whether this rank has all of it or not.
+void gather_parts_call(char** out, const void** in, const Description& description) {
+  const size_t me = description.size("rank");
+  size_t own = 0;
+  const auto parts =
+      parts_of(description, description.size("element"), 1, [&](size_t tensor, size_t rank, size_t offset) {
+        return std::pair<const char*, char*>{rank == me ? in_of(in, own++) : nullptr, out[tensor] + offset};
+      });
+  run(description, [&](Channel& channel) { gather_parts(channel, parts); });
+}
+
 void enter_call(char**, const void**, const Description& description) { entries().add(description.text("key")); }
 
 // What XLA calls. The last operand and the last result are numbers that only put the calls in order. A single result
@@ -248,6 +288,8 @@ void register_all(const char* path) {
       {"hvkeras_allgather", host_function<allgather_call>},
       {"hvkeras_alltoall", host_function<alltoall_call>},
       {"hvkeras_reducescatter", host_function<reducescatter_call>},
+      {"hvkeras_reduce_parts", host_function<reduce_parts_call>},
+      {"hvkeras_gather_parts", host_function<gather_parts_call>},
   };
   for (const auto& [name, function] : functions) xla.add(name, reinterpret_cast<void*>(function));
 }

@@ -28,6 +28,40 @@ float value_of(int rank, int number, size_t place) {
   return static_cast<float>((rank + 1) * (1 + number % 7) + static_cast<int>(place % 13));
 }
 
+// A reduction whose results lie in parts on the ranks, and the gathering of these; on two tensors, of the second of
+// which the last rank has all.
+std::string parts_of_tensors(Engine& engine, const std::string& name, int number, std::vector<float>& in,
+                             std::vector<float>& out) {
+  const size_t ranks = static_cast<size_t>(engine.ranks()), me = static_cast<size_t>(engine.rank());
+  const size_t length = in.size(), half = length / 2;
+  const auto start_of = [&](size_t rank) { return half * rank / ranks; };
+  std::vector<Spans> reduced, gathered;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    std::vector<Span> mine, bytes;
+    const auto add = [&](size_t start, size_t count) {
+      char* const source = reinterpret_cast<char*>(in.data() + start);
+      mine.push_back({source, source, count});
+      bytes.push_back({source, reinterpret_cast<char*>(out.data() + start), count * sizeof(float)});
+    };
+    add(start_of(rank), start_of(rank + 1) - start_of(rank));
+    if (rank + 1 == ranks) add(half, length - half);
+    reduced.emplace_back(std::move(mine), sizeof(float));
+    gathered.emplace_back(std::move(bytes), 1);
+  }
+  std::string error = call(engine, name + ", reduced", "", [&](Channel& channel) {
+    reduce_parts(channel, reduced, Type::kFloat32, Reduction::kSum, {1.0, 0.5});
+  });
+  error += call(engine, name + ", gathered", "", [&](Channel& channel) { gather_parts(channel, gathered); });
+  for (size_t place = 0; place < length; ++place) {
+    float sum = 0;
+    for (int from = 0; from < engine.ranks(); ++from) sum += value_of(from, number, place);
+    const bool is_mine = place < half ? start_of(me) <= place && place < start_of(me + 1) : me + 1 == ranks;
+    require(in[place] == (is_mine ? 0.5f * sum : value_of(engine.rank(), number, place)), name + ", a part of a sum");
+    require(out[place] == 0.5f * sum, name + ", a gathered part");
+  }
+  return error;
+}
+
 // One collective of a kind that its number tells, compared with what it must give.
 void one_collective(Engine& engine, int number) {
   const int ranks = engine.ranks(), rank = engine.rank();
@@ -69,6 +103,8 @@ void one_collective(Engine& engine, int number) {
     });
     for (size_t at = 0; at < mine; ++at)
       require(out[at] == value_of(ranks - 1, number, start + at), name + ", a scattered maximum");
+  } else if (number % 7 == 5) {
+    error = parts_of_tensors(engine, name, number, in, out);
   } else if (number % 5 == 0) {
     std::vector<char> bytes;
     std::vector<size_t> sizes;

@@ -1,0 +1,262 @@
+"""The state of an optimizer of which each rank holds a part: it is read, saved, loaded and sent as whole variables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.scattering import alltoall
+from hvkeras.compat import graphs
+from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.shards import Shards
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.state import current_job
+
+STAND_IN = -1  # stands for the number of a variable, for slots of the stand-in
+
+
+class Noted(list[Any]):
+    """Parts of variables that an optimizer is built for, by whose loops over them is noted which slots are for which.
+
+    Args:
+        optimizer: The optimizer.
+        shards: The variables and their parts.
+        notes: Gets the number of the variable of each slot, by the slot's key.
+    """
+
+    def __init__(self, optimizer: Any, shards: Shards, notes: dict[Any, int]) -> None:
+        super().__init__([*shards.parts, shards.stand_in])
+        self._optimizer, self._notes = optimizer, notes
+
+    def __iter__(self) -> Any:
+        """Iterates over the parts; the last one is the stand-in."""
+        parts = list(super().__iter__())
+        for number, part in enumerate(parts):
+            before = len(self._optimizer._variables)
+            yield part
+            for slot in self._optimizer._variables[before:]:
+                self._notes[compat.variable_key(slot)] = number if number < len(parts) - 1 else STAND_IN
+
+
+class WholeVariable:
+    """A variable of an optimizer's state that no rank holds as a whole; it is read, saved and assigned as one.
+
+    Args:
+        state: The state.
+        slot: The slot of which this rank has its part.
+        number: The number of the model's variable that it belongs to.
+    """
+
+    trainable = False
+    is_whole_of_parts = True  # for `broadcast_variables`
+
+    def __init__(self, state: ShardedState, slot: Any, number: int) -> None:
+        self._state, self._slot, self._number = state, slot, number
+        self._unique_id = f"{compat.variable_key(slot)} as a whole"
+        self.name: str = slot.name
+        self.path: str = compat.variable_name(slot)
+        self.dtype: Any = slot.dtype
+        self.constraint: None = None
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the whole."""
+        return self._state.shape_of(self._slot, self._number)
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.shape)
+
+    def numpy(self) -> Any:
+        """Returns the value as an array, if it was gathered or assigned since the last step.
+
+        Raises:
+            UsageError: It was not.
+        """
+        return self._state.value_of(self._slot, self._number)
+
+    def read_value(self) -> Any:
+        """Returns the value as a tensor; see `numpy`."""
+        return tf.convert_to_tensor(self.numpy())
+
+    def value(self) -> Any:
+        """Returns the value as a tensor; see `numpy`."""
+        return self.read_value()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Returns the value for NumPy; see `numpy`."""
+        value = self.numpy()
+        return value if dtype is None else value.astype(dtype)
+
+    def assign(self, value: Any) -> None:
+        """Assigns this rank's part of a value. All ranks assign theirs, or broadcast it afterwards."""
+        self._state.assign(self._slot, self._number, value)
+
+    @property
+    def assigned(self) -> Any:
+        """The value that this rank has assigned since the last step, as an array; None if it has not."""
+        return self._state.assigned_to(self._slot)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, of which each rank holds a part, shape={tuple(self.shape)}>"
+
+
+class ShardedState:
+    """The slots of an optimizer of which each rank holds those of its parts of the model's variables.
+
+    Args:
+        optimizer: The optimizer, built.
+        shards: The model's variables and this rank's parts.
+        numbers: The numbers of the variables of its slots, by the keys of these.
+        process_set: The ranks that share the state.
+    """
+
+    def __init__(self, optimizer: Any, shards: Shards, numbers: dict[Any, int], process_set: ProcessSet) -> None:
+        self._optimizer, self._shards, self._numbers = optimizer, shards, numbers
+        self._process_set = process_set
+        self._wholes: dict[Any, WholeVariable] = {}
+        self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots of other shapes than their variables
+        self._values: dict[Any, tuple[int, Any]] = {}  # the steps and the value when that was gathered or assigned
+        self._assigned: set[Any] = set()
+        self._gathered: tuple[int, list[int]] | None = None  # at which step, for which ranks
+
+    def variables(self, own: Sequence[Any]) -> list[Any]:
+        """Returns an optimizer's variables, as they would be if no ranks shared them.
+
+        Args:
+            own: Those that it has on this rank.
+        """
+        found = []
+        for variable in own:
+            number = self._numbers.get(compat.variable_key(variable))
+            if number is None or (number != STAND_IN and self._shards.bounds[number] is None):
+                found.append(variable)
+            elif number != STAND_IN:
+                key = compat.variable_key(variable)
+                found.append(self._wholes.setdefault(key, WholeVariable(self, variable, number)))
+        return found
+
+    def bytes_here(self) -> int:
+        """The bytes of the slots on this rank."""
+        return sum(int(np.prod(slot.shape)) * int(tf.as_dtype(slot.dtype).size)
+                   for slot in self._own() if compat.variable_key(slot) in self._numbers)
+
+    def _own(self) -> list[Any]:
+        return list(self._optimizer._variables)
+
+    def _shared(self) -> list[tuple[Any, int]]:
+        """The slots that ranks share, with the numbers of their variables."""
+        found = [(slot, self._numbers.get(compat.variable_key(slot), STAND_IN)) for slot in self._own()]
+        return [(slot, number) for slot, number in found
+                if number != STAND_IN and self._shards.bounds[number] is not None]
+
+    def _is_like_variable(self, slot: Any, number: int) -> bool:
+        return tuple(slot.shape) == tuple(self._shards.parts[number].shape)
+
+    def shape_of(self, slot: Any, number: int) -> Any:
+        """The shape of a whole slot; where only the owner knows, and has not told yet, that of this rank's."""
+        if self._is_like_variable(slot, number):
+            return self._shards.variables[number].shape
+        return self._shapes.get(compat.variable_key(slot), tuple(slot.shape))
+
+    def value_of(self, slot: Any, number: int) -> Any:
+        """The value of a whole slot.
+
+        Raises:
+            UsageError: It was not gathered or assigned since the last step.
+        """
+        steps, value = self._values.get(compat.variable_key(slot), (None, None))
+        if self._shards.is_all_mine(number):
+            return compat.native(slot).numpy()
+        if value is not None and steps == self._steps():
+            return value
+        raise UsageError(explain(
+            "The state of an optimizer with shard_update=True is in parts on the ranks, and must be gathered before it"
+            " is read or saved" + ("; steps were made since the last time" if value is not None else ""),
+            "call hvd.gather_optimizer(model) on all ranks first; it takes to=[...] if other ranks than 0 read it",
+            variable=str(slot.name), rank=current_job().topology.rank))
+
+    def _steps(self) -> int:
+        return compat.step_counter(self._optimizer)
+
+    def assigned_to(self, slot: Any) -> Any:
+        """The value that was assigned to a whole slot since the last step; None if none was."""
+        key = compat.variable_key(slot)
+        steps, value = self._values.get(key, (None, None))
+        return value if key in self._assigned and steps == self._steps() else None
+
+    def assign(self, slot: Any, number: int, value: Any) -> None:
+        """Assigns this rank's part of a whole slot, and keeps the whole for others until the next step.
+
+        Raises:
+            UsageError: The value has another shape.
+        """
+        array = np.asarray(value)
+        is_like = self._is_like_variable(slot, number)
+        wanted = tuple(self._shards.variables[number].shape) if is_like else array.shape
+        if array.shape != wanted:
+            raise UsageError(explain("A value must have the shape of its variable", variable=str(slot.name),
+                                     shape=array.shape, wanted=wanted))
+        with graphs.eagerly():
+            if is_like:
+                part = self._shards.cut(number, tf.convert_to_tensor(array))
+                if self._shards.is_mine(number):
+                    slot.assign(tf.cast(part, compat.native(slot).dtype))
+            elif self._shards.is_all_mine(number):
+                slot.assign(array)
+        key = compat.variable_key(slot)
+        self._shapes[key] = array.shape
+        self._values[key] = (self._steps(), array)
+        self._assigned.add(key)
+
+    def forget(self) -> None:
+        """Lets go of whole values."""
+        self._values.clear()
+        self._assigned.clear()
+        self._gathered = None
+
+    def gather(self, to: Collection[int]) -> None:
+        """Gives some ranks the whole state, a variable at a time; all ranks that share it call this together.
+
+        Args:
+            to: The global ranks that are to have it.
+        """
+        shards, me = self._shards, current_job().topology.rank
+        if unknown := set(to) - set(shards.ranks):
+            raise UsageError(explain("The state is gathered on ranks that share it", rank=sorted(unknown),
+                                     ranks=list(shards.ranks)))
+        if self._gathered == (self._steps(), sorted(to)):
+            return
+        self.forget()
+        with graphs.eagerly(), tf.device("CPU:0"):
+            shared, steps = self._shared(), self._steps()
+            self._gathered = (steps, sorted(to))
+            self._tell_shapes(shared)
+            receivers = np.array([rank in to for rank in shards.ranks], np.int64)
+            for place, (slot, number) in enumerate(shared):
+                is_mine = shards.is_mine(number) if self._is_like_variable(slot, number) else shards.is_all_mine(number)
+                flat = tf.reshape(compat.native(slot).read_value(), [-1])
+                count = int(flat.shape[0]) if is_mine else 0
+                sent = tf.tile(flat[:count], [int(receivers.sum())])
+                received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {place}",
+                                       process_set=self._process_set)
+                if me in to and not shards.is_all_mine(number):
+                    self._values[compat.variable_key(slot)] = (
+                        steps, received.numpy().reshape(tuple(self.shape_of(slot, number))))
+
+    def _tell_shapes(self, shared: Sequence[tuple[Any, int]]) -> None:
+        """Has the owners of slots of other shapes than their variables' tell these to all."""
+        others = {place: tuple(slot.shape) for place, (slot, number) in enumerate(shared)
+                  if not self._is_like_variable(slot, number)}
+        if self._optimizer._hvkeras_kind != "variables":
+            return
+        own = {place: shape for place, shape in others.items() if self._shards.is_all_mine(shared[place][1])}
+        for told in allgather_object(own, name="shapes of the optimizer's state", process_set=self._process_set):
+            for place, shape in told.items():
+                self._shapes[compat.variable_key(shared[place][0])] = shape
