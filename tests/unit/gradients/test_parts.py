@@ -55,7 +55,7 @@ def test_variables_that_must_not_be_cut_stay_whole() -> None:
 
 def test_each_dtype_is_dealt_for_itself() -> None:
     bounds = by_elements([Extent((1000,), "float32", 4), Extent((1000,), "float64", 8)], 2, MIB)
-    assert bounds == [(0, 496, 1000), (0, 496, 1000)]  # 64 bytes are 16 elements of one, and 8 of the other
+    assert bounds == [(0, 500, 1000), (0, 496, 1000)]  # 64 bytes are 8 elements of the second, and too many of the first
 
 
 def test_whole_variables_go_to_whoever_has_the_least() -> None:
