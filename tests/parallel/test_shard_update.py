@@ -70,8 +70,10 @@ def test_each_rank_holds_its_share_of_the_state(outcome: Outcome) -> None:
     assert max(shares) <= 1.02 / len(shares)
 
 
-def test_unknown_optimizers_are_refused_by_name(outcome: Outcome) -> None:
-    for unknown, wrong in outcome.results("refused"):
+def test_what_cannot_be_shared_or_kept_is_refused(outcome: Outcome) -> None:
+    for unknown, wrong, checkpoint, elastic in outcome.results("refused"):
         assert 'pass shard_update="elements"' in unknown
         assert "Received: optimizer='Own'" in unknown
         assert 'shard_update must be "auto", True, False, "elements" or "variables"' in wrong
+        assert 'model.save("model.keras")' in checkpoint
+        assert "leave out shard_update=True" in elastic

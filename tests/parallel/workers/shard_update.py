@@ -344,7 +344,7 @@ def memory() -> list[float]:
 
 @check
 def refused() -> list[str]:
-    """Optimizers of which nothing is known."""
+    """Optimizers of which nothing is known, and what would keep a part of the state alone."""
 
     class Own(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
         def update_step(self, gradient: Any, variable: Any, *rate: Any) -> None: ...
@@ -356,6 +356,15 @@ def refused() -> list[str]:
             hvd.DistributedOptimizer(optimizer(), shard_update=wanted)
             texts.append(name)
         except hvd.HvkerasError as error:
+            texts.append(str(error))
+    model = net()
+    model.compile(hvd.DistributedOptimizer(of_keras.Adam(), shard_update=True), "mse")
+    model.optimizer.build(model.trainable_variables)
+    for keep in (lambda: tf.train.Checkpoint(model=model).write("never"), lambda: hvd.elastic.TensorFlowKerasState(model)):
+        try:
+            keep()
+            texts.append("kept")
+        except hvd.UnsupportedError as error:
             texts.append(str(error))
     return texts
 

@@ -32,6 +32,7 @@ from hvkeras.comparison.runs import trials_of
 from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.table import explanations, scaling_table, table
 from hvkeras.control.cause import Cause
+from hvkeras.errors import UsageError
 from hvkeras.launcher.exit_report import exit_report, root_cause
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.records.record import Record, write_weights
@@ -297,6 +298,18 @@ def test_rounds_have_every_job_once(tmp_path: Path) -> None:
     flags = parser().parse_args(["-np", "1,2", "train"])
     assert [trial.folder for trial in trials_of(jobs[::2], flags, tmp_path, {})] == [
         tmp_path / "native", tmp_path / "one-process"]
+
+
+def test_backends_run_with_and_without_a_shared_update(tmp_path: Path) -> None:
+    flags = parser().parse_args(["-np", "2", "--shard-update", "on,off", "train"])
+    trials = trials_of([("native, shared update", 2), ("native", 2), (ONE_PROCESS, 1)], flags, tmp_path, {})
+    assert [trial.environment["HVKERAS_SHARD_UPDATE"] for trial in trials] == ["1", "0", "0"]
+    assert [trial.arguments[trial.arguments.index("--backend") + 1] for trial in trials] == ["native", "native", "local"]
+    assert trials[0].folder == tmp_path / "native-shared-update"
+    assert "HVKERAS_SHARD_UPDATE" not in trials_of([("native", 2)], parser().parse_args(["-np", "2", "train"]), tmp_path,
+                                                   {})[0].environment
+    with pytest.raises(UsageError, match="it is on, off or on,off, not yes"):
+        parser().parse_args(["-np", "2", "--shard-update", "yes", "train"])
 
 
 def test_several_sizes_are_a_table_of_their_own() -> None:
