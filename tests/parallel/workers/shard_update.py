@@ -360,7 +360,8 @@ def refused() -> list[str]:
     model = net()
     model.compile(hvd.DistributedOptimizer(of_keras.Adam(), shard_update=True), "mse")
     model.optimizer.build(model.trainable_variables)
-    for keep in (lambda: tf.train.Checkpoint(model=model).write("never"), lambda: hvd.elastic.TensorFlowKerasState(model)):
+    for keep in (lambda: tf.train.Checkpoint(model=model).write("never"),
+                 lambda: hvd.elastic.TensorFlowKerasState(model)):
         try:
             keep()
             texts.append("kept")

@@ -304,10 +304,11 @@ def test_backends_run_with_and_without_a_shared_update(tmp_path: Path) -> None:
     flags = parser().parse_args(["-np", "2", "--shard-update", "on,off", "train"])
     trials = trials_of([("native, shared update", 2), ("native", 2), (ONE_PROCESS, 1)], flags, tmp_path, {})
     assert [trial.environment["HVKERAS_SHARD_UPDATE"] for trial in trials] == ["1", "0", "0"]
-    assert [trial.arguments[trial.arguments.index("--backend") + 1] for trial in trials] == ["native", "native", "local"]
+    backends = [trial.arguments[trial.arguments.index("--backend") + 1] for trial in trials]
+    assert backends == ["native", "native", "local"]
     assert trials[0].folder == tmp_path / "native-shared-update"
-    assert "HVKERAS_SHARD_UPDATE" not in trials_of([("native", 2)], parser().parse_args(["-np", "2", "train"]), tmp_path,
-                                                   {})[0].environment
+    plain = parser().parse_args(["-np", "2", "train"])
+    assert "HVKERAS_SHARD_UPDATE" not in trials_of([("native", 2)], plain, tmp_path, {})[0].environment
     with pytest.raises(UsageError, match="it is on, off or on,off, not yes"):
         parser().parse_args(["-np", "2", "--shard-update", "yes", "train"])
 
