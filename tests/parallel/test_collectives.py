@@ -22,7 +22,7 @@ RUNS = {
     "horovod-4": ("mpirun", "horovod", 4),
 }
 MARKS = {"native-2-few": (*OLDEST_ALONE, pytest.mark.sample),
-         **dict.fromkeys(("native-3", "native-4", "tfdist-3", "horovod-4"), pytest.mark.slow)}
+         **dict.fromkeys(("tfdist-2-few", "native-3", "native-4", "tfdist-3", "horovod-4"), pytest.mark.slow)}
 
 
 PARAMETERS = [pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS]
