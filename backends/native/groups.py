@@ -120,16 +120,20 @@ class _Opening:
 
     def map_memory(self) -> None:
         """Maps the memory that the members on a host share, and starts their engines."""
-        name = f"/hvkeras-{secrets.token_hex(8)}" if self._rank in self._here[:1] else ""
+        leads = self._rank in self._here[:1]
+        names = self._gathered("name", f"/hvkeras-{secrets.token_hex(8)}" if leads else "")
+        name = names[self._here[0]] if self._rank in self._here else ""
         try:
-            if name:
+            if leads:
                 self._open_group(name, create=True)
-            names = self._gathered("name", name)
+                if len(self._here) == 1:
+                    self._engine.unlink(name)
+            self._gathered("made", True)
             if self._rank in self._here[1:]:
-                self._open_group(names[self._here[0]], create=False)
+                self._open_group(name, create=False)
             self._gathered("mapped", True)
         finally:
-            if name:
+            if name:  # whoever is left removes what a rank has made that was killed since
                 self._engine.unlink(name)
 
     def _open_group(self, name: str, create: bool) -> None:

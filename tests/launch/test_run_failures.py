@@ -25,7 +25,7 @@ from hvkeras.control.server import ControlServer
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import Printer
-from launch.hvkeras_run import Started, python, run
+from launch.hvkeras_run import Started, python, run, warm_ranks
 
 FOR_EVER = "time.sleep(1000)"
 
@@ -365,3 +365,23 @@ hvd.barrier()
     for rank, where in enumerate(("outside of fit, at script.py:20 in <module>", looking)):
         assert any(re.match(rf"\[{rank}\] hvkeras: rank {rank} on \S+ \(pid \d+\) (is here|has not moved for \d+ s):"
                             rf" {where}; the innermost call last:", line) for line in words), words
+
+
+def test_memory_of_a_rank_that_is_killed_as_it_makes_it_is_removed(tmp_path: Path) -> None:
+    code = """
+import signal, hvkeras
+from hvkeras.backends.native import groups
+make = groups._Opening._open_group
+def killed(self, name, create):
+    make(self, name, create)
+    print(name, flush=True)
+    if create:
+        os.kill(os.getpid(), signal.SIGKILL)
+groups._Opening._open_group = killed
+hvkeras.init()
+"""
+    done = run(["-np", "2", "--backend", "native", *warm_ranks(python(code))], tmp_path)
+    assert done.returncode == 128 + signal.SIGKILL
+    names = [line.split("/")[-1] for line in done.stdout.splitlines() if "hvkeras-" in line]
+    assert len(names) == 1
+    assert not (Path("/dev/shm") / names[0]).exists()
