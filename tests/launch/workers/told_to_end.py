@@ -58,6 +58,6 @@ model = trained(*([] if is_second else [Told()]), keeps)
 if is_second:
     same = all(np.array_equal(one, other) for one, other in zip(
         model.get_weights(), trained().get_weights(), strict=True))
-    print("same:", same, flush=True)
+    print(f"same: {same}\n", end="", flush=True)  # in one write: lines of ranks must not mix
 else:
     print("not ended", flush=True)
