@@ -97,7 +97,7 @@ def test_a_worker_that_is_stopped_while_it_starts_is_replaced(tmp_path: Path) ->
 
 def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="horovod")
-    assert re.search(r"goes on with 2 ranks from commit \d+, [0-5]\.\d s after rank 1 on", done.stderr), done.stderr
+    assert re.search(r"goes on with 2 ranks from commit \d+, \d+\.\d s after rank 1 on", done.stderr), done.stderr
 
 
 def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
