@@ -82,7 +82,7 @@ class LobbyClient(Connection):
     def __init__(self, address: tuple[str, int], secret: bytes, worker: int) -> None:
         self._changed = threading.Condition()
         self._answer: dict[str, Any] | None = None
-        self._changes = self._soon = False
+        self._changes = self._soon = self._leaves = False
         self._ended = False
         connected = socket.create_connection(address, timeout=CONNECT_WITHIN)
         super().__init__(connected, secret, Introduction(worker, 0, socket.gethostname()))
@@ -99,6 +99,11 @@ class LobbyClient(Connection):
     def must_leave_soon(self) -> bool:
         """Whether workers must leave before the next commit that is due, as their machine is being taken away."""
         return self._soon
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether this worker must leave at the next commit, as far as that is known."""
+        return self._leaves
 
     def tell(self, message: wire.Message) -> None:
         """Sends a message to the launcher."""
@@ -118,7 +123,7 @@ class LobbyClient(Connection):
             PeerError: The launcher has ended.
         """
         with self._changed:
-            self._answer, self._changes, self._soon = None, False, False
+            self._answer, self._changes, self._soon, self._leaves = None, False, False, False
         self._send({"type": "ready", "commit": commit, "function": function})
         with self._changed:
             while self._answer is None:
@@ -134,6 +139,7 @@ class LobbyClient(Connection):
                 with self._changed:
                     if message["type"] == "changes":
                         self._changes, self._soon = True, self._soon or message["soon"]
+                        self._leaves = message["leaves"]
                     elif message["type"] in ("assignment", "over"):
                         self._answer = message
                     self._changed.notify_all()

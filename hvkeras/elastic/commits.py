@@ -64,6 +64,11 @@ class CommitFile:
         self._next: tuple[Any, Positions] | None = None
         self._error: Exception | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `write_soon` would write at once."""
+        return self._writer is None and time.monotonic() >= self._not_before
+
     def write_soon(self, saved: Any, positions: Positions) -> None:
         """Replaces the last commit as `write` does, but in a thread; of commits that wait for it, it writes the newest.
 

@@ -60,6 +60,11 @@ class Membership:
         return self._lobby.must_leave_soon
 
     @property
+    def must_leave(self) -> bool:
+        """Whether this worker must leave at the next commit."""
+        return self._lobby.must_leave
+
+    @property
     def is_waiting(self) -> bool:
         """Whether this worker has no rank yet, as it was started for a job that runs already."""
         return current_job().launch.rendezvous.kind == "standby"

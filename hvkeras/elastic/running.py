@@ -17,6 +17,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.elastic.membership import Membership, membership
+from hvkeras.elastic.shared_slots import LostPartsError
 from hvkeras.elastic.state import State
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
 from hvkeras.job import changes
@@ -29,6 +30,7 @@ from hvkeras.startup import init, shutdown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+MIB = 1024**2
 _numbers = itertools.count()  # indices of the calls, the same in every process that runs the script
 
 
@@ -181,17 +183,38 @@ class _Call:
 
     def _synchronize(self) -> None:
         """Gives all ranks the state of rank 0, which is that of the last commit."""
-        self._state.sync()
+        try:
+            self._state.sync()
+        except LostPartsError as error:
+            self._go_back_to_disk(error)
+            self._state.sync()
         if keeps_accounts():
             self._state.positions = broadcast_object(self._state.positions, name="the positions in the data")
             take_positions(self._state.positions)
         self._is_synchronized = True
 
+    def _go_back_to_disk(self, error: LostPartsError) -> None:
+        """Restores the last commit on disk, as ranks were lost with all copies of a part of the one in memory."""
+        commit = self._commits.read() if self._commits is not None else None
+        is_there, = _decided_by_rank_0([commit is not None and commit.saved is not None],
+                                       f"elastic function {self._number} goes back to disk")
+        if not is_there:
+            raise error
+        before = self._state.steps() or 0
+        self._state.deal_again()
+        if self._commits is not None:
+            self._is_over = _resume_from(self._state, self._commits)
+        further = before - (self._state.steps() or 0)
+        say_on_rank_0("goes back to the last commit on disk" + f", {further} steps further" * (further > 0) + ", as all"
+                      " ranks that had some parts of the optimizer's state were lost")
+
     def _finish(self, result: Any) -> None:
         """Commits the end of the function, if the job may be restarted."""
-        if self._commits is not None:
+        if self._commits is not None or self._state.is_shared:
             self._state.note_commit()
-            self._commits.write(self._state.saved(), result is None, self._state.positions)
+        whole = self._state.whole(self._commits is not None)
+        if self._commits is not None:
+            self._commits.write(whole, result is None, self._state.positions)
 
     def _may_recover(self, error: Exception) -> bool:
         """Whether the function can be called again in this process after an exception."""
@@ -213,11 +236,12 @@ class _CallThatSurvives(_Call):
         super().__init__(state, number, reset)
         self._members = members
         self._why, self._since = "", 0.0
+        self._has_told_memory = False
         self._repeated: int | None = None
 
     def run(self, function: Callable[[], Any]) -> Any:
         self._members.enter(self._number)
-        self._state.check_hosts_with(self._hosts_have_changed)
+        self._state.check_hosts_with(self._hosts_have_changed, lambda: self._members.must_leave)
         try:
             return super().run(function)
         finally:
@@ -240,6 +264,14 @@ class _CallThatSurvives(_Call):
             self._tell_that_it_goes_on()
         self._members.begun(self._start_anew_when_stuck)
         return begins
+
+    def _tell_memory(self) -> None:
+        """Says once how much memory commits take of an optimizer whose update the ranks share."""
+        own, others = self._state.memory_of_parts()
+        if others and not self._has_told_memory and not self._members.handed_over(self._number):
+            self._has_told_memory = True
+            say_on_rank_0(f"keeps parts of the optimizer's state in memory with each commit: {own / MIB:,.3g} MiB of"
+                          f" this rank, and {others / MIB:,.3g} MiB of others that may be lost")
 
     def _resume(self) -> bool:
         if not self._takes_what_was_handed_over():
@@ -265,6 +297,7 @@ class _CallThatSurvives(_Call):
                                                               name="the last commit")
         state.steps_at_commit = state.steps()
         state.last_commit = state.saved(), state.positions, state.commit_number
+        self._tell_memory()
 
     def _finish(self, result: Any) -> None:
         job = current_job()
@@ -272,8 +305,9 @@ class _CallThatSurvives(_Call):
         self._is_over = result is None
         if self._members.starts_anew:
             self._hand_over()
+        whole = self._state.whole(self._commits is not None)
         if self._commits is not None:
-            self._commits.write(self._state.saved(), self._is_over, self._state.positions)
+            self._commits.write(whole, self._is_over, self._state.positions)
         if job.control is not None:  # until then, a rank that is lost is missed by the others
             job.control.gather(f"the end of elastic function {self._number}", None, job.settings.stall_shutdown
                                or float("inf"))

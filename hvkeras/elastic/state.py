@@ -44,6 +44,7 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits: CommitFile | None = None
         self._hosts_have_changed: Callable[[], bool] | None = None
+        self._leaves: Callable[[], bool] = lambda: False
         self._notice: Notice | None = None
         self.commit_number: int = 0  # of the last commit, the same on all ranks
         self.last_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
@@ -76,10 +77,13 @@ class State:
         """
         ends = self._hosts_have_changed is None and self.must_commit()
         self.note_commit()
-        if self._commits is not None:
-            waits = self._hosts_have_changed is None or (self._notice is not None and self._notice.is_given)
-            write = self._commits.write if waits else self._commits.write_soon
-            write(self.saved(), positions=self.positions)
+        waits = self._hosts_have_changed is None or (self._notice is not None and self._notice.is_given)
+        commits = self._commits
+        is_written = commits is not None and (waits or not self.is_shared or commits.is_idle)
+        whole = self.whole(is_written)
+        if commits is not None and is_written:
+            write = commits.write if waits else commits.write_soon
+            write(whole, positions=self.positions)
         if ends and self._notice is not None:
             self._bcast_object(None)  # rank 0 has written
             self._notice.end(f"the state was saved as commit {self.commit_number}")
@@ -104,6 +108,7 @@ class State:
             HostsUpdatedInterrupt: Some do; `hvd.elastic.run` catches it.
         """
         if self._hosts_have_changed is not None and self._hosts_have_changed():
+            self.prepare_change(self._leaves())
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
@@ -148,13 +153,52 @@ class State:
             saved: What `saved` returned in that process.
         """
 
-    def check_hosts_with(self, hosts_have_changed: Callable[[], bool] | None) -> None:
-        """Sets the function by which `check_host_updates` checks.
+    # What a state needs of which no rank has all.
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether no rank has all of the state."""
+        return False
+
+    def whole(self, is_wanted: bool) -> object:
+        """Returns what was saved last, whole, to be written to a file; all ranks call it together.
+
+        Args:
+            is_wanted: Whether this rank wants it: rank 0, if anybody.
+
+        Returns:
+            What `take` takes; None if this rank does not want it.
+        """
+        return self.saved() if is_wanted else None
+
+    def prepare_change(self, leaves: bool) -> None:
+        """Makes those who stay have the whole state, before other ranks leave; all ranks call it together.
+
+        Args:
+            leaves: Whether this rank leaves.
+        """
+
+    def deal_again(self) -> None:
+        """Gives up what ranks have kept for each other, before a whole commit is restored."""
+
+    def memory_of_parts(self) -> tuple[int, int]:
+        """The bytes of what this rank has kept of its part of the state, and of those of other ranks."""
+        return 0, 0
+
+    def check_hosts_with(self, hosts_have_changed: Callable[[], bool] | None,
+                         leaves: Callable[[], bool] = lambda: False) -> None:
+        """Sets the functions by which `check_host_updates` checks, in a job whose survivors go on.
 
         Args:
             hosts_have_changed: Called by all ranks, on which it returns the same; None to check nothing.
+            leaves: Whether this rank must leave when hosts have changed.
         """
-        self._hosts_have_changed = hosts_have_changed
+        self._hosts_have_changed, self._leaves = hosts_have_changed, leaves
+
+    @property
+    def _survives(self) -> bool:
+        """Whether ranks go on when others are lost, with what they have in memory."""
+        return self._hosts_have_changed is not None
 
     def commit_on(self, notice: Notice | None) -> None:
         """Sets what tells `must_commit` that a machine is being taken away.

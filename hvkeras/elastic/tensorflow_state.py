@@ -8,11 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
+from hvkeras.collectives.broadcasts import allgather_object, broadcast_object, broadcast_variables
+from hvkeras.collectives.operations import Max
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.elastic.shared_slots import SharedSlots
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.job.process_sets import global_process_set
 from hvkeras.job.queries import rank
 from hvkeras.training.learned_state import broadcast_learned
 from hvkeras.typing import ModelLike, OptimizerLike, VariableLike
@@ -61,7 +65,7 @@ class TensorFlowState(ObjectState):
 
     def restore(self) -> None:
         """Restores the variables and attributes that were saved last."""
-        for variable, value in zip(self._tracked(), self._values.values(), strict=True):
+        for variable, value in zip(self._saved_variables(), self._values.values(), strict=True):
             if self._session is not None:
                 variable.load(value, self._session)
             else:
@@ -95,8 +99,9 @@ class TensorFlowState(ObjectState):
         """
         values, attributes = saved
         kept = values if isinstance(values, Snapshot) else Snapshot(values)
-        shapes, own = [list(value.shape) for value in kept.values()], [list(value.shape) for value in self._tracked()]
-        if shapes != own:
+        shapes = [list(value.shape) for value in kept.values()]
+        own = [list(one.shape) if getattr(one, "has_known_shape", True) else None for one in self._saved_variables()]
+        if len(shapes) != len(own) or any(mine not in (None, shape) for mine, shape in zip(own, shapes, strict=True)):
             raise UsageError(explain("A commit must have the state's variables", "remove HVKERAS_ELASTIC_DIR, or give"
                                      " each job one of its own", commit=shapes, state=own))
         super().take(attributes)
@@ -104,6 +109,10 @@ class TensorFlowState(ObjectState):
 
     def _tracked(self) -> list[Any]:
         return self._variables
+
+    def _saved_variables(self) -> list[Any]:
+        """The variables whose values were saved last."""
+        return self._tracked()
 
 
 class TensorFlowKerasState(TensorFlowState):
@@ -123,7 +132,7 @@ class TensorFlowKerasState(TensorFlowState):
 
     Raises:
         UsageError: The model has no weights yet, or an attribute cannot be copied.
-        UnsupportedError: Ranks share the update of the optimizer (`shard_update=True`).
+        UnsupportedError: The ranks of a process set share the update of the optimizer (`shard_update=True`).
     """
 
     def __init__(self, model: ModelLike, optimizer: OptimizerLike | None = None,
@@ -135,15 +144,32 @@ class TensorFlowKerasState(TensorFlowState):
             raise UsageError(explain("A state needs a model with its weights", "build the model or call it on a batch"
                                      " first", model=getattr(model, "name", model)))
         self._learned: list[Any] = []
+        self._slots: SharedSlots | None = None
+        self._shared_places: frozenset[int] = frozenset()  # in the optimizer's list of variables
+        self._staying: Sequence[int] = ()  # ranks, while others are about to leave
         super().__init__([], **kwargs)
+
+    def save(self) -> None:
+        """Keeps the values of all variables, and copies of the attributes.
+
+        All ranks call it together if they share the update of the optimizer: each also keeps the part of another one.
+        """
+        slots = self._shared_slots()
+        if slots is not None:
+            slots.save(self._survives, self._staying)
+        super().save()
 
     def _save_values(self) -> None:
         super()._save_values()
+        self._shared_places = frozenset(
+            place for place, one in enumerate(self._optimizer_variables()) if _is_shared(one))
         self._learned = [compat.learned_state(layer) for layer in compat.learned_layers(self.model)]
 
     def restore(self) -> None:
         """Restores the model, optimizer and attributes that were saved last."""
         super().restore()
+        if (slots := self._shared_slots()) is not None and self._shared_places:
+            slots.restore()
         layers = compat.learned_layers(self.model)
         if len(layers) != len(self._learned):
             raise UsageError(explain("A commit must be of the state's model", "remove HVKERAS_ELASTIC_DIR, or give each"
@@ -164,13 +190,82 @@ class TensorFlowKerasState(TensorFlowState):
         compat.retrace(self.model)
 
     def sync(self) -> None:
-        """Broadcasts rank 0's current model and optimizer, and its last saved attributes, to every rank."""
+        """Broadcasts rank 0's current model and optimizer, and its last saved attributes, to every rank.
+
+        Where ranks share the update of the optimizer, each gets its part of what was saved last.
+
+        Raises:
+            LostPartsError: Nobody has some part.
+        """
         broadcast_learned(self.model, 0)
+        slots = self._shared_slots()
+        is_dealt = slots is not None and slots.sync(self.model.trainable_variables)
+        if slots is not None and not is_dealt:
+            broadcast_variables([one for one in self._optimizer_variables() if _is_shared(one)], 0)
         super().sync()
+        if slots is not None:
+            slots.save(self._survives)
+
+    def deal_again(self) -> None:
+        """Gives up what ranks have kept of an optimizer whose update they share, before a whole commit is restored."""
+        if (slots := self._shared_slots()) is not None:
+            slots.deal_again(self.model.trainable_variables)
+
+    def prepare_change(self, leaves: bool) -> None:
+        """Makes those who stay have the whole state, before other ranks leave; all ranks call it together.
+
+        Args:
+            leaves: Whether this rank leaves.
+        """
+        slots = self._shared_slots()
+        if slots is None:
+            return
+        told = allgather_object(leaves, name="who leaves")
+        self._staying = [rank for rank, is_leaving in enumerate(told) if not is_leaving]
+        if self._staying and self.steps() != self.steps_at_commit:
+            self.note_commit()
+        elif self._staying and not slots.is_safe_with(self._staying):
+            slots.save(True, self._staying)
+        self._staying = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether no rank has all of the state."""
+        return self._shared_slots() is not None
+
+    def whole(self, is_wanted: bool) -> object:
+        """Returns what was saved last, whole, to be written to a file; the ranks that share it call this together.
+
+        Args:
+            is_wanted: Whether this rank wants it: rank 0, if anybody.
+
+        Returns:
+            What `take` takes; None if this rank does not want it.
+        """
+        slots = self._shared_slots()
+        if slots is None or not self._shared_places:
+            return super().whole(is_wanted)
+        wanted = allreduce(tf.constant([int(is_wanted)]), op=Max, name="whether a commit is written")
+        if not int(wanted[0]):
+            return None
+        count = len(compat.model_weights(self.model))
+        values = self._values.values()
+        optimizer = slots.whole(values[count:])
+        if optimizer is None or not is_wanted:
+            return None
+        return Snapshot([*values[:count], *optimizer]), ObjectState.saved(self), self._learned
+
+    def memory_of_parts(self) -> tuple[int, int]:
+        """The bytes of this rank's part of the optimizer's state in the last commit, and of the parts of others.
+
+        Both are 0 where ranks do not share the update of the optimizer.
+        """
+        return (0, 0) if self._slots is None else self._slots.memory()
 
     def saved(self) -> tuple[object, ...]:
-        """Returns the values, attributes and learned state of layers that were saved last."""
-        return *super().saved(), self._learned
+        """Returns the values, attributes and learned state of layers that were saved last, and this rank's parts."""
+        parts = () if self._slots is None or not self._shared_places else (self._slots.saved(),)
+        return *super().saved(), self._learned, *parts
 
     def take(self, saved: Any) -> None:
         """Takes over what another process had saved.
@@ -181,25 +276,53 @@ class TensorFlowKerasState(TensorFlowState):
         Raises:
             UsageError: The saved state has other attributes, or variables of other shapes.
         """
-        *values, learned = saved
-        super().take(tuple(values))
+        values, attributes, learned, *parts = saved
+        slots = self._shared_slots()
+        before, self._shared_places = self._shared_places, frozenset(parts[0]["deal"]["places"] if parts else ())
+        try:
+            super().take((values, attributes))
+        except UsageError:
+            self._shared_places = before
+            raise
+        if slots is not None and parts:
+            slots.take(parts[0])
         self._learned = learned
 
     def _tracked(self) -> list[Any]:
+        return compat.model_weights(self.model) + [one for one in self._optimizer_variables() if not _is_shared(one)]
+
+    def _saved_variables(self) -> list[Any]:
+        return compat.model_weights(self.model) + [
+            one for place, one in enumerate(self._optimizer_variables()) if place not in self._shared_places]
+
+    def _optimizer_variables(self) -> list[Any]:
         optimizer = self._optimizer()
-        weights = compat.model_weights(self.model)
         if optimizer is None:
-            return weights
+            return []
         compat.build_optimizer(optimizer, self.model.trainable_variables)
-        if distributed_part(optimizer) is not None and distributed_part(optimizer)._hvkeras_kind:
+        return compat.optimizer_variables(optimizer)
+
+    def _shared_slots(self) -> SharedSlots | None:
+        """What this rank keeps of an optimizer whose update ranks share; None for any other."""
+        optimizer = self._optimizer()
+        part = None if optimizer is None else distributed_part(optimizer)
+        if part is None or not part._hvkeras_kind:
+            return None
+        if part._hvkeras_exchange.process_set is not global_process_set:
             raise UnsupportedError(explain(
-                "A lost rank would take its part of the optimizer's state with it, so an elastic state needs an"
-                " optimizer of which each rank holds the whole state", "leave out shard_update=True, or set"
-                " HVKERAS_SHARD_UPDATE=0", optimizer=type(optimizer).__name__))
-        return weights + compat.optimizer_variables(optimizer)
+                "Process sets end when ranks are lost, so an elastic state needs an optimizer whose update all ranks"
+                " share", "leave out process_set or shard_update=True", optimizer=type(optimizer).__name__))
+        if self._slots is None or self._slots.optimizer is not optimizer:
+            compat.build_optimizer(optimizer, self.model.trainable_variables)
+            self._slots = SharedSlots(optimizer, part)
+        return self._slots
 
     def _optimizer(self) -> Any:
         return self.optimizer if self.optimizer is not None else getattr(self.model, "optimizer", None)
+
+
+def _is_shared(variable: Any) -> bool:
+    return bool(getattr(variable, "is_whole_of_parts", False))
 
 
 class KerasState(TensorFlowKerasState):

@@ -18,6 +18,8 @@ from hvkeras.gradients.shards import Shards
 from hvkeras.gradients.step_parts import StepParts
 from hvkeras.typing import LayerLike, VariableLike
 
+UPDATE = "_hvkeras_update"  # the attribute of the compiled update
+
 
 class Distributed:
     """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
@@ -146,7 +148,7 @@ class Distributed:
         return sums
 
     def _hvkeras_compiled_update(self) -> CompiledUpdate:
-        made: CompiledUpdate = self.__dict__.setdefault("_hvkeras_update", CompiledUpdate(self._hvkeras_compile))
+        made: CompiledUpdate = self.__dict__.setdefault(UPDATE, CompiledUpdate(self._hvkeras_compile))
         return made
 
     def _hvkeras_ahead(self) -> ReducedAhead:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.parts import Bounds
 from hvkeras.gradients.shards import Shards
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
@@ -43,6 +46,23 @@ class Noted(list[Any]):
                 self._notes[compat.variable_key(slot)] = number if number < len(parts) - 1 else STAND_IN
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A slot that ranks share.
+
+    Attributes:
+        slot: The variable in which this rank has its part.
+        place: The slot's place in the optimizer's list of variables.
+        shape: The shape of the whole.
+        bounds: The rank at place r among those that share it has its elements `[bounds[r], bounds[r + 1])`.
+    """
+
+    slot: Any
+    place: int
+    shape: tuple[int, ...]
+    bounds: Bounds
+
+
 class WholeVariable:
     """A variable of an optimizer's state that no rank holds as a whole; it is read, saved and assigned as one.
 
@@ -56,7 +76,9 @@ class WholeVariable:
     is_whole_of_parts = True  # for `broadcast_variables`
 
     def __init__(self, state: ShardedState, slot: Any, number: int) -> None:
-        self._state, self._slot, self._number = state, slot, number
+        self._state = state
+        self.slot: Any = slot
+        self.number: int = number
         self._unique_id = f"{compat.variable_key(slot)} as a whole"
         self.name: str = slot.name
         self.path: str = compat.variable_name(slot)
@@ -66,7 +88,12 @@ class WholeVariable:
     @property
     def shape(self) -> Any:
         """The shape of the whole."""
-        return self._state.shape_of(self._slot, self._number)
+        return self._state.shape_of(self.slot, self.number)
+
+    @property
+    def has_known_shape(self) -> bool:
+        """Whether this rank knows the shape of the whole: not if only its owner does, who has not told yet."""
+        return self._state.knows_shape(self.slot, self.number)
 
     @property
     def ndim(self) -> int:
@@ -79,7 +106,7 @@ class WholeVariable:
         Raises:
             UsageError: It was not.
         """
-        return self._state.value_of(self._slot, self._number)
+        return self._state.value_of(self.slot, self.number)
 
     def read_value(self) -> Any:
         """Returns the value as a tensor; see `numpy`."""
@@ -91,17 +118,16 @@ class WholeVariable:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Returns the value for NumPy; see `numpy`."""
-        value = self.numpy()
-        return value if dtype is None else value.astype(dtype)
+        return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Any) -> None:
         """Assigns this rank's part of a value. All ranks assign theirs, or broadcast it afterwards."""
-        self._state.assign(self._slot, self._number, value)
+        self._state.assign(self.slot, self.number, value)
 
     @property
     def assigned(self) -> Any:
         """The value that this rank has assigned since the last step, as an array; None if it has not."""
-        return self._state.assigned_to(self._slot)
+        return self._state.assigned_to(self.slot)
 
     def __repr__(self) -> str:
         return f"<{self.name}, of which each rank holds a part, shape={tuple(self.shape)}>"
@@ -142,6 +168,26 @@ class ShardedState:
                 found.append(self._wholes.setdefault(key, WholeVariable(self, variable, number)))
         return found
 
+    def pieces(self, variables: Sequence[Any]) -> list[Piece]:
+        """Returns the slots that ranks share; all of them call this together.
+
+        Args:
+            variables: The optimizer's variables, with `WholeVariable`s for those slots.
+        """
+        with graphs.eagerly():
+            self._tell_shapes(self._shared())
+        found = []
+        for place, whole in enumerate(variables):
+            if isinstance(whole, WholeVariable):
+                slot, number = whole.slot, whole.number
+                shape = tuple(self.shape_of(slot, number))
+                bounds = self._shards.bounds[number] or ()
+                if not self._is_like_variable(slot, number):
+                    count = math.prod(shape)
+                    bounds = tuple(count if bound else 0 for bound in bounds)
+                found.append(Piece(slot, place, shape, bounds))
+        return found
+
     def bytes_here(self) -> int:
         """The bytes of the slots on this rank."""
         return sum(int(np.prod(slot.shape)) * int(tf.as_dtype(slot.dtype).size)
@@ -164,6 +210,11 @@ class ShardedState:
         if self._is_like_variable(slot, number):
             return self._shards.variables[number].shape
         return self._shapes.get(compat.variable_key(slot), tuple(slot.shape))
+
+    def knows_shape(self, slot: Any, number: int) -> bool:
+        """Whether this rank knows the shape of a whole slot."""
+        return (self._is_like_variable(slot, number) or self._shards.is_all_mine(number)
+                or compat.variable_key(slot) in self._shapes)
 
     def value_of(self, slot: Any, number: int) -> Any:
         """The value of a whole slot.

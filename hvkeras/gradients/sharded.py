@@ -12,7 +12,7 @@ from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients import shard_step
-from hvkeras.gradients.distributed import Distributed
+from hvkeras.gradients.distributed import UPDATE, Distributed
 from hvkeras.gradients.parts import by_elements, by_variables
 from hvkeras.gradients.shard_state import Noted, ShardedState
 from hvkeras.gradients.shards import Shards, extent_of
@@ -88,6 +88,29 @@ class Sharded(Distributed):
             for variable, value in zip(self.variables, values, strict=True):
                 variable.assign(value)
             state.forget()
+
+    def _hvkeras_deal_again(self, variables: Sequence[Any] = ()) -> None:
+        """Deals the variables to the ranks that the job has now; parts of slots are forgotten, whole values stay.
+
+        Args:
+            variables: The model's trainable variables, for an optimizer that does not know them.
+        """
+        values = [None if getattr(one, "is_whole_of_parts", False) else np.asarray(compat.native(one))
+                  for one in self.variables]
+        shards: Shards | None = self.__dict__.get(_SHARDS)
+        trained = shards.variables if shards is not None else self.__dict__.get("_trainable_variables") or variables
+        for name in (_SHARDS, _STATE, UPDATE):
+            self.__dict__.pop(name, None)
+        compat.forget_slots(self)
+        self.build(list(trained))
+        for variable, value in zip(self.variables, values, strict=True):
+            if value is not None:
+                variable.assign(value)
+
+    def _hvkeras_is_dealt_for(self, ranks: int, rank: int) -> bool:
+        """Whether the variables are dealt to so many ranks, of which this is one."""
+        shards: Shards | None = self.__dict__.get(_SHARDS)
+        return ranks == 1 if shards is None else shards.is_for(ranks, rank)
 
     def _hvkeras_trained(self) -> list[Any]:
         shards: Shards | None = self.__dict__.get(_SHARDS)

@@ -38,6 +38,10 @@ class Shards:
         # What a rank gives the optimizer that has no part of any gradient of a step.
         self.stand_in: Any = compat.variable_like(self.variables[0], (1,), "hvkeras_stand_in")
 
+    def is_for(self, ranks: int, rank: int) -> bool:
+        """Whether they are dealt to all ranks of a job of this size, in which this process has this rank."""
+        return self.ranks == tuple(range(ranks)) and self._me == rank
+
     def places_of(self, variables: Sequence[Any]) -> list[int] | None:
         """The numbers of variables of the model; None if there are others among them."""
         found = [self._places.get(compat.variable_key(variable)) for variable in variables]

@@ -283,6 +283,11 @@ class Driver:
         self.actions.append(Form(tuple(ready), commit))
         self._start_missing()
 
+    @property
+    def leaving(self) -> set[int]:
+        """The numbers of the workers that are not to be in the next generation."""
+        return self._surplus()
+
     def _surplus(self) -> set[int]:
         """The workers that leave, and those that hosts have no slots for any more: the youngest ones."""
         surplus = {number for number, worker in self.workers.items() if worker.is_leaving}

@@ -465,8 +465,9 @@ class ElasticLauncher(Launcher):
     def _announce(self) -> None:
         """Tells the members that workers join or leave: at the next step if a machine is being taken away."""
         soon = self._ending is not None or any(worker.is_leaving for worker in self._driver.members)
+        leaving = self._driver.leaving
         for member in self._driver.members:
-            self._tell(member.number, {"type": "changes", "soon": soon})
+            self._tell(member.number, {"type": "changes", "soon": soon, "leaves": member.number in leaving})
 
     def _start_workers(self, action: Start) -> None:
         """Gives new workers their numbers, and starts them."""

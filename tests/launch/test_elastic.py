@@ -14,6 +14,7 @@ from launch.hvkeras_run import Started, python, run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "elastic.py"
 SURVIVES = WORKER.with_name("survives.py")
+SHARED = WORKER.with_name("elastic_shared.py")
 
 
 @pytest.mark.parametrize(("backend", "victim", "legacy"), [
@@ -134,6 +135,34 @@ def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commi
         found.append({line[4:] for line in done.stdout.splitlines() if "waves" in line})
     assert len(found[0]) == 1
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("backend", "np", "most", "optimizer", "ends", "events", "said"), [
+    ("native", 3, 3, "Adam", 3, "1:kill:7", "goes on with 2 ranks from commit 2"),
+    *[pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("native", 4, 4, "Lamb", 4, "2:kill:7 0:raise:13", "failed with ArithmeticError"),
+        ("native", 4, 4, "AdamW+clipnorm", 1, "0:slots=1:8", "goes on with 1 rank from commit"),
+        ("native", 1, 3, "Adafactor", 3, "0:slots=3:4", "goes on with 3 ranks from commit"),
+        ("native", 4, 4, "Adam", 4, "0:kill:16 1:kill:16 2:kill:16", "goes back to the last commit on disk"),
+        ("horovod", 3, 3, "Adam+global_clipnorm", 3, "1:kill:7", "goes on with 2 ranks from commit 2"),
+        ("tfdist", 3, 3, "Adam", 3, "0:kill:7", "goes on with 2 ranks from commit 2"),
+    ]],
+])
+@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_parts_of_an_optimizer_outlive_the_ranks_that_shared_its_update(
+        backend: str, np: int, most: int, optimizer: str, ends: int, events: str, said: str, legacy: str,
+        tmp_path: Path) -> None:
+    if legacy == "1" and optimizer == "Lamb":
+        pytest.skip("tf_keras has no Lamb")
+    (tmp_path / "hosts").write_text(f"localhost:{np}\n")
+    env = {"TF_USE_LEGACY_KERAS": legacy}
+    command = warm_ranks([sys.executable, str(SHARED), optimizer, str(ends), events], env)
+    done = run(["-np", str(np), "--min-np", "1", "--max-np", str(most), "--backend", backend,
+                "--host-discovery-script", "cat hosts", *command], tmp_path, env, deadline=240)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr, done.stderr
+    assert [line[4:] for line in done.stdout.splitlines()] == ["as one process: True"] * ends
+    assert done.stderr.count("MiB of others that may be lost") == 1
 
 
 def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:

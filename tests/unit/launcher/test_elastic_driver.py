@@ -171,6 +171,7 @@ def test_workers_of_a_removed_host_leave_at_the_next_commit() -> None:
     taken(made)
     made.slots = {"a": 1}
     assert happens(made, Event.HOSTS) == [Announce()]
+    assert made.leaving == {1, 2}
     ready(made, 0, 3)
     ready(made, 1, 3)
     actions = ready(made, 2, 3)
