@@ -24,7 +24,7 @@ from hvkeras.report.page import Section, page, table_html
 
 NAME = "report.html"
 CHARTS = ("step_times", "time_split", "scaling", "loss")
-PARTS = ("compute", "input", "wait", "communication")
+PARTS = ("compute", "update", "input", "wait", "communication")
 
 
 def write(comparison: Comparison, folder: Path) -> None:

@@ -91,7 +91,7 @@ def _figures(each: Row | Result) -> dict[str, Any]:
 
 def _parts(split: Any) -> dict[str, float | None]:
     """The parts of a typical step."""
-    names = ("input", "compute", "wait", "communication", "hidden")
+    names = ("input", "compute", "update", "wait", "communication", "hidden")
     values = {} if split is None else asdict(split)
     return {f"{name}_ms": _milliseconds(values.get(name)) for name in names}
 

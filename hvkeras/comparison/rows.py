@@ -128,7 +128,7 @@ def mean_split(splits: Iterable[TimeSplit]) -> TimeSplit | None:
 
     return TimeSplit(step=mean("step"), input=mean("input"), compute=mean("compute"),
                      wait=float(np.mean(waits)) if len(waits) == len(known) else None,
-                     communication=mean("communication"), hidden=mean("hidden"))
+                     communication=mean("communication"), hidden=mean("hidden"), update=mean("update"))
 
 
 def rows_of(results: Iterable[Result]) -> tuple[Row, ...]:

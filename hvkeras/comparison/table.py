@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.comparison.result import WARM_UP, Number
+from hvkeras.comparison.result import SHARED, WARM_UP, Number
 from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.projection.rows import ONE_PROCESS, Projected
 
@@ -29,6 +29,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
     if comparison.single is not None:
         headers.append(f"share of\n{comparison.processes} x one\nprocess")
     headers += ["accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]
+    headers += ["peak\nmemory,\nMB"] if _compares_memory(comparison) else []
     reasons: dict[str, int] = {}
     rows = []
     for row in comparison.shown:
@@ -109,9 +110,16 @@ def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> 
     else:
         difference = row.difference if isinstance(row.difference, str) else f"{row.difference:.1e}"
         difference = "0" if row.difference == 0 else difference
+    memory = [UNKNOWN if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f}"]
     return [step + (marks if row.step is None else ""), *spread, rate(row.samples) + (marks if row.step else ""),
             *shares, NOT_HERE if row.accuracy is None else f"{row.accuracy.value:.4f}",
-            NOT_HERE if row.loss is None else f"{row.loss.value:.4g}", difference]
+            NOT_HERE if row.loss is None else f"{row.loss.value:.4g}", difference,
+            *(memory if _compares_memory(comparison) else [])]
+
+
+def _compares_memory(comparison: Comparison) -> bool:
+    """Whether the comparison is one of memory as well: with and without a shared update."""
+    return any(row.name.endswith(SHARED) for row in comparison.rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -155,6 +163,7 @@ def explanations(comparison: Comparison) -> list[str]:
     if any(row.difference is not None for row in shown):
         first = "'s first run" if comparison.repeat > 1 else "'s"
         lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
+    lines += ["memory: that of the rank that needed the most memory"] * _compares_memory(comparison)
     lines += _compiling(shown)
     if "load_before" in comparison.machine:
         lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"

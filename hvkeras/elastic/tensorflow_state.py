@@ -147,6 +147,7 @@ class TensorFlowKerasState(TensorFlowState):
         self._slots: SharedSlots | None = None
         self._shared_places: frozenset[int] = frozenset()  # in the optimizer's list of variables
         self._staying: Sequence[int] = ()  # ranks, while others are about to leave
+        self._shared_slots()  # refuses what it must before an optimizer is built
         super().__init__([], **kwargs)
 
     def save(self) -> None:

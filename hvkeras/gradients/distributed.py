@@ -16,6 +16,7 @@ from hvkeras.gradients.exchange import Exchange
 from hvkeras.gradients.reduced_ahead import ReducedAhead
 from hvkeras.gradients.shards import Shards
 from hvkeras.gradients.step_parts import StepParts
+from hvkeras.profiling import spans
 from hvkeras.typing import LayerLike, VariableLike
 
 UPDATE = "_hvkeras_update"  # the attribute of the compiled update
@@ -93,7 +94,7 @@ class Distributed:
         else:
             replicas.require_servable(within, self, self._hvkeras_passes[0])
             reduced = replicas.reduce_over_both(gradients, over_ranks)
-        with compat.summed(self):
+        with spans.update(self._hvkeras_exchange.name, reduced, variables), compat.summed(self):
             if compiled is None:
                 return apply(reduced)
             compiled(reduced)
@@ -187,7 +188,7 @@ class Distributed:
         def update() -> Any:
             if shards is not None:
                 return shard_step.update_reduced(self, shards, apply, optimizer, gradients, variables)
-            with compat.summed(self):
+            with spans.update(self._hvkeras_exchange.name, gradients, variables), compat.summed(self):
                 return apply(list(gradients))
 
         if due is None:

@@ -22,6 +22,7 @@ from hvkeras.gradients.step_parts import StepParts
 from hvkeras.job.state import current_job
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.profiling import spans
+from hvkeras.records.record import GATHER
 
 if TYPE_CHECKING:
     from hvkeras.gradients.distributed import Distributed
@@ -90,7 +91,7 @@ def update_parts(part: Distributed, step: StepParts, apply: Apply, optimizer: An
             return apply(results, over)
 
         compiled = part._hvkeras_compiled_update().prepare(part, optimizer, apply_own, given, over)
-        with compat.summed(part):
+        with spans.update(part._hvkeras_exchange.name, given, over), compat.summed(part):
             result = (compiled or apply_own)(given)
     if APART not in part.__dict__:
         gather(part, shards, [number for number in range(len(shards.parts)) if shards.bounds[number] is not None]
@@ -122,7 +123,7 @@ def gather(part: Distributed, shards: Shards, numbers: Sequence[int], memory: di
     name = f"the weights of {exchange.name}"
     text = f"{[[shards.bounds[number] for number in bucket] for bucket in buckets]}"
     plan = number_in_graph(Plan(
-        "gather of updated parts", tuple(compat.variable_name(shards.variables[number]) for number in order),
+        GATHER, tuple(compat.variable_name(shards.variables[number]) for number in order),
         tuple(variables[number].dtype.name for number in order),
         tuple(tuple(variables[number].shape.as_list()) for number in order), shards.ranks, name, f"{text}#0"), text)
     gather_one = _gather_without_copies if isinstance(job.backend, ReducesParts) else _gather_packed

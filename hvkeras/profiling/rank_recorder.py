@@ -68,7 +68,7 @@ class Recorder:
         self._depth = threading.local()
         self._eager_models: set[int] = set()
         # Of this job, where an earlier one of this process wrote before.
-        self.first_rows: dict[str, int] = counts(spans.collectives())
+        self.first_rows: dict[str, int] = counts({**spans.collectives(), **spans.updates()})
         self._wrote = 0.0  # seconds of CPU time that the thread has used
         self._over = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
@@ -168,7 +168,8 @@ class Recorder:
 
     def tracks(self) -> dict[str, Track]:
         """The tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
-        return {**spans.collectives(), CALLS: self._calls, STEPS: self._steps, **self.input_waits.tracks()}
+        return {**spans.collectives(), **spans.updates(), CALLS: self._calls, STEPS: self._steps,
+                **self.input_waits.tracks()}
 
     def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
         """Converts rows of tracks to attributes of a record.
@@ -179,11 +180,13 @@ class Recorder:
         collectives = {key: track for key, track in spans.collectives().items() if key in rows and len(rows[key].table)}
         steps, calls = rows[STEPS], rows[CALLS].table
         places = np.searchsorted(steps.table[:, 0], calls) + steps.first
+        updates = np.concatenate([np.zeros((0, 2)), *(rows[name].table for name in spans.updates() if name in rows)])
         inputs = np.concatenate([rows[name].table for name in self.input_waits.tracks() if name in rows])
         return {
             "stamps": steps.table, "first_step": steps.first,
             "calls": np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64),
             "inputs": inputs[np.argsort(inputs[:, 1], kind="stable")],
+            "updates": updates[np.argsort(updates[:, 1], kind="stable")],
             "collectives": {key: rows[key].table for key in collectives},
             "first_runs": {key: rows[key].first - self.first_rows.get(key, 0) for key in collectives},
             "buckets": {key: vars(track.content) for key, track in collectives.items()},

@@ -37,6 +37,7 @@ CAPACITY = 1024  # latest runs of each collective, and latest input waits, that 
 COLLECTIVES = 1024  # maximum number of collectives that are recorded
 # Names of tracks; others are the keys of collectives.
 STEPS, CALLS, INPUT_WAITS, OUTSIDE = "steps", "train function", "input waits", "outside of steps"
+UPDATE = "update"  # the operation of the tracks of updates
 
 _NEXT_BATCH = ("__next__", "get_next", "get_next_as_optional")  # methods of the iterator of a dataset
 
@@ -107,9 +108,15 @@ class Collective:
         """The latest runs, from an index on."""
         return self.read().since(since)
 
+    def append(self, times: Sequence[Any]) -> None:
+        """Adds a run, if timestamps are taken of it."""
+        if self.ring is not None:
+            self.ring.append(times)
+
 
 # One per process: functions traced while recording was on write to their tracks for as long as they live.
 _collectives: dict[str, Collective] = {}
+_updates: dict[str, Collective] = {}  # the tracks of optimizers' updates, by their labels
 _lock = threading.RLock()  # a signal handler may write the record amid an eager collective
 _outside = PythonRing(3, 16 * CAPACITY)  # begin, end, and the place in `_contents`
 _contents: dict[Content, int] = {}
@@ -121,15 +128,21 @@ def collectives() -> dict[str, Collective]:
         return dict(_collectives)
 
 
-def all_collectives() -> dict[str, Track]:
-    """The same, and the track of all collectives outside of steps."""
-    return {**collectives(), OUTSIDE: _outside}
+def updates() -> dict[str, Track]:
+    """The tracks of optimizers' updates, by their labels."""
+    with _lock:
+        return dict(_updates)
+
+
+def everything() -> dict[str, Track]:
+    """The tracks of collectives, also of those outside of steps, and of updates."""
+    return {**collectives(), **updates(), OUTSIDE: _outside}
 
 
 def runs(track: str, rows: Rows) -> Iterator[tuple[Content, float, float]]:
-    """What ran, and when it began and ended, according to rows of a track that `all_collectives` returns."""
+    """What ran, and when it began and ended, according to rows of a track that `everything` returns."""
     with _lock:
-        contents = list(_contents) if track == OUTSIDE else [_collectives[track].content]
+        contents = list(_contents) if track == OUTSIDE else [(_updates.get(track) or _collectives[track]).content]
     for began, ended, *place in rows.table.tolist():
         yield contents[int(place[0]) if place else 0], began, ended
 
@@ -184,7 +197,7 @@ def _in_track(run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[
     with tf.control_dependencies([began]):
         results = run()
     with tf.control_dependencies(tf.nest.flatten(results)):
-        track.ring.append([began, graphs.now()])
+        track.append([began, graphs.now()])
     return results
 
 
@@ -197,6 +210,36 @@ def _track_of(key: str, content: Callable[[], Content], backend: Backend) -> Col
                 made = ring("hvkeras_collective", 2, CAPACITY)
                 _collectives[key] = Collective(content(), made, made.rows)
         return _collectives.get(key)
+
+
+@contextlib.contextmanager
+def update(name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+    """Records when an optimizer's update runs, which its body makes: eagerly, or in the function under construction.
+
+    It begins when all reduced gradients are there, and ends when all variables have their new values. What of it runs
+    before that, beside collectives, is not part of it.
+
+    Args:
+        name: The optimizer's name.
+        gradients: Its reduced gradients: tensors, `tf.IndexedSlices` or None.
+        variables: The variables.
+    """
+    there = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
+    if (not _State.users or not there or graphs.compiled_by_xla() or not graphs.of_functions()
+            or tf.distribute.has_strategy()):
+        yield
+        return
+    label = f"the update of {name}"
+    with _lock:
+        if label not in _updates:
+            made = ring("hvkeras_update", 2, CAPACITY)
+            _updates[label] = Collective(Content(label, UPDATE, None, UPDATE), made, made.rows)
+    with tf.device("CPU:0"), tf.control_dependencies(there):
+        began = graphs.now()
+    yield
+    values = [compat.native(variable).read_value() for variable in variables]
+    with tf.device("CPU:0"), tf.control_dependencies([began, *values]):
+        _updates[label].append([began, graphs.now()])
 
 
 def _by_python(run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], *_: Any) -> Any:

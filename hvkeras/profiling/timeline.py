@@ -102,7 +102,7 @@ class Timeline:
         self._events: list[dict[str, Any]] = []
         self._rows: dict[str, int] = {}
         self._count = 0
-        self._reader = Reader(spans.all_collectives)
+        self._reader = Reader(spans.everything)
         self._is_empty = True
         self._over = threading.Event()
         self._file.write(b"[" + _END)
@@ -129,9 +129,9 @@ class Timeline:
             if label not in self._rows:
                 self._rows[label] = len(self._rows) + 1
                 self._note({"name": "thread_name", "ph": "M", "tid": self._rows[label], "args": {"name": label}})
-            self._note({"name": operation, "cat": "collective", "ph": "X", "tid": self._rows[label],
-                        "ts": began / 1000, "dur": (ended - began) / 1000, "args": {"collective": label,
-                                                                                  "bytes": size}})
+            kind = spans.UPDATE if operation == spans.UPDATE else "collective"
+            self._note({"name": operation, "cat": kind, "ph": "X", "tid": self._rows[label],
+                        "ts": began / 1000, "dur": (ended - began) / 1000, "args": {kind: label, "bytes": size}})
 
     def close(self) -> None:
         """Writes what remains and ends the thread."""

@@ -17,8 +17,8 @@ import numpy as np
 from hvkeras.profiling.trace_files import Event
 from hvkeras.records.record import Array, Record
 
-STEPS, INPUT, CALLS, COMPUTING = "steps", "input", "train function", "computing"
-ROWS = (STEPS, INPUT, CALLS, COMPUTING)  # shown above the rows of collectives
+STEPS, INPUT, CALLS, COMPUTING, UPDATE = "steps", "input", "train function", "computing", "update"
+ROWS = (STEPS, INPUT, CALLS, COMPUTING, UPDATE)  # shown above the rows of collectives
 BEFORE = 1024  # steps before the window that are looked at in custom training loops
 
 _Found = tuple[str, str, float, float, Event]  # row, name, start, end, arguments
@@ -117,6 +117,7 @@ def events(record: Record, first: int, after: int) -> list[Event]:
         *((INPUT, "input", begin, end, {}) for begin, end in _between(record.inputs, since, until)),
         *_calls(record.calls, first, after),
         *_computing(wanted, record.inputs),
+        *((UPDATE, UPDATE, begin, end, {}) for begin, end in _between(record.updates, since, until)),
         *_collectives(record, wanted, since, until),
     ]
     labels = dict.fromkeys([*ROWS, *sorted((row for row, *_ in found if row not in ROWS), key=_natural)])

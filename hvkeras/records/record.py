@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 WEIGHTS = "weights.npz"
+GATHER = "gather of updated parts"  # the operation of the collectives after an update that the ranks share
 WELL = "well"  # the value of `ended` for a rank that ended well
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +37,8 @@ class Record:
         host: The rank's host.
         pid: Its process ID.
         inputs: float64, [fetches, 2]: start and end of each fetch of a training batch from its dataset.
+        updates: float64, [updates, 2]: when the reduced gradients of each step were there, and when all variables had
+            their new values.
         calls: float64, [calls, 4]: start and end of each call of fit's train function, and the indices of its first
             and last step since the job began; empty for custom training loops.
         collectives: float64, [runs, 2]: start and end of each run of a collective, by its key.
@@ -66,6 +69,7 @@ class Record:
     host: str = ""
     pid: int = 0
     inputs: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    updates: Array = field(default_factory=lambda: np.zeros((0, 2)))
     calls: Array = field(default_factory=lambda: np.zeros((0, 4)))
     collectives: dict[str, Array] = field(default_factory=dict)
     first_runs: dict[str, int] = field(default_factory=dict)
@@ -95,10 +99,11 @@ class Record:
             return None
         with np.load(folder / _name(rank)) as file:
             runs = {name.removeprefix(_RUNS): file[name] for name in file.files if name.startswith(_RUNS)}
-            return cls(**json.loads(str(file["facts"])), **{name: file[name] for name in _TABLES}, collectives=runs)
+            tables = {name: file[name] for name in _TABLES if name in file.files}
+            return cls(**json.loads(str(file["facts"])), **tables, collectives=runs)
 
 
-_TABLES = ("stamps", "inputs", "calls", "losses")
+_TABLES = ("stamps", "inputs", "updates", "calls", "losses")
 _RUNS = "collective "
 
 

@@ -21,17 +21,19 @@ PAUSE = 5.0  # times the median; a longer step included something else: validati
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """A rank's typical step in seconds: step = input + compute + wait + communication.
+    """A rank's typical step in seconds: step = input + compute + update + wait + communication.
 
     Attributes:
         step: From gradients to gradients: the mean over all steps except pauses (see `PAUSE`).
         input: Waiting for the next batch from a dataset; 0 if no fetch was recorded.
-        compute: The remainder: the forward and backward pass, the weight update, and callbacks.
+        compute: The remainder: the forward and backward pass, and callbacks; the update as well where it was not
+            recorded.
         wait: Waiting for other ranks: the part of communication that the rank would have saved by arriving last. None
             if records of some ranks are missing; it is then part of communication.
         communication: Collectives that ran while the rank had nothing else to do, without `wait`.
         hidden: Collectives that overlapped with computing; not part of the step.
         steps: The number of steps averaged.
+        update: The weight update, once all gradients are reduced; 0 if it was not recorded.
     """
 
     step: float
@@ -41,6 +43,12 @@ class TimeSplit:
     communication: float
     hidden: float
     steps: int = 0
+    update: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """The time in which the rank itself has something to do."""
+        return self.input + self.compute + self.update
 
 
 def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
@@ -92,7 +100,8 @@ def _split(record: Record, compared: Mapping[str, Runs], complete: bool) -> Time
         waits.append(np.column_stack([starts[begin:end], runs[begin:end, 1] - lengths]))
         since = max(since, runs[begin - 1, 1]) if begin else since  # earlier runs are missing on other ranks
         until = min(until, runs[end, 0]) if end < len(runs) else until
-    return steps.split(Cover(*exposed), Cover(*waits), Cover(*everything), since, until, complete)
+    return steps.split(Cover(*exposed), Cover(*waits), Cover(*everything), Cover(record.updates), since, until,
+                       complete)
 
 
 def _of_gradients(record: Record, key: str) -> bool:
@@ -129,7 +138,7 @@ class _Steps:
         in_backward = (runs[:, 0] > self._arrived[places]) & (runs[:, 0] <= self._ready[places])
         return np.where(in_backward, self._ready[places], runs[:, 0])
 
-    def split(self, exposed: Cover, waits: Cover, everything: Cover, since: float, until: float,
+    def split(self, exposed: Cover, waits: Cover, everything: Cover, updates: Cover, since: float, until: float,
               complete: bool) -> TimeSplit | None:
         """The mean over the steps that began after `since` and ended before `until`, except warm-up and pauses."""
         chosen = self._chosen(since, until)
@@ -142,8 +151,11 @@ class _Steps:
         wait = min(waits.mean(begins, ends), communication)
         fetching = max(0.0, busy.mean(begins, arrivals) - exposed.mean(begins, arrivals))
         hidden = max(0.0, everything.mean(begins, ends) - communication)
-        return TimeSplit(step, fetching, max(0.0, step - fetching - communication), wait if complete else None,
-                         communication - wait, hidden, len(chosen))
+        computing = max(0.0, step - fetching - communication)
+        beside = Cover(exposed.spans, self._inputs).mean(begins, ends)
+        update = min(computing, max(0.0, Cover(exposed.spans, self._inputs, updates.spans).mean(begins, ends) - beside))
+        return TimeSplit(step, fetching, computing - update, wait if complete else None, communication - wait, hidden,
+                         len(chosen), update)
 
     def _chosen(self, since: float, until: float) -> Array:
         """The indices of the steps to average, among those of the most frequent kind."""

@@ -25,8 +25,8 @@ INSTALL = "pip install 'hvkeras[report]'"
 INK, PAPER, LINE = "#1d2127", "#ffffff", "#d9dde3"
 _OF_THE_PAGE = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(--line, #d9dde3)"}
 # Okabe and Ito's colours can be told apart without full colour vision; patterns tell the parts apart without any.
-PARTS = {"compute": ("#0072b2", ""), "input": ("#e69f00", "xxx"), "wait": ("#56b4e9", "///"),
-         "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
+PARTS = {"compute": ("#0072b2", ""), "update": ("#009e73", "\\\\\\"), "input": ("#e69f00", "xxx"),
+         "wait": ("#56b4e9", "///"), "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
 _ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
 PROJECTION = ", projection"  # suffix of a line that is projected, not measured; it has its engine's colour
 IDEAL = "ideal"  # the name of the ideal line, which has no engine's colour

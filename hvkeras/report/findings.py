@@ -17,6 +17,7 @@ THRESHOLDS: Mapping[str, float] = {
     "input": 0.10,  # of a step, waiting for the next batch
     "wait": 0.15,  # of a step, waiting for other ranks, if no rank is consistently slow
     "communication": 0.20,  # of a step
+    "update": 0.10,  # of a step, if each rank updates all weights
     "pauses": 0.30,  # of all time, in validation, checkpoints, and anything else that takes long between steps
 }
 _REASON = 0.25  # of a rank's delay; smaller parts of it are not mentioned
@@ -42,7 +43,7 @@ class Finding:
     """Something that limits the job.
 
     Attributes:
-        what: `slow rank`, `input`, `wait`, `communication` or `pauses`, as in `THRESHOLDS`.
+        what: `slow rank`, `input`, `wait`, `communication`, `update` or `pauses`, as in `THRESHOLDS`.
         share: Its share of a step or, for pauses, of all time.
         text: A description of the problem.
         remedy: What to do about it.
@@ -71,14 +72,14 @@ def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
     """
     if len(splits) < 2 or not enough(splits):
         return None
-    busy = {rank: split.input + split.compute for rank, split in splits.items()}
+    busy = {rank: split.busy for rank, split in splits.items()}
     rank = max(busy, key=lambda each: busy[each])
     others = [split for each, split in splits.items() if each != rank]
-    more = busy[rank] - median(split.input + split.compute for split in others)
+    more = busy[rank] - median(split.busy for split in others)
     if more < THRESHOLDS["slow rank"] * splits[rank].step:
         return None
-    parts = {part: getattr(splits[rank], part) - median(getattr(split, part) for split in others)
-             for part in ("input", "compute")}
+    parts = {"input": splits[rank].input - median(split.input for split in others),
+             "compute": splits[rank].busy - splits[rank].input - median(split.busy - split.input for split in others)}
     return Slowest(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
 
 
@@ -87,7 +88,8 @@ def findings(summary: Summary) -> list[Finding]:
     splits = summary.splits
     if not enough(splits):
         return []
-    found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(splits), _pauses(summary)]
+    found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(splits), _update(summary),
+             _pauses(summary)]
     return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
 
 
@@ -175,6 +177,16 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
                    "A larger batch per rank makes fewer exchanges of the same size; backward_passes_per_step does the"
                    " same without more memory. compression=hvd.Compression.fp16 halves the bytes, which helps on slow"
                    f" networks.{COMPARE}")
+
+
+def _update(summary: Summary) -> Finding | None:
+    share = median(split.update / split.step for split in summary.splits.values())
+    if share < THRESHOLDS["update"] or summary.size == 1 or summary.shares_update:
+        return None
+    return Finding("update", share, f"Each rank updates all weights, which takes {share:.0%} of a step.",
+                   f"DistributedOptimizer(shard_update=True) has each rank update 1/{summary.size} of them, and keep"
+                   f" 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off shows what that"
+                   " gives here.")
 
 
 def _pauses(summary: Summary) -> Finding | None:

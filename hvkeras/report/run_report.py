@@ -28,12 +28,12 @@ PAGE, DATA = "report.html", "report.json"
 SCHEMA = 1  # version of report.json, which docs/report.md describes
 SHOWN = 20  # maximum number of collectives, and of stalls, that the page shows
 BARS = 32  # maximum number of ranks that the chart shows
-_PARTS = ("input", "compute", "wait", "communication")
+_PARTS = ("input", "compute", "update", "wait", "communication")
 _HOW = ("A step lasts from the moment a rank's gradients are ready to the same moment of the next step."
-        " Input: until the next batch arrives. Compute: forward and backward pass, update, callbacks. Wait: for ranks"
-        " that enter a collective later. Communication: the rest of collectives, as far as nothing else was done"
-        " meanwhile. Hidden: collectives that run concurrently with computing, not part of the step. Warm-up and"
-        " pauses are left out.")
+        " Input: until the next batch arrives. Compute: forward and backward pass, callbacks. Update: of the weights,"
+        " once all gradients are reduced. Wait: for ranks that enter a collective later. Communication: the rest of"
+        " collectives, as far as nothing else was done meanwhile. Hidden: collectives that run concurrently with"
+        " computing, not part of the step. Warm-up and pauses are left out.")
 
 
 def write_report(folder: Path) -> Path:
@@ -106,7 +106,8 @@ def _compiling(summary: Summary) -> str:
     return f"XLA compiled the optimizer's update in {longest:.1f} s, before the first step." if longest else ""
 
 
-_WORDS = {"input": "waiting for data", "compute": "computing", "wait": "waiting for other ranks",
+_WORDS = {"input": "waiting for data", "compute": "computing", "update": "updating the weights",
+          "wait": "waiting for other ranks",
           "communication": "communicating"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hvkeras.errors import MachineError, explain
-from hvkeras.records.record import WELL, Record
+from hvkeras.records.record import GATHER, WELL, Record
 from hvkeras.records.runs import numbered, shortest
 from hvkeras.records.time_split import TimeSplit, pauses, time_splits
 from hvkeras.report.outcome import Outcome
@@ -102,6 +102,11 @@ class Summary:
     def backend(self) -> str:
         """The engine; "" if there is no record."""
         return next((record.backend for record in self.present), "")
+
+    @property
+    def shares_update(self) -> bool:
+        """Whether each rank updates a part of the weights."""
+        return any(each.operation == GATHER for each in self.collectives)
 
     @property
     def steps(self) -> int:

@@ -46,7 +46,7 @@ def check_slowest(found: dict[str, Any], rank: int, part: str) -> None:
     for each in found["ranks"]:
         split = each["split"]
         assert split["steps"] >= THRESHOLDS["steps"] and each["steps"] == STEPS and each["peak_memory"] > 0
-        assert split["step"] == pytest.approx(sum(split[name] for name in ("input", "compute", "wait",
+        assert split["step"] == pytest.approx(sum(split[name] for name in ("input", "compute", "update", "wait",
                                                                            "communication")))
     slow, other = found["ranks"][rank]["split"], found["ranks"][1 - rank]["split"]
     assert slow[part] > slow["step"] / 2 and other["wait"] > other["step"] / 2

@@ -76,4 +76,4 @@ def test_what_cannot_be_shared_or_kept_is_refused(outcome: Outcome) -> None:
         assert "Received: optimizer='Own'" in unknown
         assert 'shard_update must be "auto", True, False, "elements" or "variables"' in wrong
         assert 'model.save("model.keras")' in checkpoint
-        assert "leave out shard_update=True" in elastic
+        assert "leave out process_set or shard_update=True" in elastic

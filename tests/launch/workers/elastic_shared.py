@@ -1,7 +1,8 @@
 """Trains elastically with an optimizer whose update the ranks share; all have the same data, as one process would have.
 
-Arguments: the optimizer, the number of ranks to end with, and events: a worker's number, what it does, and after which
-step: `1:kill:7`, `0:raise:9`, or `0:slots=1:12`, which writes a number of slots for a host discovery script.
+Arguments: the optimizer, the number of ranks to end with (0 for any), and events: a worker's number, what it does, and
+after which step: `1:kill:7`, `0:raise:9`, or `0:slots=1:12`, which writes a number of slots for a host discovery
+script.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main(name: str, wanted: int, events: dict[int, str]) -> None:
             if state.step % EVERY == 0:
                 state.commit()
             happens(events, state.step)
-        while hvd.size() != wanted:  # until others have joined or left
+        while wanted and hvd.size() != wanted:  # until others have joined or left
             time.sleep(0.1)
             state.commit()
 

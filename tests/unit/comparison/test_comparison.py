@@ -313,6 +313,13 @@ def test_backends_run_with_and_without_a_shared_update(tmp_path: Path) -> None:
         parser().parse_args(["-np", "2", "--shard-update", "yes", "train"])
 
 
+def test_a_shared_update_is_compared_in_memory_too() -> None:
+    results = [Result("native, shared update", 2, "", (0.010,) * 4, 80.0, peak_memory=1_234_567_890),
+               Result("native", 2, "", (0.020,) * 4, 80.0)]
+    assert [line.split()[-1] for line in shown(results, 100) if line.startswith("native")] == ["1,235", "?"]
+    assert any("the most memory" in line for line in explanations(comparison(results)))
+
+
 def test_several_sizes_are_a_table_of_their_own() -> None:
     made = comparison([Result("native", 2, "", (0.010,) * 4, 80.0), Result("tfdist", 2, "no"),
                        Result("native", 4, "", (0.020,) * 4, 160.0), Result("tfdist", 4, "no"), SINGLE])
@@ -426,7 +433,8 @@ def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
         (ONE_PROCESS, 1, "")]
     assert [run["compile_seconds"] for run in found["runs"]] == [1.25, 1.25, 1.25, 1.25, 0.0]
     assert found["runs"][0]["ranks"] == [
-        {"rank": 1, "input_ms": 1, "compute_ms": 4, "wait_ms": 3, "communication_ms": 2, "hidden_ms": 0}]
+        {"rank": 1, "input_ms": 1, "compute_ms": 4, "update_ms": 0, "wait_ms": 3, "communication_ms": 2,
+         "hidden_ms": 0}]
     assert found["runs"][0]["losses"] == [[0.5, 2.0], [1.0, None]]
 
 

@@ -21,6 +21,7 @@ IN_MESSAGES = "the gradients of a test, part 0"
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(spans, "_collectives", {})
+    monkeypatch.setattr(spans, "_updates", {})
     monkeypatch.setattr(spans, "_contents", {})
     monkeypatch.setattr(spans, "_outside", PythonRing(3, 16))
     yield
@@ -40,7 +41,7 @@ def reduce(tensor: Any, backend: Any = None) -> Any:
 
 
 def recorded(track: str) -> list[spans.Content]:
-    rows = spans.all_collectives()[track].rows()
+    rows = spans.everything()[track].rows()
     ran = list(spans.runs(track, rows))
     assert all(began <= ended for _, began, ended in ran)
     return [content for content, _, _ in ran]
@@ -73,13 +74,35 @@ def test_what_runs_outside_of_steps_is_recorded_for_those_who_ask() -> None:
     spans.start("test")
     reduce(tf.zeros(3))
     spans.start("test", outside_steps=True)
-    reader = Reader(spans.all_collectives)
+    reader = Reader(spans.everything)
     np.testing.assert_array_equal(reduce(tf.constant([1.0, 2.0])), [1.0, 2.0])
     reduce(tf.zeros(3))
     content = spans.Content(IN_MESSAGES, "gradients average", 8, "allreduce")
     assert recorded(spans.OUTSIDE) == [content, spans.Content(IN_MESSAGES, "gradients average", 12, "allreduce")]
     assert spans.collectives() == {}
     assert [len(rows.table) for rows in reader.new().values()] == [2]
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_an_update_lasts_from_reduced_gradients_to_new_values(eagerly: bool) -> None:
+    variable = tf.Variable([1.0, 2.0])
+    slices = tf.IndexedSlices(tf.constant([5.0]), tf.constant([1]), tf.constant([2]))
+
+    def apply(gradient: Any) -> None:
+        with spans.update("Adam", [gradient, None, slices], [variable]):
+            variable.assign_sub(gradient)
+
+    step = apply if eagerly else tf.function(apply)
+    step(tf.ones(2))
+    assert spans.updates() == {}  # nobody records
+    spans.start("test")
+    step = apply if eagerly else tf.function(apply)
+    for _ in range(3):
+        step(tf.ones(2))
+    assert variable.numpy().tolist() == [-3.0, -2.0]
+    label = "the update of Adam"
+    assert recorded(label)[-3:] == [spans.Content(label, "update", None, "update")] * 3
+    assert "update" not in {track.content.operation for track in spans.collectives().values()}
 
 
 def test_sessions_are_timed_whenever_they_run() -> None:

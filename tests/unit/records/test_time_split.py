@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 def record(rank: int, *, size: int = 2, step: float = 1.0, arrived: float | None = 0.5,
            inputs: tuple[float, float] = (),
            collectives: dict[str, tuple[float, float]] | None = None, operation: str = "gradients average",
-           clock: float = 0.0) -> Record:
+           clock: float = 0.0, updates: tuple[float, float] | tuple[()] = ()) -> Record:
     """A rank whose steps are all alike: `ready` at whole steps, the rest in seconds after the step before was ready."""
     begins = clock + 1000.0 + step * np.arange(STEPS)
     stamps = np.zeros((STEPS, 4))
@@ -27,7 +27,8 @@ def record(rank: int, *, size: int = 2, step: float = 1.0, arrived: float | None
         stamps[:, 3] = begins - step + arrived
     spans = {key: np.add.outer(begins, span) for key, span in (collectives or {}).items()}
     return Record(rank, size, "native", stamps=stamps, inputs=np.add.outer(begins, inputs).reshape(-1, 2),
-                  collectives=spans, first_runs=dict.fromkeys(spans, 0),
+                  updates=np.add.outer(begins, updates).reshape(-1, 2), collectives=spans,
+                  first_runs=dict.fromkeys(spans, 0),
                   buckets={key: {"label": key, "operation": operation, "bytes": 8} for key in spans})
 
 
@@ -49,6 +50,15 @@ def test_buckets_that_run_beside_the_backward_pass_are_hidden() -> None:
     early, late = (-0.2, -0.1), (-0.15, 0.2)  # one ends before all gradients are there, the other after
     ranks = [record(rank, collectives={"early": early, "late": late}) for rank in range(2)]
     assert parts(time_splits(ranks)[0]) == pytest.approx([1.0, 0.0, 0.8, 0.0, 0.2, 0.2])  # hidden: -0.2 to 0
+
+
+def test_the_update_is_what_comes_after_communication() -> None:
+    # The first bucket is still on its way for half of the time in which the update runs.
+    ranks = [record(rank, collectives={"a": (0.0, 0.2)}, updates=(0.1, 0.3)) for rank in range(2)]
+    found = time_splits(ranks)[0]
+    assert parts(found) == pytest.approx([1.0, 0.0, 0.7, 0.0, 0.2, 0.0])
+    assert found.update == pytest.approx(0.1)
+    assert found.busy == pytest.approx(0.8)
 
 
 def test_other_collectives_hold_the_forward_pass_up() -> None:

@@ -23,7 +23,7 @@ ENOUGH = int(THRESHOLDS["seconds"] / 0.1)  # steps of 0.1 s or more
 
 def split(**parts: Any) -> TimeSplit:
     given = {"input": 0.0, "compute": 0.1, "wait": 0.0, "communication": 0.0, "hidden": 0.0, "steps": ENOUGH, **parts}
-    step = sum(given[part] or 0.0 for part in ("input", "compute", "wait", "communication"))
+    step = sum(given[part] or 0.0 for part in ("input", "compute", "wait", "communication", "update") if part in given)
     return TimeSplit(step=step, **given)
 
 
@@ -42,6 +42,8 @@ def whats(*splits: TimeSplit) -> list[str]:
     ([split(communication=0.1), split(communication=0.1)], ["communication"]),
     ([split(communication=0.1, wait=None), split(communication=0.1, wait=None)], ["communication"]),
     ([split(wait=0.03), split(wait=0.03)], ["wait"]),
+    ([split(update=0.02), split(update=0.02)], ["update"]),
+    ([split(update=0.02)], []),  # one rank has nobody to share it with
     ([split(wait=0.2), split(input=0.2)], ["slow rank"]),  # the other one does not wait for data
     ([split(wait=0.1, input=0.1), split(input=0.2)], ["input", "slow rank"]),
     ([split(wait=0.2), split(compute=0.3)], ["slow rank"]),
