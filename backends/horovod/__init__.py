@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.horovod.connections import Connections
-from hvkeras.backends.horovod.rendezvous import GlooRendezvous, check_own_name, horovod_variables
+from hvkeras.backends.horovod.rendezvous import DYNAMIC_SETS, GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.host.mpi import mpi_world
@@ -35,7 +36,7 @@ class HorovodBackend(Backend):
     name = "horovod"
     outlives_errors_in_graphs = True
     starts_after_failure = True
-    loses_collectives = True  # in one of several jobs, if a rank is killed while the machine is busy
+    loses_collectives = True  # see `DYNAMIC_SETS`
     objection_to_sessions = ""
     reads_horovods_variables = True
     scales: ClassVar[frozenset[str]] = frozenset({"float32"})  # Horovod's factors have only float32 precision
@@ -87,7 +88,9 @@ class HorovodBackend(Backend):
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
             # The launcher started no store for Gloo, or an earlier session has used up its keys.
             self._gloo = GlooRendezvous(start, self._gloo)
-        self._variables = self._gloo.variables if self._gloo is not None and not uses_mpi else {}
+        self._variables = dict(self._gloo.variables) if self._gloo is not None and not uses_mpi else {}
+        if start.settings.run_lobby and DYNAMIC_SETS not in os.environ:
+            self._variables[DYNAMIC_SETS] = "0"
         with horovod_itself(), horovod_variables(self._variables):
             import horovod.tensorflow as horovod
             from horovod.tensorflow import mpi_ops
@@ -138,6 +141,11 @@ class HorovodBackend(Backend):
         return "Gloo" if self._horovod.gloo_enabled() else "MPI"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
+        if self._variables.get(DYNAMIC_SETS) == "0":
+            raise UnsupportedError(explain(
+                "In an elastic job, horovod makes process sets only if it is told to, as it may then lose a collective"
+                " when a rank is killed, so that the script starts anew in the others", f"set {DYNAMIC_SETS}=1, or use"
+                " backend native", ranks=list(ranks)))
         with horovod_variables(self._variables), self._connections.opened():
             self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 

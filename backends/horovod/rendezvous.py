@@ -20,9 +20,13 @@ from hvkeras.host.network import LOOPBACK, interface_of, own_addresses, own_name
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.launch_environments.horovod_variables import topology_variables
 
-# Keeps Horovod from printing long lists of tensor names for a late rank: the control channel reports late ranks in one
-# line.
-_ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+# Lets process sets be added later. Horovod's thread then holds the lock of all sets during a collective in each of its
+# cycles, and a new collective waits for that lock. If a rank is lost, both go on at the same moment, and the new one
+# may be added after the thread has told all others of the end, so that it never ends.
+DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+# The second keeps Horovod from printing long lists of tensor names for a late rank: the control channel reports late
+# ranks in one line.
+_ALWAYS = {DYNAMIC_SETS: "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
 
 
 @contextlib.contextmanager

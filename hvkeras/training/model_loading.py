@@ -15,6 +15,7 @@ def load_model(
     filepath: PathLike, custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None, compression: CompressorLike = Compression.none,
     legacy_opts: bool = False,  # noqa: ARG001 - Horovod's parameter
+    shard_update: bool | str = "auto",
 ) -> Model:
     """Loads a saved model and distributes its optimizer, keeping the saved optimizer state.
 
@@ -30,6 +31,7 @@ def load_model(
         custom_objects: Classes or functions by name that Keras needs to load the model.
         compression: The compression of gradients for communication.
         legacy_opts: Accepted for compatibility with Horovod; the file says which optimizer it holds.
+        shard_update: As for `DistributedOptimizer`.
 
     Returns:
         The compiled model; its optimizer is distributed if it was saved with one.
@@ -44,5 +46,5 @@ def load_model(
     optimizer: Any = getattr(model, "optimizer", None)
     # A custom object may have distributed it already.
     if compat.family_of(optimizer) is not None and distributed_part(optimizer) is None:
-        DistributedOptimizer(optimizer, compression=compression)
+        DistributedOptimizer(optimizer, compression=compression, shard_update=shard_update)
     return model

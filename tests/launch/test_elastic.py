@@ -101,6 +101,17 @@ def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> No
     assert re.search(r"goes on with 2 ranks from commit \d+, \d+\.\d s after rank 1 on", done.stderr), done.stderr
 
 
+@pytest.mark.slow
+def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: Path) -> None:
+    script = python("import hvkeras as hvd\nhvd.init('horovod')\nhvd.add_process_set([0])\nprint('made')")
+    flags = ["-np", "2", "--min-np", "2", "--reset-limit", "0", "--backend", "horovod"]
+    done = run([*flags, *script], tmp_path)
+    assert "set HOROVOD_DYNAMIC_PROCESS_SETS=1, or use backend native" in done.stderr
+    assert "made" not in done.stdout
+    done = run([*flags, *script], tmp_path, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    assert (done.returncode, done.stdout.count("made")) == (0, 2), done.stderr
+
+
 def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="tfdist")
     assert re.search(r"goes on with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
