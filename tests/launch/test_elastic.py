@@ -74,7 +74,8 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
     ("0:raise:7", 2, "dataset", ["rank 0 on .* failed with ArithmeticError: stumbles"]),
     ("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"]),
     ("1:stop:7", 2, "loop", ["rank 1 on .* gave no sign of life"]),
-    ("1:kill:40", 2, "batches", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"]),
+    pytest.param("1:kill:40", 2, "batches", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"],
+                 marks=pytest.mark.slow),
 ], ids=["killed", "raises", "two, and rank 0", "stopped, in a loop", "killed, with a PyDataset"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
