@@ -143,9 +143,10 @@ def test_timelines_are_chrome_traces_of_what_ran(outcome: Outcome) -> None:
         assert amid == after
         assert all(event["pid"] == rank for event in after)
         rows = {event["tid"]: event["args"]["name"] for event in after if event["name"] == "thread_name"}
-        ran = [event for event in after if event["ph"] == "X"]
-        assert all(rows[event["tid"]] == event["args"]["collective"] for event in ran)
-        assert all(event["dur"] > 0 for event in ran)
+        bars = [event for event in after if event["ph"] == "X"]
+        assert all(rows[event["tid"]] == event["args"][event["cat"]] and event["dur"] > 0 for event in bars)
+        assert [event["args"]["update"] for event in bars if event["cat"] == "update"] == ["the update of SGD"] * 3
+        ran = [event for event in bars if event["cat"] == "collective"]
         steps = [event for event in ran if event["args"]["collective"] == "the gradients of SGD, part 0"]
         assert [(event["name"], event["args"]["bytes"]) for event in steps] == [("allreduce", 4 * (15 + 4))] * 3
         assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in itertools.pairwise(steps))
