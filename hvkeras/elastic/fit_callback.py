@@ -11,6 +11,7 @@ from hvkeras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallb
 from hvkeras.elastic.running import run
 from hvkeras.elastic.tensorflow_state import TensorFlowKerasState
 from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.sharded import gather_optimizer
 from hvkeras.job.queries import size
 from hvkeras.typing import Logs, ModelLike
 
@@ -76,6 +77,7 @@ class ElasticCallback(_Callback):
         def train(state: Any) -> Any:
             self._follow(model, state)
             if state.stopped or state.epoch >= given["epochs"]:
+                gather_optimizer(model)  # as `fit` would have done at its end
                 return None
             return fit(initial_epoch=state.epoch, callbacks=[
                 *others, UpdateEpochStateCallback(state), UpdateBatchStateCallback(state), _Seen(state, others),

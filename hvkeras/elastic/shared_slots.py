@@ -344,11 +344,13 @@ class SharedSlots:
         state = state_of(self._part)
         if state is None:
             return list(plain)
+        is_wanted_later = state.is_gathered((0,))  # by who has asked for it, as `fit` does at its end
         state.gather((0,))
         left = iter(plain)
         values = [one.numpy() if _is_shared(one) else next(left)
                   for one in compat.optimizer_variables(self.optimizer)] if current_job().topology.rank == 0 else None
-        state.forget()
+        if not is_wanted_later:
+            state.forget()
         return values
 
 

@@ -282,7 +282,7 @@ class ShardedState:
         if unknown := set(to) - set(shards.ranks):
             raise UsageError(explain("The state is gathered on ranks that share it", rank=sorted(unknown),
                                      ranks=list(shards.ranks)))
-        if self._gathered == (self._steps(), sorted(to)):
+        if self.is_gathered(to):
             return
         self.forget()
         with graphs.eagerly(), tf.device("CPU:0"):
@@ -300,6 +300,11 @@ class ShardedState:
                 if me in to and not shards.is_all_mine(number):
                     self._values[compat.variable_key(slot)] = (
                         steps, received.numpy().reshape(tuple(self.shape_of(slot, number))))
+
+    def is_gathered(self, to: Collection[int]) -> bool:
+        """Whether these ranks have had the whole state since the last step."""
+        steps, ranks = self._gathered or (-1, [])
+        return steps == self._steps() and set(to) <= set(ranks)
 
     def _tell_shapes(self, shared: Sequence[tuple[Any, int]]) -> None:
         """Has the owners of slots of other shapes than their variables' tell these to all."""

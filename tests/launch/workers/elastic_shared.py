@@ -1,8 +1,8 @@
 """Trains elastically with an optimizer whose update the ranks share; all have the same data, as one process would have.
 
-Arguments: the optimizer, the number of ranks to end with (0 for any), and events: a worker's number, what it does, and
-after which step: `1:kill:7`, `0:raise:9`, or `0:slots=1:12`, which writes a number of slots for a host discovery
-script.
+Arguments: the optimizer (after `fit:`, if `fit` is to train), the number of ranks to end with (0 for any), and events:
+a worker's number, what it does, and after which step: `1:kill:7`, `0:raise:9`, or `0:slots=1:12`, which writes a number
+of slots for a host discovery script.
 """
 
 from __future__ import annotations
@@ -51,11 +51,21 @@ def happens(events: dict[int, str], step: int) -> None:
     Path("hosts").write_text(f"localhost:{slots}\n")
 
 
-def main(name: str, wanted: int, events: dict[int, str]) -> None:
-    hvd.init()
+def by_fit(model: Any, events: dict[int, str]) -> None:
+    """Trains by `fit`, after which rank 0 has the whole state."""
     x, y = data()
-    model, optimizer = model_and_optimizer(name)
-    model.compile(hvd.DistributedOptimizer(optimizer, shard_update=True), "mse", jit_compile=False)
+    happening = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: (happens(events, epoch + 1),
+                                                                              time.sleep(0.01)))
+    model.fit(x, y, batch_size=len(x), epochs=STEPS, shuffle=False, verbose=0, callbacks=[
+        happening, hvd.elastic.ElasticCallback(learning_rate=lambda rate, *_: rate)])
+    if hvd.rank() == 0:
+        model.save("end.keras")
+        loaded = keras.models.load_model("end.keras")
+        model.optimizer.set_weights([np.asarray(one) for one in loaded.optimizer.variables])
+
+
+def by_loop(model: Any, wanted: int, events: dict[int, str]) -> None:
+    x, y = data()
     state: Any = hvd.elastic.TensorFlowKerasState(model, step=0)
 
     @hvd.elastic.run
@@ -72,13 +82,27 @@ def main(name: str, wanted: int, events: dict[int, str]) -> None:
             state.commit()
 
     train(state)
-    hvd.gather_optimizer(model, to=range(hvd.size()))
+    hvd.gather_optimizer(model)
+
+
+def main(name: str, wanted: int, events: dict[int, str]) -> None:
+    hvd.init()
+    x, y = data()
+    by, _, name = name.rpartition(":")
+    model, optimizer = model_and_optimizer(name)
+    model.compile(hvd.DistributedOptimizer(optimizer, shard_update=True), "mse", jit_compile=False)
+    if by:
+        by_fit(model, events)
+    else:
+        by_loop(model, wanted, events)
     alone, plain = model_and_optimizer(name)
     alone.compile(plain, "mse", jit_compile=False)
     for _ in range(STEPS):
         alone.train_on_batch(x, y)
+    with_state = hvd.rank() == 0
     far = [apart(mine, its) for mine, its in zip(
-        [*model.weights, *model.optimizer.variables], [*alone.weights, *plain.variables], strict=True)]
+        [*model.weights, *(model.optimizer.variables if with_state else ())],
+        [*alone.weights, *(plain.variables if with_state else ())], strict=True)]
     print(f"as one process: {max(far) < 1e-6}" if max(far) < 1e-6 else f"differs: {far}", flush=True)
 
 
