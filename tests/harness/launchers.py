@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import socket
 import sys
@@ -17,6 +19,8 @@ ENGINES = ("native", "tfdist", "horovod")
 # Environments as schedulers give them to ranks of one host, for processes that nothing else launches.
 SCHEDULERS = ("torchrun_variables", "slurm_step")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
+
+FIRST_PORT = 20_000  # of those that tests listen on
 
 BIN = Path(sys.executable).parent
 TESTS = Path(__file__).resolve().parent.parent
@@ -109,15 +113,18 @@ def _of_scheduler(launcher: str, np: int) -> list[dict[str, str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Finds ports that nobody listens on, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Finds ports that nobody listens on, all different, and that the system gives nobody who asks for any port."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = list(range(FIRST_PORT, end))
+    random.SystemRandom().shuffle(candidates)  # other workers look for ports at the same time
+    found: list[int] = []
+    for port in candidates:
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"{len(found)} of {count} ports are free from {FIRST_PORT} to {end}")
 
 
 def announced_rank(environ: Mapping[str, str]) -> int | None:

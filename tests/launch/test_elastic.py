@@ -85,6 +85,7 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
     assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_while_it_starts_is_replaced(tmp_path: Path) -> None:
     env = {"HVKERAS_LIVENESS_TIMEOUT": "2"}
     command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "1:kill:7"], env)

@@ -128,7 +128,7 @@ def test_ucx_keeps_out_of_the_process_and_leaves_nothing_in_it(pair, tmp_path):
     for output in run_tf_config(pair, tmp_path, "native", "keeps_out.py", cold=True):
         (loaded,) = (json.loads(found) for found in re.findall(r"LOADED (\{.*\})", output))
         assert loaded["environment"] == [] and loaded["signals"][0] == loaded["signals"][1]
-        first, second = (json.loads(found) for found in re.findall(r"STATE (\{.*\})", output))
+        _, first, second = (json.loads(found) for found in re.findall(r"STATE (\{.*\})", output))
         assert first["sum"] == second["sum"] == 2.0
         for what in ("threads", "descriptors"):
             assert first[what] == second[what] != first["inside"][what]
