@@ -181,8 +181,8 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
 
 def _update(summary: Summary) -> Finding | None:
     share = median(split.update / split.step for split in summary.splits.values())
-    if share < THRESHOLDS["update"] or summary.size == 1 or summary.shares_update:
-        return None
+    if share < THRESHOLDS["update"] or summary.size == 1 or summary.shares_update or summary.backend != "native":
+        return None  # on other engines, sharing it takes more time than it saves
     return Finding("update", share, f"Each rank updates all weights, which takes {share:.0%} of a step.",
                    f"DistributedOptimizer(shard_update=True) has each rank update 1/{summary.size} of them, and keep"
                    f" 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off shows what that"
