@@ -136,7 +136,11 @@ class CompiledFunction:
                 self._traced._call_flat(list(tensors), captured)
 
             zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._specs]
-            tf.function(run, autograph=False).get_concrete_function(*self._specs)(*zeros)
+            try:
+                tf.function(run, autograph=False).get_concrete_function(*self._specs)(*zeros)
+            finally:
+                for one in replaced.values():  # their memory would stay until Python looks for reference cycles
+                    tf.raw_ops.AssignVariableOp(resource=one.handle, value=tf.zeros([0], one.dtype))
 
     def try_to_compile(self) -> None:
         """Verifies that XLA can convert the function, without the memory that `compile` needs; nothing is kept.

@@ -26,7 +26,7 @@ def objection() -> str:
     if importlib.util.find_spec("tensorflow") is None:
         return f"TensorFlow is not installed: {TENSORFLOW}"
     if not PATH.is_file():
-        return f"its C++ library was not built, since no compiler was found; {INSTALL}"
+        return f"its C++ library was not built: no compiler was found, or it failed; {INSTALL}"
     return ""
 
 

@@ -148,7 +148,8 @@ class ShardedState:
         self._process_set = process_set
         self._wholes: dict[Any, WholeVariable] = {}
         self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots of other shapes than their variables
-        self._values: dict[Any, tuple[int, Any]] = {}  # the steps and the value when that was gathered or assigned
+        # The steps at which a slot was gathered or assigned, and the other ranks' elements, or the whole value.
+        self._values: dict[Any, tuple[int, Any]] = {}
         self._assigned: set[Any] = set()
         self._gathered: tuple[int, list[int]] | None = None  # at which step, for which ranks
 
@@ -222,16 +223,26 @@ class ShardedState:
         Raises:
             UsageError: It was not gathered or assigned since the last step.
         """
-        steps, value = self._values.get(compat.variable_key(slot), (None, None))
+        key = compat.variable_key(slot)
+        steps, value = self._values.get(key, (None, None))
         if self._shards.is_all_mine(number):
             return compat.native(slot).numpy()
         if value is not None and steps == self._steps():
-            return value
+            return value if key in self._assigned else self._completed(slot, number, value)
         raise UsageError(explain(
             "The state of an optimizer with shard_update=True is in parts on the ranks, and must be gathered before it"
             " is read or saved" + ("; steps were made since the last time" if value is not None else ""),
             "call hvd.gather_optimizer(model) on all ranks first; it takes to=[...] if other ranks than 0 read it",
             variable=str(slot.name), rank=current_job().topology.rank))
+
+    def _completed(self, slot: Any, number: int, others: Any) -> Any:
+        """Puts this rank's part between the elements that others have before it and after it."""
+        shape = tuple(self.shape_of(slot, number))
+        if not self._is_like_variable(slot, number) or not self._shards.is_mine(number):
+            return others.reshape(shape)
+        start, _ = self._shards.range_of(number)
+        own = compat.native(slot).numpy().reshape(-1)
+        return np.concatenate([others[:start], own, others[start:]]).reshape(shape)
 
     def _steps(self) -> int:
         return compat.step_counter(self._optimizer)
@@ -275,6 +286,8 @@ class ShardedState:
     def gather(self, to: Collection[int]) -> None:
         """Gives some ranks the whole state, a variable at a time; all ranks that share it call this together.
 
+        They keep what they do not have: with their own parts, as much as if nothing were shared.
+
         Args:
             to: The global ranks that are to have it.
         """
@@ -289,7 +302,7 @@ class ShardedState:
             shared, steps = self._shared(), self._steps()
             self._gathered = (steps, sorted(to))
             self._tell_shapes(shared)
-            receivers = np.array([rank in to for rank in shards.ranks], np.int64)
+            receivers = np.array([rank in to and rank != me for rank in shards.ranks], np.int64)
             for place, (slot, number) in enumerate(shared):
                 is_mine = shards.is_mine(number) if self._is_like_variable(slot, number) else shards.is_all_mine(number)
                 flat = tf.reshape(compat.native(slot).read_value(), [-1])
@@ -298,8 +311,7 @@ class ShardedState:
                 received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {place}",
                                        process_set=self._process_set)
                 if me in to and not shards.is_all_mine(number):
-                    self._values[compat.variable_key(slot)] = (
-                        steps, received.numpy().reshape(tuple(self.shape_of(slot, number))))
+                    self._values[compat.variable_key(slot)] = (steps, received.numpy())
 
     def is_gathered(self, to: Collection[int]) -> bool:
         """Whether these ranks have had the whole state since the last step."""

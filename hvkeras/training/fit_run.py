@@ -28,6 +28,8 @@ _SAVES_NOTHING = frozenset({
     "BaseLogger", "CSVLogger", "EarlyStopping", "History", "LearningRateScheduler", "ProgbarLogger",
     "ReduceLROnPlateau", "RemoteMonitor", "TensorBoard", "TerminateOnNaN",
 })
+# Those that do, on whichever rank they are.
+_SAVES = frozenset({"BackupAndRestore", "ModelCheckpoint"})
 
 
 class FitRun:
@@ -188,11 +190,18 @@ class FitRun:
             gather_optimizer(self.model, savers)
 
     def _may_save(self, callback: Any) -> bool:
-        """Whether a callback of this rank may save the model at the end of an epoch."""
+        """Whether a callback of this rank may save the model at the end of an epoch.
+
+        A user's own may do so on the first rank. On others, where hardly any saves, it would cost each of them memory
+        for the whole state; one that does save there gets an error that says how.
+        """
+        is_first = current_job().topology.rank == self.process_set.ranks[0]
         if type(callback).__module__.startswith("hvkeras."):
             # Those of ours that save do so on the first rank, and gather for more frequent saves by themselves.
-            return hasattr(callback, "save_freq") and current_job().topology.rank == self.process_set.ranks[0]
-        return type(callback).__name__ not in _SAVES_NOTHING
+            return hasattr(callback, "save_freq") and is_first
+        if any(base.__name__ in _SAVES for base in type(callback).__mro__):
+            return True
+        return is_first and type(callback).__name__ not in _SAVES_NOTHING and _acts_at_ends(callback)
 
     def end(self) -> None:
         """Ends the run; called after the last epoch, while Keras still holds the data, and after an error."""
@@ -382,3 +391,12 @@ def flat(callbacks: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _acts_at_ends(callback: Any) -> bool:
+    """Whether a callback does anything at the ends of epochs or of training."""
+    for hook in ("on_epoch_end", "on_train_end"):
+        owner = next((base for base in type(callback).__mro__ if hook in vars(base)), None)
+        if hook in vars(callback) or (owner is not None and owner.__name__ != "Callback"):
+            return True
+    return False

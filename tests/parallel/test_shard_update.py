@@ -56,8 +56,10 @@ def test_files_are_whole_and_plain(outcome: Outcome) -> None:
     assert len(first["own"]) == 4
     for found in (first, *others):
         assert (found["resumed True"], found["resumed False"]) == (0.0, 0.0)
+    assert first["read by own"] == ["", ""]
     for found in others:
-        assert "call hvd.gather_optimizer(model) on all ranks first" in found["without gathering"]
+        for error in (found["without gathering"], *found["read by own"]):
+            assert "call hvd.gather_optimizer(model) on all ranks first" in error
 
 
 def test_a_root_sends_what_it_has_loaded(outcome: Outcome) -> None:

@@ -286,7 +286,18 @@ def saved() -> dict[str, Any]:
         saves = [hvd.callbacks.ModelCheckpoint(str(path / "own-{epoch}-{batch}.keras"), save_freq=3)]
         if hvd.rank() == 0:
             saves.append(keras.callbacks.ModelCheckpoint(str(path / "keras-{epoch}.keras")))
-        model = fitted(True, callbacks=saves)
+        read_by_own: list[str] = []
+
+        class Own(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                try:
+                    np.asarray(self.model.optimizer.variables[-1].numpy())
+                    read_by_own.append("")
+                except hvd.UsageError as error:
+                    read_by_own.append(str(error))
+
+        model = fitted(True, callbacks=[*saves, Own()])
+        found["read by own"] = read_by_own
         states = [np.asarray(each.numpy()) for each in plain.optimizer.variables]
         if hvd.rank() == 0:
             found["without gathering"] = ""
