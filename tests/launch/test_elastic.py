@@ -105,7 +105,8 @@ def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: Path) -> None:
-    script = python("import hvkeras as hvd\nhvd.init('horovod')\nhvd.add_process_set([0])\nprint('made')")
+    script = python("import hvkeras as hvd\nhvd.init('horovod')\nhvd.add_process_set([0])\nhvd.barrier()"
+                    "\nprint('made')")
     flags = ["-np", "2", "--min-np", "2", "--reset-limit", "0", "--backend", "horovod"]
     done = run([*flags, *script], tmp_path)
     assert "set HOROVOD_DYNAMIC_PROCESS_SETS=1, or use backend native" in done.stderr
