@@ -1,6 +1,7 @@
 # make train   a Keras model on two processes, from nothing but Python
-# make test    all tests, with Horovod and Open MPI
-# make check   the quick part of it, for daily work: make lint, the unit tests, and one job on each engine
+# make test    each capability once, on real ranks, with Horovod and Open MPI: ten minutes on two slow cores
+# make test-all   make test, unless it has just passed, and then the rest: what a change must pass to land
+# make check   for daily work: make lint, the quickest unit tests, and one job on each engine
 # make lint    ruff, mypy, pyright, import-linter and clang-format
 # make docs    the documentation as a site, in build/docs
 # make chart   the chart that the README shows
@@ -15,8 +16,9 @@
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
-.PHONY: train test test-early test-late test-newest test-oldest test-cold test-soak test-elastic test-hosts test-stress test-times test-wheels \
-  test-arm test-gpu test-clusters test-trackers check lint docs chart picture wheel wheels native sanitize import-cost clean
+.PHONY: train test test-all test-rest test-newest test-oldest test-cold test-soak test-elastic \
+  test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers check lint docs \
+  chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
 # Else each process of the tests would compile all of them again.
@@ -51,36 +53,60 @@ install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps $(wheel_here) && 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
 
-# The build of Horovod takes two minutes or more, in which tests that need neither Horovod nor MPI run; they are nice to
-# it, as all others wait for it.
+# What a test is for tells its tier: no mark, `slow` or `nightly` (see CONTRIBUTING.md).
+QUICK := not slow and not nightly
+REST := slow and not nightly
+
+# The build of Horovod takes two minutes or more, in which the tests that do not need it run.
 BUILD_LOG := build/horovod.log
+FAILED := $(VENV)/.has-horovod.failed
 test:
-	+$(MAKE) --no-print-directory -j3 $(VENV)/.has-test-tools $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
-	+@mkdir -p $(dir $(BUILD_LOG)); echo "Building Horovod meanwhile, with its output in $(BUILD_LOG)"; \
-	  $(MAKE) --no-print-directory $(VENV)/.has-horovod > $(BUILD_LOG) 2>&1 & horovod=$$!; \
-	  nice -n 5 $(MAKE) --no-print-directory test-early; tests=$$?; \
-	  wait $$horovod || { cat $(BUILD_LOG); exit 1; }; exit $$tests
-	+$(MAKE) --no-print-directory test-late
+	+@SECONDS=0; $(MAKE) --no-print-directory $(VENV)/.has-test-tools && echo "Set up in $$SECONDS s"
+	+@rm -f $(FAILED); mkdir -p $(dir $(BUILD_LOG)); \
+	  if ! $(MAKE) -q $(VENV)/.has-horovod; then \
+	    echo "Building Horovod meanwhile, with its output in $(BUILD_LOG)"; rm -f $(VENV)/.has-horovod; \
+	    { $(MAKE) $(VENV)/.has-horovod > $(BUILD_LOG) 2>&1 || touch $(FAILED); } & \
+	  fi; \
+	  $(VENV)/$(PYTEST) -m "$(QUICK)" --horovod $(VENV)/.has-horovod; tests=$$?; wait; \
+	  if [ -e $(FAILED) ]; then cat $(BUILD_LOG); exit 1; fi; exit $$tests
+	@touch $(VENV)/.passed
 
 # More than two, as some ranks wait while others work. Tests that share a launch stay together.
 WORKERS := 4
 PYTEST := bin/pytest -n $(WORKERS)
-NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools $(VENV)/.has-browser \
-  $(if $(wildcard $(CLUSTERS)/.has-spark),$(CLUSTERS)/.has-hvkeras)  # tests/launch/test_spark.py uses it
+NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools
 
-test-early: $(NEWEST) $(OLDEST)/.has-hvkeras
-	$(VENV)/$(PYTEST) -m "early and not slow"
+# On a checkout that has just passed `make test`, the rest alone.
+test-all: $(VENV)/.passed
+	+$(MAKE) --no-print-directory test-rest
+
+$(VENV)/.passed: $(or $(wildcard $(shell git ls-files -co --exclude-standard 2>/dev/null)),$(SOURCES))
+	+$(MAKE) --no-print-directory test
+
+test-rest: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
+	$(VENV)/$(PYTEST) -m "$(REST)"
 	+$(MAKE) --no-print-directory test-oldest
+	+$(MAKE) --no-print-directory test-hosts
 
-test-late: $(NEWEST) $(VENV)/.has-horovod
-	$(VENV)/$(PYTEST) -m "not early and not slow"
+# Both tiers on the installed TensorFlow.
+test-newest: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser
+	$(VENV)/$(PYTEST) -m "not nightly"
 
-test-newest: $(NEWEST) $(VENV)/.has-horovod
-	$(VENV)/$(PYTEST) -m "not slow"
+# The unit tests and a job on each engine, on every Python that we claim and this machine has.
+test-pythons:
+	+@for version in 3.10 3.11 3.12 3.13; do \
+	  python=$$(ls $$(command -v python$$version) ~/.pyenv/versions/$$version.*/bin/python 2>/dev/null | while read -r one; do \
+	    "$$one" -c 'import venv' 2>/dev/null && echo "$$one" && break; done); \
+	  if [ -z "$$python" ]; then echo "Python $$version: not on this machine"; continue; fi; \
+	  echo "Python $$version: $$python"; \
+	  $(MAKE) --no-print-directory test-python VENV=.venv-$$version PYTHON=$$python || exit 1; done
+
+test-python: $(NEWEST) $(VENV)/.has-horovod
+	$(VENV)/$(PYTEST) -m "$(QUICK)" tests/unit tests/parallel/test_same_training.py
 
 # The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
 test-oldest: $(OLDEST)/.has-hvkeras
-	$(OLDEST)/$(PYTEST) -m "oldest and not nightly" -k "not horovod and not mpirun"
+	$(OLDEST)/$(PYTEST) -m "oldest and not oldest_nightly" -k "not horovod and not mpirun"
 
 # A sample of the tests on warm ranks, each rank a Python of its own: forking must make no difference.
 test-cold: $(NEWEST) $(VENV)/.has-horovod
@@ -90,10 +116,10 @@ test-cold: $(NEWEST) $(VENV)/.has-horovod
 test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-spark $(CLUSTERS)/.has-torch
 	$(CLUSTERS)/bin/pytest tests/clusters
 
-# What takes minutes: marked `slow`, and left out of all others.
-test-soak: $(NEWEST) $(VENV)/.has-horovod $(OLDEST)/.has-hvkeras
-	$(VENV)/$(PYTEST) -m slow --ignore tests/hosts
-	$(OLDEST)/$(PYTEST) -m "oldest and nightly" -k "not horovod and not mpirun"
+# What takes minutes: marked `nightly`, and left out of all others.
+test-soak: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
+	$(VENV)/$(PYTEST) -m nightly --ignore tests/hosts
+	$(OLDEST)/$(PYTEST) -m "oldest and oldest_nightly" -k "not horovod and not mpirun"
 
 # An elastic job to which random things happen for so long.
 MINUTES := 10
@@ -111,11 +137,12 @@ test-hosts: $(NEWEST)
 TESTS := tests/launch
 TIMES := 3
 test-stress: $(NEWEST) $(VENV)/.has-horovod
-	$(VENV)/bin/python tools/stress.py --times $(TIMES) -- $(VENV)/$(PYTEST) -m "not slow" $(TESTS)
+	$(VENV)/bin/python tools/stress.py --times $(TIMES) -- $(VENV)/$(PYTEST) -m "not nightly" $(TESTS)
 
-# Notes how long the groups of tests take, for the order in which they begin.
+# Shows where the time of `make test` goes, and notes how long the groups of tests take, for the order in which they begin.
+TIER := $(QUICK)
 test-times: $(NEWEST) $(VENV)/.has-horovod
-	$(VENV)/$(PYTEST) --write-times -m "not slow"
+	$(VENV)/$(PYTEST) --write-times -m "$(TIER)"
 
 check: lint $(NEWEST)
 	$(VENV)/$(PYTEST) -q -m check
@@ -203,7 +230,7 @@ sanitize: $(VENV)/.has-build-tools
 	  build/$$sanitizer/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
-	rm -rf build dist $(VENV) $(OLDEST) $(CLUSTERS) $(TRACKERS)
+	rm -rf build dist .venv-3.* $(VENV) $(OLDEST) $(CLUSTERS) $(TRACKERS)
 
 $(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python $(TRACKERS)/.has-python: %/.has-python: | tools/make_venv.sh
 	@tools/make_venv.sh $*
@@ -251,7 +278,7 @@ $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 
 # Reports are looked at in a real browser.
 $(VENV)/.has-browser: | $(VENV)/.has-python
-	@command -v chromium >/dev/null || tools/system_packages.sh chromium
+	@command -v chromium >/dev/null || tools/system_packages.sh chromium || echo "Tests of reports in a browser are skipped"
 	@touch $@
 
 $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from harness import LaunchError, Outcome, failure_report, leaks, schedule, start_job, warm
+from harness import LaunchError, Outcome, costs, failure_report, leaks, schedule, start_job, warm
+from harness.checks import WANTED
 from harness.job import recent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and nohup anything with SIGHUP ignored; so would be
@@ -21,7 +22,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+costs.watch()
+
 _SEGMENTS = pytest.StashKey[set[str]]()
+_GROUP = pytest.StashKey[str]()  # of the running test
 _WARM = pytest.StashKey[warm.Session]()
 
 
@@ -35,8 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options of these tests."""
     group = parser.getgroup("hvkeras")
     group.addoption("--cold", action="store_true", help="start every rank as a Python of its own (see harness.warm)")
+    group.addoption("--horovod", metavar="FILE", help="the file that is there once Horovod is built: tests that need it"
+                    " wait for the file, or fail if there is FILE.failed")
     group.addoption("--write-times", action="store_true", help="note how long tests take, for the order in which they"
-                    " begin (tests/harness/times.json)")
+                    " begin (tests/harness/times.json), and print where the time goes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.stash[_WARM] = warm.Session()
         config.pluginmanager.register(failure_report.Notes(config.getoption("write_times")))
+        if config.getoption("write_times"):
+            config.pluginmanager.register(costs.Session(config.getoption("numprocesses", None) or 1))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -60,6 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Has each group run on one worker."""
     return schedule.GroupScheduling(config, log, Path(os.environ[warm.FOLDER]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Notes the test's group, and waits for Horovod where that is still being built and the test needs it."""
+    item.config.stash[_GROUP] = schedule.group_of(item) if isinstance(item, pytest.Function) else item.nodeid
+    if (built := item.config.getoption("horovod")) and not item.get_closest_marker("early"):
+        schedule.wait_for_horovod(Path(built))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,16 +117,21 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
 
 
 @pytest.fixture(scope="session")
-def launch_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
-    """As `launch`, but a job with the same arguments runs once a session; its failure fails every user."""
+def launch_once(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Outcome]:
+    """As `launch`, but a job with the same arguments runs once a session; its failure fails every user.
+
+    It runs those checks whose results the session's tests read.
+    """
     run = _launcher(tmp_path_factory.mktemp("shared-jobs"))
     done: dict[str, Outcome | LaunchError] = {}
 
-    def once(*args: Any, **kwargs: Any) -> Outcome:
-        key = repr((args, sorted(kwargs.items())))
+    def once(launcher: str, script: Path, *args: Any, **kwargs: Any) -> Outcome:
+        key = repr((launcher, script, args, sorted(kwargs.items())))
         if key not in done:
+            wanted = schedule.wanted_checks(script, request.config.stash[_GROUP], request.session.items)
+            env = {**kwargs.pop("env", {}), **({WANTED: " ".join(wanted)} if wanted else {})}
             try:
-                done[key] = run(*args, **kwargs)
+                done[key] = run(launcher, script, *args, env=env, **kwargs)
             except LaunchError as error:
                 done[key] = error
         outcome = done[key]

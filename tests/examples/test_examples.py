@@ -15,12 +15,12 @@ TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
 CUSTOM_TRAINING_LOOP = EXAMPLES / "custom_training_loop.py"
 SHORT = ("--epochs", "1")
 # Every engine with both scripts: tests/launch/test_init.py has all pairs, test_readme.py the launchers with README's.
-TRAIN_PAIRS = (("hvkeras_run", "native"),
-               *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+TRAIN_PAIRS = (pytest.param("hvkeras_run", "native", marks=pytest.mark.slow),
+               *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in (
                    ("mpirun", "horovod"), ("horovodrun_mpi", "native"), ("horovodrun_gloo", "horovod"),
                    ("tf_config", "tfdist"))))
-LOOP_PAIRS = (("tf_config", "native"),
-              *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+LOOP_PAIRS = (pytest.param("tf_config", "native", marks=pytest.mark.slow),
+              *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in (
                   ("hvkeras_run", "horovod"), ("horovodrun_gloo", "tfdist"))))
 GOOD = 0.97
 SAME = 0.01
@@ -60,8 +60,8 @@ def test_custom_loop_gives_the_same_everywhere(
 @pytest.mark.parametrize(
     ("script", "launcher", "np"),
     [
-        pytest.param(TRAIN, "hvkeras_run", 4, marks=pytest.mark.slow),
-        pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=(*OLDEST_IN_SOAK, pytest.mark.slow)),
+        pytest.param(TRAIN, "hvkeras_run", 4, marks=pytest.mark.nightly),
+        pytest.param(CUSTOM_LOOP, "hvkeras_run", 2, marks=(*OLDEST_IN_SOAK, pytest.mark.nightly)),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else value,
 )
@@ -69,7 +69,7 @@ def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callabl
     assert accuracy(launch(launcher, script, np=np)) >= GOOD
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_loop_of_a_strategy_resumes_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
     options = ("--dataset", "digits", "--checkpoint-dir", str(tmp_path / "saved"), "--epochs")
     first = launch("tf_config", CUSTOM_TRAINING_LOOP, (*options, "2"), np=2)
@@ -79,7 +79,7 @@ def test_the_loop_of_a_strategy_resumes_from_its_checkpoints(launch: Callable[..
     assert accuracy(second) > max(accuracy(first), 0.93)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits_and_only_rank_0_saves(
     launch: Callable[..., Outcome], tmp_path: Path
 ) -> None:

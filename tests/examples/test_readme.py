@@ -1,7 +1,7 @@
 """The scripts and commands that README and docs/ mark as runnable work as they stand there.
 
 `<!-- file: NAME -->` names the script in the block below it. `<!-- tested -->` marks commands, which run in a folder
-with the page's scripts, README's and the examples; `<!-- tested: slow -->` leaves them to `make test-soak`, and
+with the page's scripts, README's and the examples; `<!-- tested: nightly -->` leaves them to `make test-soak`, and
 `<!-- tested: trackers -->` to `make test-trackers`. If a block of text follows them, it is their output: each of its
 lines must occur in theirs, apart from numbers.
 """
@@ -21,8 +21,9 @@ from harness.pages import FILE, ROOT, WITH_TRACKERS, scripts
 README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 LAUNCHERS = ("hvkeras run", "horovodrun", "mpirun", "TF_CONFIG")
-TESTED = re.compile(r"<!-- tested(?:: (slow|trackers))? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
-MARKS: dict[str, Any] = {"": (), "slow": pytest.mark.slow, "trackers": WITH_TRACKERS}
+TESTED = re.compile(r"<!-- tested(?:: (slow|nightly|trackers))? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?",
+                    re.DOTALL)
+MARKS: dict[str, Any] = {"": (), "slow": pytest.mark.slow, "nightly": pytest.mark.nightly, "trackers": WITH_TRACKERS}
 # A number with its unit.
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?(?:[mu]?s\b)?")
 

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tutorial_multi_wor
 GOOD = 0.97
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_resumes_after_both_workers_were_killed(tmp_path: Path) -> None:
     folder = tmp_path / "tutorial"
     arguments = ("--folder", str(folder), "--epochs")

@@ -15,7 +15,7 @@ import pytest
 from harness import Outcome
 from hvkeras.backends.horovod import installed
 
-pytestmark = pytest.mark.slow  # not part of `make test`
+pytestmark = pytest.mark.nightly  # not part of `make test`
 
 WORKER = Path(__file__).parent / "workers" / "on_gpus.py"
 CASES = ("sgd_momentum", "adam")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 # On the oldest TensorFlow in `make test`, and on the newest in `make test-soak`, where other runs make the same checks.
-OLDEST_ALONE = (pytest.mark.oldest, pytest.mark.slow)
+OLDEST_ALONE = (pytest.mark.oldest, pytest.mark.nightly)
 # On the newest in `make test`, and on the oldest in `make test-soak` alone.
-OLDEST_IN_SOAK = (pytest.mark.oldest, pytest.mark.nightly)
+OLDEST_IN_SOAK = (pytest.mark.oldest, pytest.mark.oldest_nightly)
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -40,21 +40,18 @@ def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     return chosen
 
 
-def some_cold(combinations: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def some_cold(combinations: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Adds to each combination whether its ranks are cold (see `harness.warm`), where processes are the subject.
 
     Every value of every axis is met by cold ranks at least once: real processes under each launcher, on each engine, in
-    each kind of failure; the other combinations, which add pairs alone, are warm.
-
-    Example:
-        >>> some_cold([("mpirun", "native"), ("mpirun", "tfdist"), ("tf_config", "tfdist")])
-        [('mpirun', 'native', True), ('mpirun', 'tfdist', False), ('tf_config', 'tfdist', True)]
+    each kind of failure; the other combinations, which add pairs alone, are warm. `make test` runs the warm ones, and
+    `make test-all` the cold ones, too.
 
     Args:
         combinations: One value an axis each.
 
     Returns:
-        The combinations, each with one value more.
+        The combinations as parameters of tests, each with one value more.
     """
     missing = {value for combination in combinations for value in enumerate(combination)}
     cold = set()
@@ -62,7 +59,8 @@ def some_cold(combinations: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         best = max(combinations, key=lambda combination: len(missing & set(enumerate(combination))))
         cold.add(best)
         missing -= set(enumerate(best))
-    return [(*combination, combination in cold) for combination in combinations]
+    return [pytest.param(*combination, combination in cold, marks=pytest.mark.slow if combination in cold else ())
+            for combination in combinations]
 
 
 def _pairs(combination: tuple[Any, ...]) -> set[tuple[tuple[int, Any], ...]]:

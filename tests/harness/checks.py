@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from harness.launchers import announced_rank
 
 RESULTS = "HARNESS_RESULTS"
+WANTED = "HARNESS_CHECKS"  # the variable that names the checks that tests will ask for; all, if it is not set
 Check = TypeVar("Check", bound=Callable[[], Any])
 _checks: list[Callable[[], Any]] = []
 
@@ -41,7 +42,7 @@ def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any]
     Args:
         before: Called first, `hvd.init` as a rule.
         after: Called last, `hvd.shutdown` as a rule.
-        chosen: Their names; all checks if empty.
+        chosen: Their names; all checks if empty. Of these, those run whose results the session's tests read.
 
     Raises:
         Exception: Whatever a check raised, after noting it: the job ends with it.
@@ -50,7 +51,8 @@ def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any]
     path = Path(os.environ[RESULTS]) / f"rank.{announced_rank(os.environ) or 0}.json"
     if before is not None:
         before()
-    for function in [each for each in _checks if not chosen or each.__name__ in chosen]:
+    wanted = os.environ[WANTED].split() if WANTED in os.environ else [each.__name__ for each in _checks]
+    for function in [each for each in _checks if each.__name__ in wanted and (not chosen or each.__name__ in chosen)]:
         began = time.monotonic()
         try:
             results[function.__name__] = {"value": _plain(function())}

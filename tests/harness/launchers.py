@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import costs
+
 LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
 ROLES = ("chief", "worker", "ps", "evaluator")
 ENGINES = ("native", "tfdist", "horovod")
@@ -49,7 +51,7 @@ class Command:
 
 def clean_environment(folder: Path) -> dict[str, str]:
     """This process's environment without any launcher's variables, with temporary files going to `folder`."""
-    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == costs.FOLDER}
     return kept | {
         "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}",
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'harness' / 'hidden'}",

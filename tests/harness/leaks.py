@@ -72,15 +72,16 @@ def shared_memory() -> set[str]:
 
 
 def is_foreign(segment: str) -> bool:
-    """Whether a process outside of this one's family has a name in /dev/shm open or mapped."""
-    path = str(_SHARED_MEMORY / segment)
+    """Whether a name in /dev/shm may be that of another program, such as of other tests on this machine."""
+    path, session = str(_SHARED_MEMORY / segment), os.environ.get(warm.FOLDER)
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
         try:
             if process.pid not in ours and any(one.path.startswith(path) for one in process.memory_maps()):
                 return True
-            if process.pid not in ours and path in process.environ().get("TMPDIR", ""):
-                return True  # another test session's job
+            environ = process.environ() if process.pid not in ours else {}
+            if path in environ.get("TMPDIR", "") or environ.get(warm.FOLDER, session) != session:
+                return True  # of another session's job, or of one that has just ended there
         except (psutil.Error, OSError):
             continue
     return False

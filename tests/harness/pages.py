@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 # For what only `make test-trackers` runs, in an environment that has these packages.
-WITH_TRACKERS = (pytest.mark.slow, pytest.mark.skipif(
+WITH_TRACKERS = (pytest.mark.nightly, pytest.mark.skipif(
     any(find_spec(name) is None for name in ("keras_tuner", "mlflow", "optuna", "wandb")),
     reason="not run: needs MLflow, W&B, Keras Tuner and Optuna. HINT: make test-trackers"))
 

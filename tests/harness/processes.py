@@ -1,18 +1,43 @@
-"""Finds and ends the processes of a job by the mark that each of them carries in its environment."""
+"""Runs programs, and finds and ends the processes of a job by the mark that each of them carries in its environment."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
 from harness.launchers import announced_rank
 
 MARK = "HARNESS_JOB"
+_ENDS = "\nimport os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)\n"
+
+
+def run_python(code: str, *arguments: str, cwd: Path, isolated: bool = False,
+               deadline: float = 100.0) -> subprocess.CompletedProcess[str]:
+    """Runs a few lines of Python, whose process ends after the last of them.
+
+    The libraries that it imported have no say in that: TensorFlow's own exit has taken forever. Whoever tests an exit
+    starts the program by itself.
+
+    Args:
+        code: The program.
+        arguments: Its arguments.
+        cwd: Its working folder.
+        isolated: Whether Python looks for modules among the installed ones alone (`-I`).
+        deadline: Seconds in which it must end.
+
+    Returns:
+        What it printed; the exit code is 1 if it raised.
+    """
+    command = [sys.executable, *(["-I"] if isolated else []), "-c", code + _ENDS, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=deadline)
 
 
 def marked(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:

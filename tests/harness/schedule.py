@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from harness.checks import names_of_checks
+
 TIMES = Path(__file__).with_name("times.json")
+_BUILT_WITHIN = 800.0  # seconds that Horovod's build may take from when the first test waits for it
 _SHORT = 2.0  # seconds below which a group is not worth a line in the file
-_NEED_MORE = ("horovod", "mpirun", "test_harness")  # tests that need Horovod or MPI name them
-# Files in tests/parallel whose other tests need neither, as their ranks are started by hvkeras run or TF_CONFIG.
-_EARLY = ("test_adapt", "test_keras_side", "test_mirrored", "test_multi_worker", "test_same_training", "test_sharding",
-          "test_tensorboard", "test_training", "test_training_callbacks", "test_xla")
+# Tests that need Horovod have it in their names, but for these.
+_NEED_HOROVOD = ("horovod", "gloo", "test_the_chief_is_rank_0", "test_failures_are_rows", "test_this_machine_is_fit",
+                 "test_ranks_must_ask_for_one_backend", "test_check_build", "test_a_loop_of_ones_own_is_compared")
 # Unit tests that take too long for `make check`, as they start processes or train again and again.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
          "test_optimizer", "test_compiled_update", "test_recorder", "test_tensorboard", "test_callbacks",
@@ -45,8 +49,44 @@ def group_of(item: pytest.Function) -> str:
     return f"{file}::{item.name}"
 
 
+def words_of(item: pytest.Function) -> set[str]:
+    """The strings in a test's code and parameters, among which are the names of the checks whose results it reads."""
+    callspec = getattr(item, "callspec", None)
+    given = callspec.params.values() if callspec else ()
+    return {*_strings(item.function.__code__), *(value for value in given if isinstance(value, str))}
+
+
+def _strings(code: types.CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _strings(constant)
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from (each for each in constant if isinstance(each, str))
+        elif isinstance(constant, str):
+            yield constant
+
+
+def wanted_checks(script: Path, group: str, items: Sequence[pytest.Item]) -> list[str] | None:
+    """The checks of a worker script whose results the session's tests of a group read; None if one may read any.
+
+    Args:
+        script: The script.
+        group: The group.
+        items: The session's tests.
+    """
+    names = set(names_of_checks(script)) if script.suffix == ".py" else set()
+    found: set[str] = set()
+    for item in items:
+        if isinstance(item, pytest.Function) and group_of(item) == group:
+            read = names & words_of(item)
+            if not read:
+                return None
+            found |= read
+    return sorted(found) if found else None
+
+
 def arrange(items: list[pytest.Item]) -> None:
-    """Marks the unit tests, and puts the longest groups first."""
+    """Marks the unit tests, and puts the longest groups first; behind them, those that need Horovod."""
     times: dict[str, float] = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     groups = [group_of(item) if isinstance(item, pytest.Function) else item.nodeid for item in items]
     for item in items:
@@ -54,11 +94,27 @@ def arrange(items: list[pytest.Item]) -> None:
         unit = "unit" in file.parts
         if unit and not any(name in item.nodeid for name in _LONG):
             item.add_marker("check")
-        if (unit or file.stem in _EARLY) and not any(name in item.nodeid for name in _NEED_MORE):
+        if not any(name in item.nodeid for name in _NEED_HOROVOD):
             item.add_marker("early")
+    late = {groups[place] for place, item in enumerate(items) if not item.get_closest_marker("early")}
     first = {group: place for place, group in reversed(list(enumerate(groups)))}
-    order = sorted(range(len(items)), key=lambda place: (-times.get(groups[place], 0.0), first[groups[place]], place))
+    order = sorted(range(len(items)), key=lambda place: (groups[place] in late, -times.get(groups[place], 0.0),
+                                                         first[groups[place]], place))
     items[:] = [items[place] for place in order]
+
+
+def wait_for_horovod(built: Path) -> None:
+    """Waits until Horovod is built.
+
+    Args:
+        built: The file that is there once it is; `<name>.failed` says that it never will be.
+    """
+    ends = time.monotonic() + _BUILT_WITHIN
+    while not built.exists():
+        failed = built.with_name(f"{built.name}.failed")
+        if failed.exists() or time.monotonic() > ends:
+            pytest.fail("Horovod was not built", pytrace=False)
+        time.sleep(0.5)
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist's types are not exported

@@ -11,7 +11,7 @@ from harness import hosts as machines
 from harness.launchers import BIN
 from hosts.jobs import environment_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 
 
 @pytest.mark.parametrize("slots", [(1, 1), (2, 2), (1, 1, 1), (2, 2, 2), (2, 1)], ids=str)

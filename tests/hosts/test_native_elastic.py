@@ -13,7 +13,7 @@ from harness import warm
 from harness.launchers import BIN
 from hosts.jobs import DEADLINE, environment_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 SHARED = Path(__file__).parents[1] / "launch" / "workers" / "elastic_shared.py"
 
 

@@ -16,7 +16,7 @@ from harness import hosts as machines
 from hosts.jobs import running
 from hosts.slow_line import ADDRESSES, DEVICE, slow_line
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 HOSTS = 3
 
 

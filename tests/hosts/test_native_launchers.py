@@ -14,7 +14,7 @@ from harness import hosts as machines
 from harness.launchers import BIN
 from hosts.jobs import DEADLINE, environment_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 MEET = Path(__file__).parents[1] / "launch" / "workers" / "meet.py"
 
 

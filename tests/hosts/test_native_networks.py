@@ -17,7 +17,7 @@ from harness import hosts as machines
 from harness.launchers import clean_environment
 from hosts.jobs import DEADLINE, ENDLESS, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 STEPS = {"ENDLESS_STEPS": "30"}
 COMPRESSED = Path(__file__).parent / "workers" / "compressed.py"
 SECOND = "second"  # the device of a second cable

@@ -12,7 +12,7 @@ import pytest
 from harness import hosts as machines
 from hosts.jobs import ports_of, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 
 WORKERS = Path(__file__).parent / "workers"
 # Tries ports of an address again and again: connects, sends what UCX's TCP sends first and garbage, and reports.

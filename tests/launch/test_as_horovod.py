@@ -52,7 +52,8 @@ def require_ways_of_keras_2(found: list[dict[str, Any]], legacy: bool) -> None:
 
 
 @pytest.mark.parametrize(("backend", "legacy"), [
-    ("native", False), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+    pytest.param("native", False, marks=pytest.mark.slow),
+    *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in (
         ("horovod", False), ("tfdist", False), ("native", True), ("horovod", True), ("tfdist", True))),
 ])
 def test_the_launcher_has_the_flag(backend: str, legacy: bool, tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_the_launcher_has_the_flag(backend: str, legacy: bool, tmp_path: Path) -
     assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend != "horovod")
 
 
-@pytest.mark.slow  # `of_both` starts a script in this way too
+@pytest.mark.nightly  # `of_both` starts a script in this way too
 def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:
     outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod",
                      cold=True)
@@ -93,7 +94,7 @@ def trained_by_numpy(x: Any, y: Any) -> dict[str, list[float]]:
     return {"weights": [*weights.ravel(), *bias], "loss": losses, "lr": [0.1, 0.05, 0.025]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["horovod", "native"])
 def test_callbacks_work_in_sessions(backend: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
@@ -120,7 +121,7 @@ def of_both(tmp_path_factory: pytest.TempPathFactory, launch_once: Callable[...,
             for rank in range(2)]
 
 
-@pytest.mark.slow  # test_horovod_surface compares with NumPy
+@pytest.mark.nightly  # test_horovod_surface compares with NumPy
 def test_results_and_gradients_are_those_of_horovod(of_both: Any) -> None:
     for (ours, _), (theirs, _) in of_both:
         can = {name: found for name, found in theirs.items() if not isinstance(found, str)}
@@ -128,7 +129,7 @@ def test_results_and_gradients_are_those_of_horovod(of_both: Any) -> None:
         assert {name: ours[name] for name in can} == can
 
 
-@pytest.mark.slow  # test_horovod_surface compares with NumPy
+@pytest.mark.nightly  # test_horovod_surface compares with NumPy
 def test_errors_are_those_of_horovod(of_both: Any) -> None:
     for (_, ours), (_, theirs) in of_both:
         assert all(isinstance(kinds, list) for kinds in theirs.values())  # Horovod raises in each case

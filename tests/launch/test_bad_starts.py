@@ -37,6 +37,7 @@ def test_a_missing_worker_is_reported_while_waiting_and_named_in_the_error(tmp_p
     assert "worker 2" in outcome.stderr(0).splitlines()[-1] and "worker 2" in outcome.stderr(1).splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_missing_chief_is_reported_too(tmp_path):
     outcome = failing(tmp_path, cold=True, start_order=(1,), env={"HVKERAS_START_TIMEOUT": "5"})
     assert re.search(r"waiting for worker 0 \(localhost:\d+\): .*, 3 s of 5 s", outcome.stderr(1))
@@ -46,13 +47,14 @@ def test_a_missing_chief_is_reported_too(tmp_path):
 
 @pytest.mark.parametrize(("launcher", "backend", "cold"), [
     ("mpirun", "tfdist", False), ("mpirun", "horovod", False),
-    pytest.param("horovodrun_gloo", "tfdist", True, marks=pytest.mark.slow)])
+    pytest.param("horovodrun_gloo", "tfdist", True, marks=pytest.mark.nightly)])
 def test_a_rank_that_never_calls_init_is_named(tmp_path, launcher, backend, cold):
     worker = WORKERS / "late.py"
     outcome = failing(tmp_path, launcher, worker=worker, cold=cold, backend=backend, env={"HVKERAS_START_TIMEOUT": "3"})
     assert re.search(r"All 2 ranks must arrive within 3 s, but rank 1 did not", outcome.stderr(0))
 
 
+@pytest.mark.slow
 def test_two_workers_with_one_index_are_distinguished(tmp_path):
     ports = []
     with socket.socket() as one, socket.socket() as other:
@@ -104,6 +106,7 @@ def test_ranks_must_ask_for_one_backend(tmp_path):
         assert re.search("rank_0='tfdist', rank_1='horovod'", outcome.stderr(rank))
 
 
+@pytest.mark.slow
 def test_init_after_tensorflow_was_used_names_the_line_to_move(tmp_path):
     outcome = failing(tmp_path, cold=True, arguments=("busy",))
     assert "must start before TensorFlow is used" in outcome.stderr(0)

@@ -54,7 +54,7 @@ def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = N
                deadline=DEADLINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
     backends = {"liar": "Liar", "broken": "Broken", "mortal": "Mortal"}
     names = [*backends, "local"]
@@ -87,7 +87,7 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
     assert f"output of all ranks: {kept[0]}" in found["1KiB", "mortal"]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("arguments", "names"), [
     (["--backends", "tfdist", "--jit"], ["one process", "one process, XLA", "apart", "apart, XLA", "tfdist"]),
     (["--backends", "horovod,tfdist", "--peers"],
@@ -121,7 +121,7 @@ def test_a_benchmark_that_is_ended_leaves_no_orphan(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killing_a_benchmark_leaves_no_rank_that_stands_still(tmp_path: Path) -> None:
     started = Started(["allreduce", "--backends", "tfdist,native", "--sizes", "4KiB", "--time", "60"], tmp_path,
                       search_in(), command="bench", deadline=DEADLINE)

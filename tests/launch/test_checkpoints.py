@@ -23,12 +23,13 @@ WORKERS = Path(__file__).parent / "workers"
 RUNS = {"native": ("hvkeras_run", "ranks", {"backend": "native"}), "strategy": ("tf_config", "workers", {})}
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.slow if run == "strategy" else ()) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.nightly if run == "strategy" else ()) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, kind, options = RUNS[request.param]
     return launch_once(launcher, WORKERS / "checkpoints.py", (kind,), np=2, **options)
 
 
+@pytest.mark.slow
 def test_resumed_training_is_the_same_to_the_last_bit(outcome: Outcome) -> None:
     for rank, found in enumerate(outcome.results("goes_on_exactly")):
         for case in found:
@@ -40,6 +41,7 @@ def test_resumed_training_is_the_same_to_the_last_bit(outcome: Outcome) -> None:
     assert "training resumes" not in outcome.stderr(1)
 
 
+@pytest.mark.slow
 def test_the_chief_alone_keeps_plain_models(outcome: Outcome) -> None:
     chief, other = outcome.results("the_best_is_kept")
     assert chief["files"] == ["1-2.keras", "2-1.keras", "last.weights.h5"]
@@ -49,7 +51,7 @@ def test_the_chief_alone_keeps_plain_models(outcome: Outcome) -> None:
     assert outcome.results("what_others_wrote_opens_here") == [[0.0, 0.0]] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_resumes_at_other_sizes_and_on_other_backends(tmp_path: Path) -> None:
     folder, worker = tmp_path / "backup", WORKERS / "relay.py"
     for launcher, np, how, where, options, lost in (
@@ -95,7 +97,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kept", ["one", "two"])
+@pytest.mark.parametrize("kept", [pytest.param("one", marks=pytest.mark.slow), "two"])
 def test_a_kill_amid_writing_leaves_a_whole_file(kept: str, tmp_path: Path) -> None:
     """Each start reads what the one before left, and fails if it cannot."""
     wrote = 0

@@ -58,6 +58,7 @@ def test_flags_behind_the_command_are_an_error_unless_they_are_meant(tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
     done = compare(["--backends", "horovod,tfdist", "--project", "2,64", "--ranks-per-host", "2",
                     *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path, charts=True)
@@ -117,7 +118,7 @@ def check_report(out: Path, found: dict[str, list[str]]) -> None:
     assert all(run["compile_seconds"] > 0 for run in written["runs"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> None:
     done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline",
                     *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path)
@@ -179,7 +180,7 @@ def test_a_notebook_keeps_one_output_of_a_comparison_that_moves(tmp_path: Path) 
     assert shown["data"]["text/plain"] + "\n" == table["data"] and "sleep()" in shown["data"]["text/html"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_function_is_compared_in_a_notebook(tmp_path: Path) -> None:
     _, [[progress, shown], changes] = outputs(
         tmp_path, TRAIN, "hvd.compare(train, (0.01,), backends='native', baseline=False, out='out')")
@@ -242,7 +243,8 @@ def test_a_run_that_takes_too_long_is_ended_and_is_a_row(tmp_path: Path) -> None
     assert "(1) it took longer than 2 s, and was ended: --timeout allows more" in done.stdout
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)], ids=["Ctrl-C", "SIGTERM"])
 def test_a_comparison_that_is_ended_leaves_no_orphan(number: int, code: int, tmp_path: Path) -> None:
     script = "import time; print('ready', flush=True); time.sleep(1000)"
     started = Started(["-np", "2", "--backends", "tfdist", "--verbose", sys.executable, "-c", script], tmp_path,

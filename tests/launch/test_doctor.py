@@ -6,7 +6,6 @@ import json
 import resource
 import socket
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from harness import hosts as machines
 from harness.launchers import BIN, clean_environment
+from harness.processes import run_python
 from hvkeras.doctor import hosts, machine, software
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM
 from launch.hvkeras_run import run
@@ -31,7 +31,7 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     assert f"tf.keras is keras {metadata.version('keras')}" in done.stdout
 
 
-@pytest.mark.slow  # tests/unit/doctor judges the same facts
+@pytest.mark.nightly  # tests/unit/doctor judges the same facts
 def test_what_hinders_is_named_with_what_to_do(tmp_path: Path) -> None:
     """A wrong setting, an mpi4py that takes its process along, and a Horovod that is none."""
     for name, content in (("mpi4py", "import os\nos.abort()\n"), ("horovod", "")):
@@ -52,7 +52,7 @@ def test_what_hinders_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert report["hosts"][0]["versions"]["TensorFlow"] == found["TensorFlow"]["found"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_hosts_know_and_reach_each_other(tmp_path: Path) -> None:
     if missing := machines.missing():
         pytest.skip(missing)
@@ -126,8 +126,7 @@ def test_limits_of_the_machine_are_notes(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))
     try:
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-                              check=True)
+        done = run_python(code, cwd=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     assert done.stdout.split() == [NOTE]

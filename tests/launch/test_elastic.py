@@ -18,8 +18,8 @@ SHARED = WORKER.with_name("elastic_shared.py")
 
 
 @pytest.mark.parametrize(("backend", "victim", "legacy"), [
-    ("native", 1, "0"), pytest.param("tfdist", 0, "0", marks=pytest.mark.slow),
-    pytest.param("horovod", 1, "1", marks=pytest.mark.slow),
+    pytest.param("native", 1, "0", marks=pytest.mark.slow), pytest.param("tfdist", 0, "0", marks=pytest.mark.nightly),
+    pytest.param("horovod", 1, "1", marks=pytest.mark.nightly),
 ])
 def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, legacy: str, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
@@ -70,12 +70,14 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
 
 
 @pytest.mark.parametrize(("events", "np", "data", "lost"), [
-    ("1:kill:7", 3, "arrays", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"]),
+    pytest.param("1:kill:7", 3, "arrays", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"],
+                 marks=pytest.mark.slow),
     ("0:raise:7", 2, "dataset", ["rank 0 on .* failed with ArithmeticError: stumbles"]),
-    ("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"]),
+    pytest.param("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"],
+                 marks=pytest.mark.slow),
     ("1:stop:7", 2, "loop", ["rank 1 on .* gave no sign of life"]),
     pytest.param("1:kill:40", 2, "batches", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"],
-                 marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
 ], ids=["killed", "raises", "two, and rank 0", "stopped, in a loop", "killed, with a PyDataset"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
     assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_that_is_stopped_while_it_starts_is_replaced(tmp_path: Path) -> None:
     env = {"HVKERAS_LIVENESS_TIMEOUT": "2"}
     command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "1:kill:7"], env)
@@ -98,12 +100,13 @@ def test_a_worker_that_is_stopped_while_it_starts_is_replaced(tmp_path: Path) ->
     assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="horovod")
     assert re.search(r"goes on with 2 ranks from commit \d+, \d+\.\d s after rank 1 on", done.stderr), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: Path) -> None:
     script = python("import hvkeras as hvd\nhvd.init('horovod')\nhvd.add_process_set([0])\nhvd.barrier()"
                     "\nprint('made')")
@@ -115,6 +118,7 @@ def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: P
     assert (done.returncode, done.stdout.count("made")) == (0, 2), done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="tfdist")
     assert re.search(r"goes on with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
@@ -123,6 +127,7 @@ def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_pat
     assert len(set(pids)) == 1
 
 
+@pytest.mark.slow
 def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     env = {"PAUSE": "0.05"}
     command = warm_ranks([sys.executable, str(SURVIVES), "callback", "1:kill:12"], env)
@@ -134,7 +139,7 @@ def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     assert sorted(lines) == ["history [0, 1, 2, 3, 4, 5] 6"] * 3 + ["trained 6 epochs, every sample once in each"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commit(tmp_path: Path) -> None:
     found = []
     for event in ("2:drop=2:8", "0:shrink=2:4"):  # a commit is made after 5 steps
@@ -153,7 +158,7 @@ def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commi
 
 @pytest.mark.parametrize(("backend", "np", "most", "optimizer", "ends", "events", "said"), [
     ("native", 3, 3, "Adam", 3, "1:kill:7", "goes on with 2 ranks from commit 2"),
-    *[pytest.param(*case, marks=pytest.mark.slow) for case in [
+    *[pytest.param(*case, marks=pytest.mark.nightly) for case in [
         ("native", 4, 4, "Lamb", 4, "2:kill:7 0:raise:13", "failed with ArithmeticError"),
         ("native", 4, 4, "AdamW+clipnorm", 1, "0:slots=1:8", "goes on with 1 rank from commit"),
         ("native", 1, 3, "Adafactor", 3, "0:slots=3:4", "goes on with 3 ranks from commit"),
@@ -163,7 +168,7 @@ def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commi
         ("tfdist", 3, 3, "Adam", 3, "0:kill:7", "goes on with 2 ranks from commit 2"),
     ]],
 ])
-@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.nightly)])
 def test_parts_of_an_optimizer_outlive_the_ranks_that_shared_its_update(
         backend: str, np: int, most: int, optimizer: str, ends: int, events: str, said: str, legacy: str,
         tmp_path: Path) -> None:
@@ -182,6 +187,7 @@ def test_parts_of_an_optimizer_outlive_the_ranks_that_shared_its_update(
     assert done.stderr.count("MiB of others that may be lost") == 1
 
 
+@pytest.mark.slow
 def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost:2\n")
     command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "0:hosts=4:7"], {})
@@ -203,6 +209,7 @@ def test_a_rank_that_is_told_to_end_leaves_at_the_next_commit(tmp_path: Path) ->
     assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_all_ranks_start_again_where_none_survives(tmp_path: Path) -> None:
     command = warm_ranks([sys.executable, str(SURVIVES), "arrays", "0:kill:7 1:kill:7"], {})
     done = run(["-np", "2", "--min-np", "1", *command], tmp_path)
@@ -211,6 +218,7 @@ def test_all_ranks_start_again_where_none_survives(tmp_path: Path) -> None:
     assert sum("every sample once" in line for line in done.stdout.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_too_few_slots_are_waited_for_until_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost:2\n")
     code = "print('up'); time.sleep(0.5)\nif rank: open('hosts', 'w').write('localhost:1'); 1 / 0"

@@ -64,8 +64,9 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
 
 
 @pytest.mark.parametrize(("launcher", "backend", "how", "cold"), [
-    ("mpirun", "horovod", "kill", True), ("mpirun", "native", "stop", False),
-    ("horovodrun_gloo", "tfdist", "raise", False),
+    pytest.param("mpirun", "horovod", "kill", True, marks=pytest.mark.slow),
+    pytest.param("mpirun", "native", "stop", False, marks=pytest.mark.slow),
+    pytest.param("horovodrun_gloo", "tfdist", "raise", False, marks=pytest.mark.slow),
 ])
 def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher, backend, how, cold):
     outcome = misbehaving(launcher, how, tmp_path, backend=backend, cold=cold)
@@ -74,7 +75,7 @@ def test_a_failed_rank_ends_the_job_under_launchers_of_others(tmp_path, launcher
     assert outcome.exit_code and not outcome.orphans
 
 
-@pytest.mark.parametrize("backend", ["tfdist", "native"])
+@pytest.mark.parametrize("backend", [pytest.param("tfdist", marks=pytest.mark.slow), "native"])
 def test_every_survivor_of_four_names_the_failed_rank(tmp_path, backend):
     outcome = misbehaving("mpirun", "raise", tmp_path, np=4, backend=backend)
     for rank in (0, 2, 3):
@@ -83,13 +84,15 @@ def test_every_survivor_of_four_names_the_failed_rank(tmp_path, backend):
     assert "ValueError: the sky is falling" in outcome.stderr(1)
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
     outcome = misbehaving("mpirun", "exit", tmp_path, cold=True)
     assert outcome.exit_code == 7
 
 
 @pytest.mark.parametrize(("launcher", "backend"), [
-    pytest.param("hvkeras_run", "native", marks=pytest.mark.slow), ("tf_config", "tfdist")])
+    pytest.param("hvkeras_run", "native", marks=pytest.mark.nightly),
+    pytest.param("tf_config", "tfdist", marks=pytest.mark.slow)])
 def test_ranks_that_all_stand_still_say_where_and_end_the_job(launcher, backend, launch):
     outcome = launch(launcher, WORKER.with_name("stuck.py"), np=2, backend=backend, expect_failure=True, deadline=120,
                      env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "12"})  # longer than what a busy machine takes for a step
@@ -108,7 +111,7 @@ def test_ranks_that_all_stand_still_say_where_and_end_the_job(launcher, backend,
     assert outcome.exit_code == 1
 
 
-@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.nightly)])
 def test_a_rank_that_waits_in_a_call_for_all_learns_how_one_makes_it_alone(legacy, launch):
     outcome = launch("tf_config", WORKER.with_name("late_for_all.py"), np=2, backend="native", deadline=120,
                      env={"HVKERAS_STALL_WARNING": "0.5", "TF_USE_LEGACY_KERAS": legacy})
@@ -139,7 +142,8 @@ def test_another_collective_on_one_rank_is_an_error_that_names_both(tmp_path):
 
 
 @pytest.mark.parametrize(("backend", "number", "cold"), [
-    ("native", signal.SIGTERM, True), ("tfdist", signal.SIGTERM, False), ("tfdist", signal.SIGINT, False),
+    pytest.param("native", signal.SIGTERM, True, marks=pytest.mark.slow),
+    pytest.param("tfdist", signal.SIGTERM, False, marks=pytest.mark.slow), ("tfdist", signal.SIGINT, False),
     ("horovod", signal.SIGTERM, False)])
 def test_a_signal_ends_a_rank_that_waits_inside_the_engine(tmp_path, backend, number, cold):
     with start_job("tf_config", WORKER, ("wait",), np=2, folder=tmp_path, backend=backend, expect_failure=True,
@@ -158,10 +162,10 @@ OUTLIVE = Path(__file__).parent / "workers" / "outlive.py"
 
 @pytest.mark.parametrize(("launcher", "backend", "how", "culprit", "thread"), [
     ("hvkeras_run", "native", "thread", 1, "uploader"),
-    pytest.param("tf_config", "tfdist", "thread", 0, "uploader", marks=pytest.mark.slow),
-    pytest.param("mpirun", "native", "thread", 1, "uploader", marks=pytest.mark.slow),
-    pytest.param("tf_config", "tfdist", "atexit", 1, "MainThread", marks=pytest.mark.slow),
-    pytest.param("horovodrun_gloo", "horovod", "engine", 1, "MainThread", marks=pytest.mark.slow),
+    pytest.param("tf_config", "tfdist", "thread", 0, "uploader", marks=pytest.mark.nightly),
+    pytest.param("mpirun", "native", "thread", 1, "uploader", marks=pytest.mark.nightly),
+    pytest.param("tf_config", "tfdist", "atexit", 1, "MainThread", marks=pytest.mark.nightly),
+    pytest.param("horovodrun_gloo", "horovod", "engine", 1, "MainThread", marks=pytest.mark.nightly),
 ])
 def test_a_rank_that_outlives_its_script_is_named_with_its_threads_and_ends_the_job(
         tmp_path, launcher, backend, how, culprit, thread):
@@ -178,7 +182,7 @@ def test_a_rank_that_outlives_its_script_is_named_with_its_threads_and_ends_the_
         assert re.search(rf"rank 0 on \S+ ends because {name}", last_line(outcome.stderr(0)))
 
 
-@pytest.mark.slow  # cold: what comes when Python's threads run no more is the end of a process of its own
+@pytest.mark.nightly  # cold: what comes when Python's threads run no more is the end of a process of its own
 @pytest.mark.parametrize(("launcher", "culprit"), [("hvkeras_run", 1), ("tf_config", 1), ("tf_config", 0)])
 def test_a_finalizer_that_waits_ends_the_job_too(tmp_path, launcher, culprit):
     with start_job(launcher, OUTLIVE, ("del", str(culprit)), np=2, folder=tmp_path, backend="native", cold=True,
@@ -190,7 +194,7 @@ def test_a_finalizer_that_waits_ends_the_job_too(tmp_path, launcher, culprit):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has left the job, but its process has not ended, \d+ s", told)
 
 
-@pytest.mark.slow  # it works for longer than the others' processes could outlive their scripts
+@pytest.mark.nightly  # it works for longer than the others' processes could outlive their scripts
 def test_a_rank_that_works_by_itself_is_no_rank_that_does_not_end(tmp_path):
     with start_job("mpirun", OUTLIVE, ("work", "1"), np=2, folder=tmp_path, backend="native", deadline=90.0,
                    env=QUICK) as job:
@@ -199,7 +203,7 @@ def test_a_rank_that_works_by_itself_is_no_rank_that_does_not_end(tmp_path):
     assert "has not ended" not in outcome.stderr(0) + outcome.stderr(1)
 
 
-@pytest.mark.slow  # ranks of their own, and several seconds of importing
+@pytest.mark.nightly  # ranks of their own, and several seconds of importing
 def test_ranks_of_an_mpirun_that_is_killed_end(tmp_path):
     with start_job("mpirun", WORKER, ("wait",), np=2, folder=tmp_path, backend="native", expect_failure=True,
                    env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, deadline=90.0, cold=True) as job:

@@ -58,7 +58,9 @@ def facts(text):
     return [json.loads(found) for found in re.findall(r"FACTS (\{.*?\})", text)]
 
 
-@pytest.mark.parametrize(("backend", "cold"), [("tfdist", True), ("horovod", False), ("native", False)])
+@pytest.mark.parametrize(("backend", "cold"), [
+    pytest.param("tfdist", True, marks=pytest.mark.slow), pytest.param("horovod", False, marks=pytest.mark.slow),
+    ("native", False)])
 def test_tf_config_spans_two_hosts(pair, tmp_path, backend, cold):
     outputs = run_tf_config(pair, tmp_path, backend, "meet.py", cold=cold)
     for rank in (0, 1):
@@ -98,7 +100,7 @@ def run_mpirun(pair, tmp_path, backend, script, results=None, cold=False):
 
 
 @pytest.mark.parametrize(("backend", "cold"), [
-    pytest.param("tfdist", True, marks=pytest.mark.slow), ("horovod", False), ("native", False)])
+    pytest.param("tfdist", True, marks=pytest.mark.nightly), ("horovod", False), ("native", False)])
 def test_mpirun_spans_two_hosts(pair, tmp_path, backend, cold):
     output = run_mpirun(pair, tmp_path, backend, WORKERS / "meet.py", cold=cold)
     found = sorted(facts(output), key=lambda fact: fact["rank"])
@@ -124,6 +126,7 @@ def test_without_ucx_the_message_says_so_and_auto_takes_the_next(pair, tmp_path,
         assert re.search(r"backend (horovod|tfdist) \(", outputs[0])
 
 
+@pytest.mark.slow
 def test_ucx_keeps_out_of_the_process_and_leaves_nothing_in_it(pair, tmp_path):
     for output in run_tf_config(pair, tmp_path, "native", "keeps_out.py", cold=True):
         (loaded,) = (json.loads(found) for found in re.findall(r"LOADED (\{.*\})", output))

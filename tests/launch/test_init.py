@@ -26,7 +26,8 @@ def expected(rank, size, backend):
 
 @pytest.mark.parametrize(("launcher", "backend", "np", "cold"), [
     *some_cold([(*pair, 2) for pair in PAIRS]), ("hvkeras_run", "native", 4, False),
-    pytest.param("mpirun", "horovod", 4, False, marks=pytest.mark.slow), ("tf_config", "tfdist", 4, False)])
+    pytest.param("mpirun", "horovod", 4, False, marks=pytest.mark.nightly),
+    pytest.param("tf_config", "tfdist", 4, False, marks=pytest.mark.slow)])
 def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold):
     outcome = launch(launcher, WORKER, ("again",), np=np, backend=backend, cold=cold)
     for rank in range(np):
@@ -38,6 +39,7 @@ def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold
     assert len(lines) == 2 and f"backend {backend} (" in lines[0] and f"{np} ranks" in lines[0]
 
 
+@pytest.mark.slow
 def test_ranks_may_start_in_any_order_and_say_whom_they_wait_for(tmp_path):
     with start_job("tf_config", WORKER, np=3, folder=tmp_path, backend="tfdist", start_order=(2, 1, 0),
                    start_delay=2.0) as job:
@@ -51,7 +53,7 @@ def test_the_chief_is_rank_0_and_the_argument_beats_the_environment(launch):
     assert [facts(outcome, rank)["backend"] for rank in (0, 1)] == ["horovod", "horovod"]
 
 
-@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovodrun_gloo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovodrun_gloo", marks=pytest.mark.nightly)])
 def test_auto_picks_native_within_a_host(launch, launcher):
     outcome = launch(launcher, WORKER, np=2)
     assert facts(outcome, 0)["backend"] == facts(outcome, 1)["backend"] == "native"
@@ -68,6 +70,7 @@ def test_a_launcher_that_announces_one_rank_is_size_1(launch):
     assert facts(outcome, 0)["size"] == 1
 
 
+@pytest.mark.slow
 def test_two_jobs_on_one_host_never_connect(tmp_path):
     with start_job("tf_config", WORKER, np=2, folder=tmp_path, backend="tfdist") as one, \
             start_job("mpirun", WORKER, np=2, folder=tmp_path, backend="tfdist") as other:
@@ -75,7 +78,8 @@ def test_two_jobs_on_one_host_never_connect(tmp_path):
     assert [facts(outcome, rank)["sum"] for outcome in outcomes for rank in (0, 1)] == [3.0] * 4
 
 
-@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=() if name == "native" else pytest.mark.slow)
+                                     for name in ENGINES])
 def test_proxies_do_not_come_between_ranks(launch, backend):
     dead = "http://127.0.0.1:9"
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"), dead)

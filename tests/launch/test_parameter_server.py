@@ -37,7 +37,7 @@ def wait_for_epochs(job: Job, more: int) -> int:
     return epoch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_trains_and_the_evaluator_sees_the_last_checkpoint(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", EXAMPLE, ("--epochs", "5", "--checkpoint-dir", "saved"), np=5,
                      roles=("chief", "worker", "worker", "ps", "evaluator"))
@@ -74,6 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     return outcome, folder
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_reported_and_may_come_back(trained: tuple[Outcome, Path]) -> None:
     outcome, _ = trained
     told = [line for line in outcome.stderr(0).splitlines() if line.startswith("hvkeras: worker 1")]
@@ -85,6 +86,7 @@ def test_a_lost_worker_is_reported_and_may_come_back(trained: tuple[Outcome, Pat
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_tasks_end_on_sigterm_and_with_their_chief(trained: tuple[Outcome, Path]) -> None:
     outcome, _ = trained
     assert outcome.exit_codes == (143, 1, -signal.SIGKILL, 1, 1, 1, 143)
@@ -95,6 +97,7 @@ def test_tasks_end_on_sigterm_and_with_their_chief(trained: tuple[Outcome, Path]
                             last_line(outcome.stderr(rank)))
 
 
+@pytest.mark.slow
 def test_the_evaluator_writes_for_tensorboard(trained: tuple[Outcome, Path]) -> None:
     outcome, folder = trained
     told = re.findall(r"evaluator: epoch (\d+): loss (\S+)", outcome.stderr(5))
@@ -106,7 +109,7 @@ def test_the_evaluator_writes_for_tensorboard(trained: tuple[Outcome, Path]) -> 
 
 
 @pytest.mark.parametrize(("number", "words"), [
-    (signal.SIGKILL, r"ended unexpectedly \(killed, crashed, or out of memory\)"),
+    pytest.param(signal.SIGKILL, r"ended unexpectedly \(killed, crashed, or out of memory\)", marks=pytest.mark.slow),
     (signal.SIGSTOP, r"gave no sign of life for 5 s \(stopped, frozen or cut off\)"),
 ], ids=["killed", "stopped"])
 def test_a_lost_server_ends_the_job_which_resumes_at_another_size(

@@ -22,10 +22,10 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(("how", "np", "cold"), [pytest.param("kill", 2, True, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("how", "np", "cold"), [pytest.param("kill", 2, True, marks=pytest.mark.nightly),
                                                  ("kill", 4, False),
-                                                 pytest.param("stop", 3, False, marks=pytest.mark.slow),
-                                                 ("exit", 2, True)])
+                                                 pytest.param("stop", 3, False, marks=pytest.mark.nightly),
+                                                 pytest.param("exit", 2, True, marks=pytest.mark.slow)])
 def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np, cold):
     victim = 1 if how == "exit" else random.randrange(1, np)
     delay = random.uniform(0.05, 0.8)
@@ -50,6 +50,7 @@ def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np
         assert outcome.exit_codes[rank] == 1, told
 
 
+@pytest.mark.slow
 def test_killing_all_ranks_simultaneously_leaves_no_shared_memory(tmp_path):
     before = set(os.listdir("/dev/shm"))
     with start_job("tf_config", WORKER, ("0",), np=3, folder=tmp_path, backend="native", env=ENV, expect_failure=True,

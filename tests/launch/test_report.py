@@ -21,8 +21,8 @@ from launch.hvkeras_run import run, warm_ranks
 WORKER = Path(__file__).parent / "workers" / "reported.py"
 STEPS = 40  # of each part of the worker
 JOBS = [pytest.param(("hvkeras_run", "native", "1"), id="native"),
-        pytest.param(("tf_config", "horovod", "1"), id="horovod", marks=pytest.mark.slow),
-        pytest.param(("hvkeras_run", "tfdist", "4"), id="tfdist", marks=pytest.mark.slow)]
+        pytest.param(("tf_config", "horovod", "1"), id="horovod", marks=pytest.mark.nightly),
+        pytest.param(("hvkeras_run", "tfdist", "4"), id="tfdist", marks=pytest.mark.nightly)]
 
 
 @pytest.fixture(params=JOBS)
@@ -61,6 +61,7 @@ def seconds_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "THRESHOLDS", {**THRESHOLDS, "seconds": 1.0})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seconds_are_enough")
 def test_slow_data_are_distinguished_from_slow_computing(outcome: Outcome) -> None:
     found = data(outcome.cwd / "report")  # written when the job was over
@@ -75,6 +76,7 @@ def test_slow_data_are_distinguished_from_slow_computing(outcome: Outcome) -> No
     assert "<svg" in (outcome.cwd / "input" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_records_tell_of_fit(outcome: Outcome) -> None:
     for rank in range(2):
         record = Record.read(outcome.cwd / "input" / "records", rank)

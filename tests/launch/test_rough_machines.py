@@ -136,7 +136,7 @@ def test_a_folder_for_the_secret_that_will_not_do(what: str, tmp_path: Path, mon
     assert ("chmod 700" in str(told.value)) == (what == "mode 0750")
 
 
-@pytest.mark.parametrize("backend", ["horovod", pytest.param("native", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["horovod", pytest.param("native", marks=pytest.mark.nightly)])
 def test_a_host_whose_name_is_unknown(backend: str, tmp_path: Path) -> None:
     if missing := hosts.missing():
         pytest.skip(missing)

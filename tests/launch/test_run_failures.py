@@ -71,6 +71,7 @@ def test_a_crash_keeps_its_signal(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].endswith("was killed by SIGSEGV")
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_ends_all_the_same(tmp_path: Path) -> None:
     code = f"""
 import signal
@@ -148,8 +149,9 @@ def test_a_launcher_that_is_ended_leaves_no_orphan(number: int, code: int, words
 @pytest.mark.parametrize(("whom", "number", "words"), [
     ("agent", signal.SIGKILL, r"the agent of hvkeras run there, pid \d+, was killed by SIGKILL"),
     ("agent", signal.SIGSTOP, r"the agent of hvkeras run there, pid \d+, was stopped for 1 s, and ended"),
-    pytest.param("guard", signal.SIGKILL, "it ended", marks=pytest.mark.slow),
-    pytest.param("both", signal.SIGSTOP, "the agent of hvkeras run there was stopped for 1 s", marks=pytest.mark.slow),
+    pytest.param("guard", signal.SIGKILL, "it ended", marks=pytest.mark.nightly),
+    pytest.param("both", signal.SIGSTOP, "the agent of hvkeras run there was stopped for 1 s",
+                 marks=pytest.mark.nightly),
 ], ids=["agent killed", "agent stopped", "guard killed", "both stopped"])
 def test_an_agent_that_is_killed_or_stopped_takes_its_ranks_along(whom: str, number: int, words: str,
                                                                   tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ INIT = "import hvkeras as hvd; hvd.init('tfdist'); print('ready')\n"
 
 def test_the_cause_that_ranks_agree_on_is_reported_last(tmp_path: Path) -> None:
     code = INIT + f"if rank == 1: raise ValueError('the sky is falling')\n{FOR_EVER}"
-    done = run(["-np", "2", *python(code)], tmp_path)
+    done = run(["-np", "2", *warm_ranks(python(code))], tmp_path)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     sentence = next(line for line in lines if line.startswith("hvkeras run: rank 1 on "))
@@ -303,14 +305,15 @@ def test_the_cause_that_ranks_agree_on_is_reported_last(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_calls_init_is_named_immediately(tmp_path: Path) -> None:
-    done = run(["-np", "2", "--start-timeout", "100", *python("if rank == 1: sys.exit(0)\n" + INIT)], tmp_path)
+    done = run(["-np", "2", "--start-timeout", "100", *warm_ranks(python("if rank == 1: sys.exit(0)\n" + INIT))],
+               tmp_path)
     assert done.returncode == 1
     assert "rank 1 on " in done.stderr.splitlines()[-1]
     assert "exited with code 0 and never called hvd.init()" in done.stderr.splitlines()[-1]
 
 
 def test_an_interrupted_job_says_so_on_every_rank(tmp_path: Path) -> None:
-    started = Started(["-np", "2", *python(INIT + FOR_EVER)], tmp_path)
+    started = Started(["-np", "2", *warm_ranks(python(INIT + FOR_EVER))], tmp_path)
     started.wait_for("ready", 2)
     started.process.send_signal(signal.SIGINT)
     done = started.finish()
@@ -349,7 +352,7 @@ if hvd.rank():
 print("ready", flush=True)
 hvd.barrier()
 """)
-    started = Started(["-np", "2", sys.executable, str(script)], tmp_path)
+    started = Started(["-np", "2", *warm_ranks([sys.executable, str(script)])], tmp_path)
     started.wait_for("ready", 2)
     started.process.send_signal(signal.SIGUSR1)
     assert started.process.stderr is not None

@@ -49,6 +49,7 @@ def test_modules_are_found_where_the_caller_finds_them(tmp_path: Path, monkeypat
     assert hvd.run(of_the_user.word, np=2) == ["found", "found"]
 
 
+@pytest.mark.slow
 def test_ranks_reduce() -> None:
     def total() -> float:
         import hvkeras as hvd
@@ -78,6 +79,7 @@ def test_all_are_started_again_where_that_is_allowed(tmp_path: Path) -> None:
     assert hvd.run(stumble, reset_limit=1) == ["done"]
 
 
+@pytest.mark.slow
 def test_an_elastic_job_goes_on_without_a_process_that_was_killed(tmp_path: Path) -> None:
     def train() -> tuple[int, int]:
         import signal

@@ -94,6 +94,7 @@ def test_a_host_that_does_not_answer_ends_the_job_before_any_rank_starts(tmp_pat
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_host_that_says_nothing_is_given_up_after_the_start_timeout(tmp_path: Path, fake_ssh: Path) -> None:
     (fake_ssh / "ssh").write_text("#!/bin/sh\nexec sleep 1000\n")
     done = run(two_hosts("--start-timeout", "1", *python("")), tmp_path, path=fake_ssh)
@@ -116,6 +117,7 @@ def test_a_connection_that_breaks_is_reported_last(tmp_path: Path, fake_ssh: Pat
     assert started.orphans == []
 
 
+@pytest.mark.slow
 def test_an_elastic_job_goes_on_without_a_host_that_was_lost(tmp_path: Path, fake_ssh: Path) -> None:
     code = """size = os.environ['HVKERAS_RUN_SIZE']
 if size == '3':
@@ -228,6 +230,7 @@ exec ip netns exec {name} unshare --uts sh -c 'hostname node2; exec sh -c "$comm
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_script_of_tf_distribute_alone_spans_two_hosts(tmp_path: Path, second_host: tuple[Path, str]) -> None:
     path, address = second_host
     command = [sys.executable, str(Path(__file__).parent / "workers" / "plain_strategy.py")]
@@ -236,6 +239,7 @@ def test_a_script_of_tf_distribute_alone_spans_two_hosts(tmp_path: Path, second_
     assert sorted(done.stdout.splitlines()) == ["[0] worker 0 has 3.0", "[1] worker 1 has 3.0"]
 
 
+@pytest.mark.slow
 def test_a_job_trains_on_two_hosts(tmp_path: Path, second_host: tuple[Path, str]) -> None:
     path, address = second_host
     code = """

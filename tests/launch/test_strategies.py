@@ -29,8 +29,8 @@ def last_line(text: str) -> str:
 
 
 @pytest.mark.parametrize(("launcher", "arguments"), [
-    ("tf_config", ()), ("hvkeras_run", ("after init",)), ("mpirun", ()),
-    pytest.param("horovodrun_gloo", (), marks=pytest.mark.slow),
+    pytest.param("tf_config", (), marks=pytest.mark.slow), ("hvkeras_run", ("after init",)), ("mpirun", ()),
+    pytest.param("horovodrun_gloo", (), marks=pytest.mark.nightly),
 ], ids=["tf_config", "hvkeras_run-after-init", "mpirun", "horovodrun_gloo"])
 def test_one_call_spans_the_ranks_of_every_launcher(
     launcher: str, arguments: tuple[str, ...], launch: Callable[..., Outcome]
@@ -42,7 +42,8 @@ def test_one_call_spans_the_ranks_of_every_launcher(
     assert ("backend native" if arguments else "backend tfdist") in outcome.stderr(0)
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.slow),
+                                 pytest.param("stop", marks=pytest.mark.nightly)])
 def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: Path) -> None:
     with start_job("tf_config", SPANNING, (how,), np=2, folder=tmp_path, expect_failure=True, deadline=90.0,
                    env={"HVKERAS_LIVENESS_TIMEOUT": "5"}, cold=how == "kill") as job:
@@ -56,7 +57,8 @@ def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: 
                         last_line(outcome.stderr(0)))
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("hvkeras_run", marks=pytest.mark.slow), "tf_config"])
+@pytest.mark.parametrize("launcher", [pytest.param("hvkeras_run", marks=pytest.mark.nightly),
+                                      pytest.param("tf_config", marks=pytest.mark.slow)])
 def test_a_rank_that_is_late_for_a_collective_of_a_strategy_is_named(
     launcher: str, launch: Callable[..., Outcome]
 ) -> None:
@@ -67,6 +69,7 @@ def test_a_rank_that_is_late_for_a_collective_of_a_strategy_is_named(
                          r" time.sleep\(300\)", last_line(outcome.stderr(rank)))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_for_a_step_of_fit_is_named(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", SPANNING, ("late",), np=2, expect_failure=True,
                      env={"HVKERAS_STALL_SHUTDOWN": "5"})
@@ -90,6 +93,7 @@ def test_a_script_of_tf_distribute_alone_gets_a_tf_config(tmp_path: Path) -> Non
     assert sorted(done.stdout.splitlines()) == ["[0] worker 0 has 3.0", "[1] worker 1 has 3.0"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_a_job_of_tf_distribute_alone(tmp_path: Path) -> None:
     command = warm_ranks([sys.executable, str(WORKERS / "plain_strategy.py"), "fail"])
     done = run(["-np", "2", "--tf-config", *command], tmp_path)

@@ -42,13 +42,13 @@ def ended_and_resumed(launcher: list[str], kind: str, who: str, folder: Path) ->
 
 @pytest.mark.parametrize(("launcher", "kind", "who", "why"), [
     (["run", "-np", "2"], "backup", "1", ONE_RANK),
-    (["run", "-np", "2"], "commits", "hvkeras", "the launcher received SIGTERM"),
+    pytest.param(["run", "-np", "2"], "commits", "hvkeras", "the launcher received SIGTERM", marks=pytest.mark.slow),
     pytest.param(["run", "-np", "2"], "backup", "-I -S -c", r"the agent on \S+ received SIGTERM",
-                 marks=pytest.mark.slow),
-    pytest.param(MPIRUN, "backup", "mpirun", ONE_RANK, marks=pytest.mark.slow),
-    pytest.param([str(BIN / "horovodrun"), "-np", "2"], "backup", "horovodrun", ONE_RANK, marks=pytest.mark.slow),
-    pytest.param(["run", "-np", "1"], "backup", "hvkeras", "received SIGTERM", marks=pytest.mark.slow),
-    pytest.param([], "backup", "0", "received SIGTERM", marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
+    pytest.param(MPIRUN, "backup", "mpirun", ONE_RANK, marks=pytest.mark.nightly),
+    pytest.param([str(BIN / "horovodrun"), "-np", "2"], "backup", "horovodrun", ONE_RANK, marks=pytest.mark.nightly),
+    pytest.param(["run", "-np", "1"], "backup", "hvkeras", "received SIGTERM", marks=pytest.mark.nightly),
+    pytest.param([], "backup", "0", "received SIGTERM", marks=pytest.mark.nightly),
 ], ids=["rank", "launcher", "agent", "mpirun", "horovodrun", "launcher of one", "one process"])
 def test_all_ranks_save_at_the_same_step(launcher: list[str], kind: str, who: str, why: str, tmp_path: Path) -> None:
     first, second = ended_and_resumed(launcher, kind, who, tmp_path)
@@ -60,6 +60,7 @@ def test_all_ranks_save_at_the_same_step(launcher: list[str], kind: str, who: st
         assert f"training resumes with epoch {epoch} after step {step}, from" in second, second
 
 
+@pytest.mark.slow
 def test_an_elastic_job_is_on_disk_before_its_launcher_ends(tmp_path: Path) -> None:
     first, _ = ended_and_resumed(["run", "-np", "2", *ELASTIC], "commits", "hvkeras", tmp_path)
     assert "received SIGTERM: the ranks commit at the next step, and the job ends, within 25 s" in first

@@ -17,7 +17,7 @@ RUNS = {
     "tf_keras-tfdist": ("tf_config", "tfdist", "1"),
     "keras3-horovod": ("hvkeras_run", "horovod", "0"),
 }
-MARKS = {"keras3-native": OLDEST_ALONE, "keras3-horovod": pytest.mark.slow, "tf_keras-tfdist": pytest.mark.slow}
+MARKS = {"keras3-native": OLDEST_ALONE, "keras3-horovod": pytest.mark.nightly, "tf_keras-tfdist": pytest.mark.nightly}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OLDEST_ALONE, Outcome
+from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "collectives.py"
 RUNS = {
@@ -21,8 +21,9 @@ RUNS = {
     "tfdist-3": ("tf_config", "tfdist", 3),
     "horovod-4": ("mpirun", "horovod", 4),
 }
-MARKS = {"native-2-few": (*OLDEST_ALONE, pytest.mark.sample),
-         **dict.fromkeys(("tfdist-2-few", "native-3", "native-4", "tfdist-3", "horovod-4"), pytest.mark.slow)}
+MARKS = {"native-2-few": (pytest.mark.oldest, pytest.mark.sample),
+         **dict.fromkeys(("native-3-quick", "tfdist-2-few", "horovod-2-few"), pytest.mark.slow),
+         **dict.fromkeys(("native-3", "native-4", "tfdist-3", "horovod-4"), pytest.mark.nightly)}
 
 
 PARAMETERS = [pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS]
@@ -31,8 +32,19 @@ WITH_GRADIENTS = [pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS if
 
 @pytest.fixture(params=PARAMETERS)
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
-    launcher, backend, size = RUNS[request.param]
-    return launch_once(launcher, WORKER, tuple(request.param.split("-")[2:]), np=size, backend=backend, deadline=600)
+    return of(request.param, launch_once)
+
+
+def of(run: str, launch_once: Callable[..., Outcome]) -> Outcome:
+    launcher, backend, size = RUNS[run]
+    return launch_once(launcher, WORKER, tuple(run.split("-")[2:]), np=size, backend=backend, deadline=600)
+
+
+@pytest.mark.parametrize("check", ["reductions", "gathers", "scatters"])
+@pytest.mark.parametrize("run", ["tfdist-2-few", "horovod-2-few"])
+def test_the_other_engines_give_what_numpy_does(run: str, check: str, launch_once: Callable[..., Outcome]) -> None:
+    """A part of what the tests below ask of all engines in `make test-all`."""
+    assert of(run, launch_once).results(check) == [[], []]
 
 
 @pytest.mark.parametrize("check", ["reductions", "gathers", "broadcasts", "scatters", "exchanges", "races"])

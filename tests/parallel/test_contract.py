@@ -15,7 +15,7 @@ from harness.launchers import BIN, clean_environment
 from launch.test_bench import plug_in
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "backend_mpi4py"
-CASES = [("mpi4py", "2"), *(pytest.param(backend, "2,4", marks=pytest.mark.slow)
+CASES = [pytest.param("mpi4py", "2", marks=pytest.mark.slow), *(pytest.param(backend, "2,4", marks=pytest.mark.nightly)
                             for backend in ("mpi4py", "native", "tfdist", "horovod"))]
 
 
@@ -40,7 +40,7 @@ def test_a_backend_keeps_the_contract(backend, ranks, tmp_path):
     assert len(re.findall("PASSED", done.stdout)) >= 3 + 15 * len(ranks.split(","))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_backend_that_lies_does_not(tmp_path):
     site = plug_in(tmp_path, {"liar_about_much": "LiarAboutMuch"})["PYTHONPATH"]
     done = contract("liar_about_much", "2", tmp_path, site)

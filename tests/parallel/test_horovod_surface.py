@@ -14,11 +14,15 @@ WORKER = Path(__file__).parent / "workers" / "horovod_surface.py"
 RUNS = {
     "2-horovod-tf_keras": ("hvkeras_run", "horovod", 2, "1"),
     "2-tfdist": ("tf_config", "tfdist", 2, "0"),
+    "2-native": ("hvkeras_run", "native", 2, "0"),
     "4-native": ("hvkeras_run", "native", 4, "0"),
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=() if "native" in run else pytest.mark.slow) for run in RUNS])
+MARKS = {"2-native": (), "4-native": pytest.mark.slow}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, pytest.mark.nightly)) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
@@ -114,6 +118,7 @@ def test_gradients_that_a_loop_has_reduced_are_reduced_once(outcome: Outcome) ->
                 assert steps == [[total, -total], [total, -2 * total], -total], name
 
 
+@pytest.mark.slow
 def test_local_layers_differ_and_others_do_not(outcome: Outcome) -> None:
     for rank, found in enumerate(outcome.results("local_layers")):
         for kind in ("optimizer", "late", "tape"):
@@ -138,6 +143,7 @@ def test_batch_normalization_is_a_layer_like_others(outcome: Outcome) -> None:
         assert "fused=True" in found["refused"]
 
 
+@pytest.mark.slow
 def test_timelines_are_chrome_traces_of_what_ran(outcome: Outcome) -> None:
     for rank, (amid, after, alone) in enumerate(outcome.results("timeline")):
         assert amid == after

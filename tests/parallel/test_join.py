@@ -17,7 +17,8 @@ SIZE = 3
 RUNS = {"native": "hvkeras_run", "tfdist": "tf_config", "horovod": "hvkeras_run", "tfdist-graphs": "tf_config"}
 
 
-@pytest.fixture(params=["native", pytest.param("tfdist", marks=pytest.mark.slow), "horovod"])
+@pytest.fixture(params=["native", pytest.param("tfdist", marks=pytest.mark.nightly),
+                        pytest.param("horovod", marks=pytest.mark.slow)])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     return of(request.param, launch_once)
 
@@ -47,7 +48,7 @@ def test_the_last_rank_is_returned(outcome: Outcome) -> None:
     assert outcome.results("at_once") == [[0, True]] * SIZE
 
 
-@pytest.mark.parametrize("run", ["native", "horovod", "tfdist-graphs"])
+@pytest.mark.parametrize("run", ["native", pytest.param("horovod", marks=pytest.mark.slow), "tfdist-graphs"])
 def test_steps_continue_eagerly_in_functions_and_in_their_loops(run: str, launch_once: Callable[..., Outcome]) -> None:
     for rank, (found, last) in enumerate(of(run, launch_once).results("graphs")):
         for step, (dense, values, indices) in enumerate(found):

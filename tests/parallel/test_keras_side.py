@@ -22,7 +22,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=() if run == "keras3-native" else pytest.mark.slow) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=() if run == "keras3-native" else pytest.mark.nightly) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy = RUNS[request.param]
     compiles = {"HVKERAS_COMPILE_UPDATE": "on"} if request.param.endswith("compiled") else {}
@@ -74,6 +74,7 @@ def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
         assert found["averaged"] == found["in a graph"] == [0.0, 2.25, 2.25, 7.5, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["policy before wrapping", "policy after wrapping", "explicit loss scale",
                                  "local variables", "compiled"])
 def test_all_ranks_skip_the_step_in_which_one_overflows(way: str, outcome: Outcome) -> None:
@@ -86,6 +87,7 @@ def test_all_ranks_skip_the_step_in_which_one_overflows(way: str, outcome: Outco
     assert [weights for _, weights in second] == sums or way == "local variables"
 
 
+@pytest.mark.slow
 def test_an_overflow_skips_the_update_of_all_its_passes(outcome: Outcome) -> None:
     first, second = (found["two passes"] for found in outcome.results("overflow_on_one_rank"))
     assert first == second
@@ -94,7 +96,8 @@ def test_an_overflow_skips_the_update_of_all_its_passes(outcome: Outcome) -> Non
     assert sums[0] == sums[1] == sums[2] != sums[3]
 
 
-@pytest.mark.parametrize("check", ["bfloat16_policy", "ways_to_train", "partial_batch_on_one_rank"])
+@pytest.mark.parametrize("check", [pytest.param("bfloat16_policy", marks=pytest.mark.slow),
+                                   pytest.param("ways_to_train", marks=pytest.mark.slow), "partial_batch_on_one_rank"])
 def test_ranks_with_different_data_keep_equal_weights(check: str, outcome: Outcome) -> None:
     first, second = outcome.results(check)
     assert first == second

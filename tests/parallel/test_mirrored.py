@@ -16,7 +16,8 @@ FEW = ("fit", "batch_normalization", "a_loop_that_clips", "steps_per_epoch",
        "an_infinity_on_one_replica_skips_the_step_on_all", "a_first_batch_that_does_not_divide")
 
 
-@pytest.mark.parametrize("check", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
                                    for name in names_of_checks(WORKER)])
 def test_two_devices_give_what_one_does(check: str, launch_once: Callable[..., Outcome]) -> None:
     outcome = launch_once("hvkeras_run", WORKER, FEW if check in FEW else (), np=1)

@@ -71,11 +71,12 @@ WORDS = {  # of the difference, for two ranks
 SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in (\S+)")
 
 
+RUNS = [pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.nightly), ("hvkeras_run", "horovod", 2),
+        pytest.param("hvkeras_run", "native", 3, marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("case", WORDS)
-@pytest.mark.parametrize(("launcher", "backend", "np"), [
-    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.slow), ("hvkeras_run", "horovod", 2),
-    ("hvkeras_run", "native", 3),
-])
+@pytest.mark.parametrize(("launcher", "backend", "np"), RUNS)
 def test_in_eager_mode_every_rank_raises_and_the_job_continues(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
 ) -> None:
@@ -99,10 +100,7 @@ IN_GRAPHS = {
 }
 
 
-@pytest.mark.parametrize(("launcher", "backend", "np"), [
-    pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.slow), ("hvkeras_run", "horovod", 2),
-    ("hvkeras_run", "native", 3),
-])
+@pytest.mark.parametrize(("launcher", "backend", "np"), RUNS)
 def test_shapes_that_only_the_run_of_a_graph_knows_are_compared(launcher: str, backend: str, np: int,
                                                                 launch_once: Callable[..., Outcome]) -> None:
     outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend, env=SOON)
@@ -120,8 +118,7 @@ def test_shapes_that_only_the_run_of_a_graph_knows_are_compared(launcher: str, b
 
 
 @pytest.mark.parametrize("case", IN_GRAPHS)
-@pytest.mark.parametrize(("launcher", "backend", "np"), [("hvkeras_run", "horovod", 2),
-                                                         ("hvkeras_run", "native", 3)])
+@pytest.mark.parametrize(("launcher", "backend", "np"), RUNS[1:])
 def test_in_graphs_every_rank_raises_and_the_job_continues(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
 ) -> None:

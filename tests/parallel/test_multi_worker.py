@@ -14,7 +14,9 @@ WORKER = Path(__file__).parent / "workers" / "multi_worker.py"
 # What differs most; `make test-soak` runs all.
 FEW = ("a_last_batch_that_is_smaller", "an_infinity_on_one_worker_skips_the_step_on_all")
 
-@pytest.mark.parametrize("check", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
                                    for name in names_of_checks(WORKER)])
 def test_fit_evaluate_and_predict_give_what_one_process_does(check: str, launch_once: Callable[..., Outcome]) -> None:
     outcome = launch_once("tf_config", WORKER, FEW if check in FEW else (), np=2)

@@ -12,7 +12,7 @@ import pytest
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "parameter_server.py"
-pytestmark = pytest.mark.slow  # tests/launch/test_parameter_server.py has chief, workers, servers and evaluator train
+pytestmark = pytest.mark.nightly  # in tests/launch/test_parameter_server.py, chief, workers and servers train
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ LONG = ("native-keras3-2", "horovod-tf_keras-2", "tfdist-tf_keras-2", "horovod-t
 
 
 def marks(run: str) -> list[Any]:
-    """Of four ranks, `make test` has those of one engine."""
-    marks = [pytest.mark.sample, *(OLDEST_IN_SOAK if run == OLDEST else ())]
-    return [*marks, pytest.mark.slow] if run in LONG else marks
+    """Of four ranks, `make test-all` has those of one engine."""
+    marks = [pytest.mark.sample, pytest.mark.slow, *(OLDEST_IN_SOAK if run == OLDEST else ())]
+    return [*marks, pytest.mark.nightly] if run in LONG else marks
 
 
 def differences(launch_once: Callable[..., Outcome], backend: str, keras: str, size: int, *arguments: str) -> list[Any]:
@@ -56,12 +56,15 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
 
 
 @pytest.mark.check
-@pytest.mark.slow  # a part of what the test above trains, for `make check`
-@pytest.mark.parametrize("backend", ENGINES)
-def test_each_engine_trains(backend: str, launch_once: Callable[..., Outcome]) -> None:
-    assert_same(differences(launch_once, backend, "keras3", 2, "sgd_momentum"), "sgd_momentum")
+@pytest.mark.parametrize(("backend", "cases"), [(backend, MAIN_CASES if backend == "native" else MAIN_CASES[:1])
+                                                for backend in ENGINES], ids=ENGINES)
+def test_each_engine_trains(backend: str, cases: tuple[str, ...], launch_once: Callable[..., Outcome]) -> None:
+    found = differences(launch_once, backend, "keras3", 2, *cases)
+    for case in cases:
+        assert_same(found, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED)
 def test_updates_that_xla_compiles_give_the_weights_of_one_process(
     case: str, launch_once: Callable[..., Outcome]
@@ -69,7 +72,7 @@ def test_updates_that_xla_compiles_give_the_weights_of_one_process(
     assert_same(differences(launch_once, "native", "keras3", 2, "--compiled", *COMPILED), case)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("keras", KERAS)
 def test_every_optimizer_trains_the_same_where_xla_compiles_its_update(
     keras: str, launch_once: Callable[..., Outcome]
@@ -81,7 +84,7 @@ def test_every_optimizer_trains_the_same_where_xla_compiles_its_update(
             assert_same(found, case)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("keras", KERAS)
 def test_every_optimizer_trains_the_same(keras: str, launch_once: Callable[..., Outcome]) -> None:
     found = differences(launch_once, "native", keras, 2, "--eager")

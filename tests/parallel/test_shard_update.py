@@ -23,14 +23,14 @@ ROUNDED = 1e-6
 FROM_ONE = 2e-5  # one process adds up the gradients of a batch in another order
 
 
-@pytest.fixture(params=[pytest.param(run, marks=() if run == "few" else pytest.mark.slow) for run in RUNS])
+@pytest.fixture(params=[pytest.param(run, marks=() if run == "few" else pytest.mark.nightly) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, legacy, ranks = RUNS[request.param]
     return launch_once(launcher, WORKER, ("--few",) if request.param == "few" else (), np=ranks, backend=backend,
                        env={"TF_USE_LEGACY_KERAS": legacy}, deadline=500)
 
 
-@pytest.mark.parametrize("check", ["optimizers", "corners"])
+@pytest.mark.parametrize("check", ["optimizers", pytest.param("corners", marks=pytest.mark.slow)])
 def test_weights_and_state_are_those_of_training_without_sharing(check: str, outcome: Outcome) -> None:
     for found in outcome.results(check):
         assert len(found) >= 3
@@ -38,6 +38,7 @@ def test_weights_and_state_are_those_of_training_without_sharing(check: str, out
                 if not (result[0] <= ROUNDED and result[1] <= ROUNDED and result[2] <= FROM_ONE and result[3])} == {}
 
 
+@pytest.mark.slow
 def test_fit_in_all_its_ways(outcome: Outcome) -> None:
     for found in outcome.results("ways_to_fit"):
         assert found.pop("compiled update") <= ROUNDED
@@ -50,6 +51,7 @@ def test_who_shares_what(check: str, outcome: Outcome) -> None:
     assert [found[0] for found in outcome.results(check)] == [0.0] * len(outcome.results(check))
 
 
+@pytest.mark.slow
 def test_files_are_whole_and_plain(outcome: Outcome) -> None:
     first, *others = outcome.results("saved")
     assert first["end.keras"] == first["keras-2.keras"] == [0.0, "tf_keras" if "tf_keras" in str(first) else "keras"]

@@ -16,13 +16,16 @@ COUNT = 43
 RUNS = {
     "2-horovod": ("hvkeras_run", "horovod", 2, "0"),
     "3-tfdist-tf_keras": ("tf_config", "tfdist", 3, "1"),
+    "2-native": ("hvkeras_run", "native", 2, "0"),
     "3-native": ("hvkeras_run", "native", 3, "0"),
     "4-native": ("hvkeras_run", "native", 4, "0"),
 }
 
 
-@pytest.fixture(params=[pytest.param(run, marks=pytest.mark.sample if run == "3-native" else pytest.mark.slow)
-                        for run in RUNS])
+MARKS = {"2-native": (), "3-native": (pytest.mark.sample, pytest.mark.slow)}
+
+
+@pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, pytest.mark.nightly)) for run in RUNS])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     launcher, backend, size, legacy = RUNS[request.param]
     return launch_once(launcher, WORKER, np=size, backend=backend, env={"TF_USE_LEGACY_KERAS": legacy})
@@ -143,6 +146,7 @@ def test_forked_processes_end_without_ending_the_job(outcome: Outcome) -> None:
     assert outcome.results("forked_process") == [-signal.SIGTERM] * len(outcome.results("forked_process"))
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_one_process(outcome: Outcome) -> None:
     for found in outcome.results("predictions"):
         assert all(difference <= 1e-6 for differences in found.values() for difference in differences), found

@@ -20,8 +20,8 @@ NEEDS_TENSORBOARD = [*OLDEST_IN_SOAK, pytest.mark.skipif(not summaries.has_tenso
                      " needs the package tensorboard, which TensorFlow 2.16 brings along")]
 WHOLE = [pytest.param(("native", "0"), id="keras3")]
 FEW = [pytest.param(("native", "1", "--few"), id="tf_keras", marks=NEEDS_TENSORBOARD),
-       pytest.param(("horovod", "0", "--few"), id="horovod", marks=pytest.mark.slow),
-       pytest.param(("tfdist", "0", "--few"), id="tfdist", marks=pytest.mark.slow)]
+       pytest.param(("horovod", "0", "--few"), id="horovod", marks=pytest.mark.nightly),
+       pytest.param(("tfdist", "0", "--few"), id="tfdist", marks=pytest.mark.nightly)]
 
 
 @pytest.fixture(params=[*WHOLE, *FEW])
@@ -38,6 +38,7 @@ def whole(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -
                        env={"TF_USE_LEGACY_KERAS": legacy}, cold=True)
 
 
+@pytest.mark.slow
 def test_each_rank_has_a_run_of_its_own(outcome: Outcome) -> None:
     found = scalars(outcome.cwd / "everyone")
     assert set(found) == {"train", "validation", "rank_0", "rank_1", "rank_1/train"}
@@ -55,40 +56,47 @@ def test_each_rank_has_a_run_of_its_own(outcome: Outcome) -> None:
     assert outcome.results("everyone") == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_the_chosen_rank_profiles(outcome: Outcome) -> None:
     folder = outcome.cwd / "everyone"
     profiles = [path.relative_to(folder).parts[0] for path in folder.rglob("*.xplane.pb")]
     assert profiles == ["rank_1"]
 
 
+@pytest.mark.slow
 def test_a_chief_that_is_the_only_one_with_the_callback_tells_of_itself(whole: Outcome) -> None:
     found = scalars(whole.cwd / "the_chief_alone")
     assert set(found) == {"train", "validation", "rank_0"}
     assert set(found["rank_0"]) == {STEP, COMMUNICATION}
 
 
+@pytest.mark.slow
 def test_another_fit_does_not_trace_again(whole: Outcome) -> None:
     assert whole.results("again") == [True, True]
     for name in ("first", "second"):
         assert set(scalars(whole.cwd / "again" / name)["rank_1"]) == {STEP, COMMUNICATION, WAIT}
 
 
+@pytest.mark.slow
 def test_eager_steps_are_measured(whole: Outcome) -> None:
     found = scalars(whole.cwd / "eagerly")
     assert all(set(found[rank]) == {STEP, COMMUNICATION, WAIT} for rank in ("rank_0", "rank_1"))
 
 
+@pytest.mark.slow
 def test_of_compiled_steps_the_time_alone_is_known(whole: Outcome) -> None:
     found = scalars(whole.cwd / "compiled")
     assert all(set(found[rank]) == {STEP} for rank in ("rank_0", "rank_1"))
 
 
+@pytest.mark.slow
 def test_recording_and_timelines_put_collectives_into_no_order(outcome: Outcome) -> None:
     for without, recorded, in_timeline in outcome.results("order"):
         assert without == recorded == in_timeline
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_under_a_strategy_the_chief_tells_of_itself(launch_once: Callable[..., Outcome]) -> None:
     outcome = launch_once("tf_config", WORKERS / "tensorboard_strategy.py", np=2, cold=True)
     assert outcome.results("metrics")[0] == outcome.results("metrics")[1]

@@ -36,7 +36,8 @@ def collectives(trace: dict[str, Any], rank: int) -> dict[Any, Event]:
     return named
 
 
-@pytest.fixture(params=[("hvkeras_run", "native", "fit"), ("tf_config", "tfdist", "fit")], ids="-".join)
+@pytest.fixture(params=[pytest.param(run, id="-".join(run), marks=marks) for run, marks in (
+    (("hvkeras_run", "native", "fit"), ()), (("tf_config", "tfdist", "fit"), pytest.mark.slow))])
 def traced(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> dict[str, Any]:
     launcher, backend, how = request.param
     steps = {"HVKERAS_TRACE_STEPS": f"{WINDOW.start}:{WINDOW.stop}", "HVKERAS_TRACE_FILE": "found.json"}

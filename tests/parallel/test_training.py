@@ -17,6 +17,7 @@ TOLERANCE = 2e-6
 RUNS = {
     "tfdist-keras3-2": ("tf_config", "tfdist", "0", 2),
     "tfdist-keras3-2-fewest": ("tf_config", "tfdist", "0", 2),
+    "native-keras3-2-fewest": ("hvkeras_run", "native", "0", 2),
     "native-tf_keras-2-fewest": ("hvkeras_run", "native", "1", 2),
     "native-tf_keras-2": ("hvkeras_run", "native", "1", 2),
     "native-keras3-2-few": ("hvkeras_run", "native", "0", 2),
@@ -25,8 +26,9 @@ RUNS = {
     "horovod-tf_keras-2": ("hvkeras_run", "horovod", "1", 2),
 }
 MARKS = {"tfdist-keras3-2-fewest": (*OLDEST_ALONE, pytest.mark.sample),
+         **dict.fromkeys(("native-tf_keras-2-fewest", "native-keras3-2-few"), pytest.mark.slow),
          **dict.fromkeys(("tfdist-keras3-2", "native-tf_keras-2", "native-keras3-2", "native-keras3-4",
-                          "horovod-tf_keras-2"), pytest.mark.slow)}
+                          "horovod-tf_keras-2"), pytest.mark.nightly)}
 
 
 # What differs most between versions of Keras and TensorFlow: these checks alone, by the tests that look at them.

@@ -19,8 +19,8 @@ RUNS = {
 }
 
 
-MARKS = {"keras3-native-few": OLDEST_IN_SOAK,
-         **dict.fromkeys(("keras3-tfdist", "tf_keras-native", "keras3-horovod"), pytest.mark.slow)}
+MARKS = {"keras3-native-few": (*OLDEST_IN_SOAK, pytest.mark.slow),
+         **dict.fromkeys(("keras3-tfdist", "tf_keras-native", "keras3-horovod"), pytest.mark.nightly)}
 
 
 @pytest.fixture(params=[pytest.param(run, marks=MARKS.get(run, ())) for run in RUNS])

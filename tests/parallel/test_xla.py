@@ -16,9 +16,9 @@ FAILURES = Path(__file__).parent / "workers" / "xla_failures.py"
 TOLERANCES = {"compressed": 1e-4, "mixed precision": 1e-3}
 
 
-@pytest.fixture(params=[pytest.param("keras3", marks=pytest.mark.slow),
+@pytest.fixture(params=[pytest.param("keras3", marks=pytest.mark.nightly),
                         pytest.param("keras3-few", marks=OLDEST_IN_SOAK),
-                        pytest.param("tf_keras", marks=pytest.mark.slow)])
+                        pytest.param("tf_keras", marks=pytest.mark.nightly)])
 def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome]) -> Outcome:
     legacy = "1" if request.param == "tf_keras" else "0"
     return launch_once("hvkeras_run", WORKER, ("--few",) if request.param.endswith("few") else (), np=2,
@@ -66,6 +66,7 @@ def test_entries_are_counted_as_they_happen(outcome: Outcome) -> None:
     assert outcome.results("entries") == [[1, 2]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "compressed", "two passes", "mixed precision", "sparse gradients",
                                   "sparse as dense"])
 def test_training_gives_the_weights_that_it_gives_without_xla(case: str, outcome: Outcome) -> None:
@@ -80,6 +81,7 @@ def test_training_gives_the_weights_that_it_gives_without_xla(case: str, outcome
         assert mine[0] == other[0], "the ranks' weights differ"
 
 
+@pytest.mark.slow
 def test_training_gives_the_weights_of_one_process(outcome: Outcome) -> None:
     for training, expected in zip(outcome.results("training"), outcome.results("one_process"), strict=True):
         for found, _ in training["plain"]:

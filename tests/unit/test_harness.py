@@ -10,19 +10,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import LaunchError, Outcome, start_job
+from harness import LaunchError, Outcome, schedule, start_job
 from harness.checks import names_of_checks
+from harness.processes import run_python
 
 BEHAVE = Path(__file__).parent / "harness_scripts" / "behave.py"
 
 
 
-@pytest.fixture(params=["mpirun", "tf_config"])
+@pytest.fixture(params=[pytest.param("mpirun", marks=pytest.mark.slow), "tf_config"])
 def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[pytest.param(False, id="warm"), pytest.param(True, id="cold", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(False, id="warm"), pytest.param(True, id="cold", marks=pytest.mark.nightly)])
 def cold(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
@@ -53,6 +54,27 @@ def test_an_expected_failure_returns_the_other_results(launcher: str, launch: Ca
     assert outcome.first_failing == 1
     with pytest.raises(LaunchError, match="rank 1 was told to raise"):
         outcome.results("raises_on_rank_1")
+
+
+def test_a_program_ends_with_its_last_line_whatever_its_libraries_still_want(tmp_path: Path) -> None:
+    done = run_python("import atexit, time; atexit.register(time.sleep, 1000); print('said')", cwd=tmp_path,
+                      deadline=30)
+    assert (done.returncode, done.stdout) == (0, "said\n")
+
+
+def test_only_checks_whose_results_are_read_run(request: pytest.FixtureRequest) -> None:
+    def reads_one() -> str:
+        return "a_hash"
+
+    def reads_any() -> str:
+        return "a text"
+
+    one, other = (pytest.Function.from_parent(request.node.parent, name=function.__name__, callobj=function)
+                  for function in (reads_one, reads_any))
+    group = schedule.group_of(one)
+    assert schedule.wanted_checks(BEHAVE, group, [one]) == ["a_hash"]
+    assert schedule.wanted_checks(BEHAVE, group, [one, other]) is None
+    assert schedule.wanted_checks(BEHAVE, "another group", [one]) is None
 
 
 def test_an_unexpected_success_fails(launch: Callable[..., Outcome]) -> None:
@@ -106,6 +128,7 @@ def test_warm_ranks_share_neither_random_numbers_nor_hashes(launch: Callable[...
     assert first != second
 
 
+@pytest.mark.slow
 def test_a_warm_rank_cannot_have_its_own_variables_of_imports(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", BEHAVE, ("well",), np=1, rank_env={0: {"TF_USE_LEGACY_KERAS": "1"}},
                      expect_failure=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import run_python
 from hvkeras.cpp_library import paths
 from hvkeras.cpp_library.paths import path_of
 
@@ -56,8 +57,7 @@ def source_distribution(checkout: Path, tmp_path_factory: pytest.TempPathFactory
     """The source distribution."""
     out = tmp_path_factory.mktemp("sdist")
     program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, str(out)], cwd=checkout, capture_output=True, text=True,
-                          timeout=120)
+    done = run_python(program, str(out), cwd=checkout)
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("*.tar.gz")
     return path
@@ -83,6 +83,7 @@ def _metadata(wheel: zipfile.ZipFile) -> Message:
     return message_from_bytes(wheel.read(name))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_both_folders_once(wheel: zipfile.ZipFile) -> None:
     sources = {str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("*")
                if path.is_file() and "__pycache__" not in path.parts
@@ -94,12 +95,14 @@ def test_the_wheel_holds_both_folders_once(wheel: zipfile.ZipFile) -> None:
     assert "hvkeras/py.typed" in expected
 
 
+@pytest.mark.slow
 def test_the_wheel_asks_for_no_flavour_of_tensorflow(wheel: zipfile.ZipFile) -> None:
     needed = [line for line in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in line]
     assert needed
     assert not [line for line in needed if "tensorflow" in line or "keras" in line]
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_extras_and_the_version(wheel: zipfile.ZipFile) -> None:
     metadata = _metadata(wheel)
     assert set(metadata.get_all("Provides-Extra", [])) == {
@@ -108,6 +111,7 @@ def test_the_wheel_has_the_extras_and_the_version(wheel: zipfile.ZipFile) -> Non
     assert f'__version__ = "{metadata["Version"]}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
 
 
+@pytest.mark.slow
 def test_the_wheel_names_where_the_project_is(wheel: zipfile.ZipFile) -> None:
     metadata = _metadata(wheel)
     assert metadata["Author"] == "hvkeras contributors"
@@ -131,6 +135,7 @@ def test_the_citation_names_the_version() -> None:
     assert f'__version__ = "{version}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_wheel_that_must_have_the_library_is_not_built_without_it(checkout: Path, tmp_path: Path) -> None:
     _link_build_tools(tmp_path)
     program = "import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1])"
@@ -140,6 +145,7 @@ def test_a_wheel_that_must_have_the_library_is_not_built_without_it(checkout: Pa
     assert not list(tmp_path.glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_the_source_distribution_leaves_the_link_and_the_rest_out(source_distribution: Path) -> None:
     with tarfile.open(source_distribution) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
@@ -172,8 +178,7 @@ def _without_link(checkout: Path) -> Iterator[None]:
                     reason="hvkeras is installed from its sources")
 def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
     with _without_link(checkout):
-        done = subprocess.run([sys.executable, "-c", "import hvkeras"], cwd=checkout, capture_output=True, text=True,
-                              timeout=60)
+        done = run_python("import hvkeras", cwd=checkout)
     assert done.returncode == 1
     assert "hvkeras must be installed to be imported" in done.stderr.splitlines()[-1]
     assert "HINT: run from another folder" in done.stderr.splitlines()[-1]
@@ -207,9 +212,11 @@ def _installed_in_place(checkout: Path, folder: Path, path: str) -> Path:
     return python
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("link", "compiler"), [
-    pytest.param(False, False, id="as cloned"), pytest.param(True, False, id="with the link", marks=pytest.mark.slow),
-    pytest.param(False, True, id="with a compiler", marks=pytest.mark.slow)])
+    pytest.param(False, False, id="as cloned"),
+    pytest.param(True, False, id="with the link", marks=pytest.mark.nightly),
+    pytest.param(False, True, id="with a compiler", marks=pytest.mark.nightly)])
 def test_an_editable_installation_works(link: bool, compiler: bool, checkout: Path, tmp_path: Path) -> None:
     _link_build_tools(tmp_path)
     path = f"{tmp_path}{os.pathsep}{os.defpath}" if compiler else str(tmp_path)
@@ -243,7 +250,6 @@ def test_a_library_is_found_in_any_folder_of_the_package(tmp_path: Path, monkeyp
     assert path_of("library.so") == folders[1] / "library.so"
 
 
-def test_a_misspelt_name_is_reported_with_the_one_that_was_meant() -> None:
-    done = subprocess.run([sys.executable, "-Ic", "import hvkeras as hvd; hvd.DistributedOptimiser"],
-                          capture_output=True, text=True, timeout=60)
+def test_a_misspelt_name_is_reported_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    done = run_python("import hvkeras as hvd; hvd.DistributedOptimiser", cwd=tmp_path)
     assert done.stderr.splitlines()[-1].endswith("Did you mean: 'DistributedOptimizer'?")

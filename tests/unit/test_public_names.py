@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import keras  # noqa: F401 - with TensorFlow it sets variables, which are then no test's
 import pytest
 
 import hvkeras
+from harness.processes import run_python
 
 pytestmark = pytest.mark.check
 
@@ -79,9 +78,8 @@ def test_late_names_are_public_and_exist(module):
 def test_import_loads_neither_tensorflow_nor_keras():
     loaded = "print(*{name.split('.')[0] for name in sys.modules} & {'tensorflow', 'keras', 'numpy'})"
     source = f"import sys, hvkeras, hvkeras.typing, hvkeras.backends.interface; {loaded}"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True,
-                          cwd=Path(str(hvkeras.__file__)).parents[2])
-    assert done.stdout.split() == []
+    done = run_python(source, cwd=Path(str(hvkeras.__file__)).parents[2])
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_types_for_annotations_cannot_be_used_for_checks():

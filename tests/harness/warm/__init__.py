@@ -32,6 +32,7 @@ from pathlib import Path
 
 import psutil
 
+from harness import costs
 from harness.warm.variables import ROOM, at_import
 
 FOLDER = "HARNESS_WARM"  # the variable that names the folder of all parents of a test session
@@ -82,7 +83,8 @@ def python(environment: Mapping[str, str]) -> list[str]:
     with open(folder / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "odd.pid").exists():
-            kept = {name: environment[name] for name in ("PATH", "PYTHONPATH", "LANG", "TZ") if name in environment}
+            kept = {name: environment[name] for name in (costs.FOLDER, "LANG", "PATH", "PYTHONPATH", "TZ")
+                    if name in environment}
             for place in _PLACES:
                 _start(folder, place, {**kept, **variables})
     _wait(folder)

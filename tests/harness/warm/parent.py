@@ -6,6 +6,7 @@ ranks, when its standard input does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -18,9 +19,11 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import types
 from typing import Any
 
+from harness import costs
 from harness.warm.variables import ROOM, at_import
 
 _NUMBER = struct.Struct("=q")
@@ -203,17 +206,47 @@ def show_environment() -> None:
     ctypes.memmove(start + place, text.ljust(room, b"."), room)
 
 
+def run(code: types.CodeType) -> int:
+    """Runs the rank's program, as Python does.
+
+    Returns:
+        The exit code of its process.
+    """
+    try:
+        exec(code, vars(sys.modules["__main__"]))
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as Python does it, but for this file's own frame
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        # What the frames hold lives on, as in Python: objects of TensorFlow's may say something when they are deleted.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def end(code: int) -> None:
+    """Ends the rank once Python's own exit has run: its threads and hooks, but nothing of what libraries do after it.
+
+    TensorFlow's part of the exit has taken forever. MPI's is left alone, which launchers wait for.
+    """
+    if "mpi4py.MPI" in sys.modules or any(name.startswith(("OMPI_", "PMI")) for name in os.environ):
+        sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+costs.watch()
 IMPORTED_WITH = dict(os.environ)
 SYSTEM_PATH = sys.path[1 + len(list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):]
 SET_BY_IMPORTS = import_all()
-code = become(serve(sys.argv[1]))
-try:
-    exec(code, vars(sys.modules["__main__"]))
-except (SystemExit, KeyboardInterrupt):
-    raise
-except BaseException as error:  # noqa: BLE001 - as Python does it, but for this file's own frame
-    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-    # What the frames hold lives on, as in Python: objects of TensorFlow's may say something when they are deleted.
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    sys.excepthook(type(error), error, error.__traceback__)
-    sys.exit(1)
+end(run(become(serve(sys.argv[1]))))

@@ -11,8 +11,13 @@ import pytest
 from hvkeras.backends.horovod import store
 from hvkeras.backends.horovod.installed import has_gloo
 
-pytestmark = pytest.mark.skipif(not has_gloo(), reason="Horovod with Gloo is not installed")
 LARGEST = store._VALUE + 2 * store._VALUE_FOR_A_RANK
+
+
+@pytest.fixture(autouse=True)
+def needs_gloo() -> None:
+    if not has_gloo():
+        pytest.skip("Horovod with Gloo is not installed")
 
 
 @pytest.fixture

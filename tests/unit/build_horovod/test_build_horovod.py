@@ -143,12 +143,13 @@ def test_the_command_says_what_is_missing_and_fails(tmp_path: Path) -> None:
     assert done.stderr.startswith("Building Horovod needs a C++ compiler")
 
 
+@pytest.mark.slow
 def test_the_built_horovod_imports_with_mpi_and_gloo() -> None:
     environ = needs.build_environment(os.environ)
     assert building.verify(with_mpi=True, environ=environ) == {"mpi": True, "gloo": True, "nccl": False}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_build_that_would_do_is_not_repeated(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "hvkeras.build_horovod", "--with-mpi"], cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)

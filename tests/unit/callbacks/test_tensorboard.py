@@ -49,12 +49,14 @@ def test_one_process_writes_what_keras_does_and_its_step_time(tmp_path: Path) ->
     assert all(value > 0 for _, value in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("job")
 def test_rank_scalars_can_be_left_out(tmp_path: Path) -> None:
     fitted(TensorBoard(tmp_path, rank_scalars=False))
     assert set(tags(tmp_path)) == {"train", "validation"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("job")
 def test_several_steps_in_an_execution_and_several_fits(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path, write_graph=False)
@@ -83,6 +85,7 @@ def test_a_profile_rank_that_is_none(wrong: Any, tmp_path: Path) -> None:
         TensorBoard(tmp_path, profile_rank=wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("job")
 def test_a_profile_rank_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(hvd.UsageError, match=r"profile_rank must be one of the 1 ranks.*profile_rank=1.*pass one of 0"):
@@ -92,6 +95,7 @@ def test_a_profile_rank_that_is_not_there(tmp_path: Path) -> None:
         TensorBoard(tmp_path, profile_batch=(2, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("job")
 def test_a_profile_of_the_chief_is_where_keras_leaves_it(tmp_path: Path) -> None:
     fitted(TensorBoard(tmp_path, profile_batch=(2, 3)))

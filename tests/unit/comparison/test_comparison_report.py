@@ -57,6 +57,7 @@ def words(html: str) -> str:
     return " ".join(unescape(re.sub(r"<style.*?</style>|<[^>]+>", " ", html, flags=re.DOTALL)).split())
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_sentences_the_table_and_the_charts(folder: Path) -> None:
     shown = dom(folder / report.NAME)
     read = words(shown)
@@ -77,6 +78,7 @@ def test_the_report_fetches_nothing(folder: Path) -> None:
     assert set(re.findall(r"(?:href=|url\()[\"']?(.)", text)) == {"#"}
 
 
+@pytest.mark.slow
 def test_the_report_is_drawn_in_light_and_dark(folder: Path, tmp_path: Path) -> None:
     colours = {}
     for dark in (False, True):
@@ -93,6 +95,7 @@ def test_the_report_is_drawn_in_light_and_dark(folder: Path, tmp_path: Path) -> 
     assert colours[False] > 240 and colours[True] < 40
 
 
+@pytest.mark.slow
 def test_the_report_is_readable_on_a_phone(folder: Path, tmp_path: Path) -> None:
     screenshot(folder / report.NAME, tmp_path / "page.png", size=(500, 1500))
     with Image.open(tmp_path / "page.png") as image:

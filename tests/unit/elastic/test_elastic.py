@@ -82,7 +82,7 @@ def test_a_keras_state_holds_weights_and_slots() -> None:
     assert int(model.optimizer.iterations.numpy()) == 2
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_later_steps_do_not_change_a_commit(compiled: bool) -> None:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Embedding(9, 4), keras.layers.Flatten(),
                               keras.layers.BatchNormalization(), keras.layers.Dense(1)])

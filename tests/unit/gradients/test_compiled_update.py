@@ -108,8 +108,10 @@ def plain(case: str, epochs: int = 1) -> Any:
     return trained({**CASES, **MORE}[case](), epochs=epochs)
 
 
-@pytest.mark.parametrize("case", [*(pytest.param(case, marks=pytest.mark.oldest) for case in CASES),
-                                  *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)])
+@pytest.mark.parametrize("case", [pytest.param("Adam", marks=pytest.mark.oldest),
+                                  *(pytest.param(case, marks=[pytest.mark.oldest, pytest.mark.slow])
+                                    for case in CASES if case != "Adam"),
+                                  *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)])
 def test_weights_are_those_of_plain_keras(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     epochs = 5 if case in ("Adam", *MORE) else 1  # 200 steps
     made = compiled({**CASES, **MORE}[case]())
@@ -117,8 +119,9 @@ def test_weights_are_those_of_plain_keras(case: str, capsys: pytest.CaptureFixtu
     assert [" is compiled: " in line for line in said(capsys)] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [pytest.param({"global_clipnorm": 0.1}, marks=pytest.mark.oldest),
-                                  pytest.param({}, marks=pytest.mark.slow)])
+                                  pytest.param({}, marks=pytest.mark.nightly)])
 def test_sparse_gradients_are_applied_as_keras_does(clip: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def make() -> Any:
         return keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=4, **clip)
@@ -128,6 +131,7 @@ def test_sparse_gradients_are_applied_as_keras_does(clip: Any, capsys: pytest.Ca
     assert "; that of sparse gradients is not" in said(capsys)[0]
 
 
+@pytest.mark.slow
 def test_a_users_optimizer_is_compiled_unless_gradients_are_sparse(capsys: pytest.CaptureFixture[str]) -> None:
     class Own(keras.optimizers.Optimizer):  # type: ignore[misc]
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -148,10 +152,10 @@ def test_a_users_optimizer_is_compiled_unless_gradients_are_sparse(capsys: pytes
 
 @pytest.mark.parametrize(("operation", "effect"), [
     ("StringFormat", lambda gradient: tf.print("a gradient", output_stream="file:///dev/null")),
-    pytest.param("EagerPyFunc", lambda gradient: tf.py_function(lambda: None, [], []), marks=pytest.mark.slow),
+    pytest.param("EagerPyFunc", lambda gradient: tf.py_function(lambda: None, [], []), marks=pytest.mark.nightly),
     ("CheckNumerics", lambda gradient: tf.debugging.check_numerics(gradient, "not finite")),
-    pytest.param("RandomStandardNormal", lambda gradient: tf.random.normal(gradient.shape), marks=pytest.mark.slow),
-    pytest.param("Where", lambda gradient: tf.boolean_mask(gradient, gradient > 0), marks=pytest.mark.slow),
+    pytest.param("RandomStandardNormal", lambda gradient: tf.random.normal(gradient.shape), marks=pytest.mark.nightly),
+    pytest.param("Where", lambda gradient: tf.boolean_mask(gradient, gradient > 0), marks=pytest.mark.nightly),
 ])
 def test_what_xla_cannot_compile_runs_as_usual(operation: str, effect: Any, capsys: pytest.CaptureFixture[str]) -> None:
     class Noisy(keras.optimizers.SGD):  # type: ignore[misc]
@@ -207,7 +211,7 @@ def test_long_compiling_is_shown_and_recorded(
     assert "hvkeras: XLA compiles the update of SGD (" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_memory_is_short_the_first_step_compiles(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +236,7 @@ def test_the_learning_rate_changes_without_another_compilation(monkeypatch: pyte
     assert count == [4]  # for each shape of a weight
 
 
+@pytest.mark.slow
 def test_weights_of_one_kind_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     count = count_compilations(monkeypatch)
 
@@ -257,7 +262,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_traces_share_a_compilation_until_the_optimizer_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     count = count_compilations(monkeypatch)
     optimizer = compiled(keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3))
@@ -272,7 +277,7 @@ def test_traces_share_a_compilation_until_the_optimizer_changes(monkeypatch: pyt
     assert count == [2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_layers_frozen_between_fits_and_gradients_that_are_none() -> None:
     def train(wrap: Any) -> Any:
         model, optimizer = dense(), wrap(keras.optimizers.AdamW(0.01))
@@ -294,7 +299,7 @@ def test_layers_frozen_between_fits_and_gradients_that_are_none() -> None:
 
 @pytest.mark.parametrize(("options", "reason"), [
     ({"steps_per_execution": 5}, ""),
-    pytest.param({"run_eagerly": True}, "the step is not a function", marks=pytest.mark.slow),
+    pytest.param({"run_eagerly": True}, "the step is not a function", marks=pytest.mark.nightly),
     ({"jit_compile": True}, "XLA compiles the whole step"),
 ])
 def test_ways_to_run_a_step(options: Any, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,7 +307,7 @@ def test_ways_to_run_a_step(options: Any, reason: str, capsys: pytest.CaptureFix
     assert [reason in line if reason else " is compiled: " in line for line in said(capsys)] == [True]
 
 
-@pytest.mark.parametrize("accumulating", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("accumulating", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_loop_of_ones_own(accumulating: bool) -> None:
     def train(wrap: Any) -> Any:
         model, optimizer = dense(), wrap(keras.optimizers.Adam(0.01))
@@ -325,7 +330,7 @@ def test_a_loop_of_ones_own(accumulating: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"use_ema": True, "ema_overwrite_frequency": 3,
                                                        "global_clipnorm": 0.1, "weight_decay": 0.1},
-                                                      marks=pytest.mark.slow)])
+                                                      marks=pytest.mark.nightly)])
 def test_keras_2(options: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def make() -> Any:
         return tf_keras.optimizers.Adam(tf_keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.8), **options)
@@ -365,7 +370,7 @@ def test_layers_that_thaw_are_looked_at_anew(
     assert ["its operations move only" in line for line in said(capsys)] == [True, False]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
     def train(wrap: Any, dtype: str) -> Any:
         variable, optimizer = keras.Variable([1.0, 2.0, 4.0], dtype=dtype), wrap(keras.optimizers.Adam(0.1))
@@ -404,7 +409,7 @@ def test_wrong_values_are_errors() -> None:
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compile_update="always")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_copies_compile_their_own_updates() -> None:
     optimizer = compiled(keras.optimizers.Adam(0.01))
@@ -414,7 +419,7 @@ def test_copies_compile_their_own_updates() -> None:
     assert_close(trained(copy.deepcopy(compiled(keras.optimizers.Adam(0.01)))), before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_training_resumes_alike(tmp_path: Any) -> None:
     """What was saved by one way of updating goes on by the other."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 import hvkeras as hvd
+from harness.processes import run_python
 from hvkeras.gradients.optimizer import distributed_part
 
 
@@ -49,7 +48,10 @@ KINDS = {
 
 
 # Keras 2's legacy optimizers differ from tf_keras's in their class alone; `make test-soak` has them.
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name == "legacy" else ()) for name in KINDS])
+MARKS = {"tf_keras": pytest.mark.slow, "legacy": pytest.mark.nightly}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in KINDS])
 def kind(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return KINDS[request.param]
 
@@ -106,7 +108,7 @@ def test_pickled_keras_optimizers_stay_distributed() -> None:
     assert type(again)._hvkeras_exchange.compression is hvd.Compression.bf16
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_accumulating_optimizers_can_be_copied(passes: int) -> None:
     wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), backward_passes_per_step=passes)
     fit(model_in(tf_keras, wrapped))
@@ -114,6 +116,7 @@ def test_accumulating_optimizers_can_be_copied(passes: int) -> None:
                                                                   backward_passes_per_step=passes))))
 
 
+@pytest.mark.slow
 def test_clones_and_recompiled_models(kind: tuple[Any, Any]) -> None:
     family, optimizers = kind
 
@@ -175,12 +178,13 @@ def save(model: Any, path: str) -> None:
         model.save(path)
 
 
+@pytest.mark.slow
 def test_saved_models_open_without_hvkeras(tmp_path: Path) -> None:
     path = str(tmp_path / "model.keras")
     save(fit(model_in(keras, hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))), path)
     code = ("import sys; sys.modules['hvkeras'] = None; import keras; m = keras.models.load_model(sys.argv[1]);"
             " print(type(m.optimizer).__module__, int(m.optimizer.iterations))")
-    found = subprocess.run([sys.executable, "-I", "-c", code, path], capture_output=True, text=True, timeout=100)
+    found = run_python(code, path, cwd=tmp_path, isolated=True)
     assert found.stdout.split() == ["keras.src.optimizers.adam", "1"], found.stderr
 
 
@@ -267,7 +271,8 @@ def test_tapes_refuse_what_they_are_not() -> None:
         hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
 
 
-def test_a_strategy_of_several_replicas_reduces_itself() -> None:
+@pytest.mark.slow
+def test_a_strategy_of_several_replicas_reduces_itself(tmp_path: Path) -> None:
     code = """
 import numpy as np, tensorflow as tf, keras
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -285,5 +290,5 @@ def step():
 step()
 print(variable.numpy()[0])
 """
-    found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=100)
+    found = run_python(code, cwd=tmp_path, isolated=True)
     assert found.stdout.split() == ["-2.0"], found.stderr

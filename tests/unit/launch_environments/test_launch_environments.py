@@ -412,7 +412,7 @@ def found_under(command: list[str], around: dict[str, str] | None = None) -> lis
     return sorted(re.findall(r"FOUND (Launch\(.*?mpi=\w+\))", done.stdout))
 
 
-@pytest.mark.slow  # test_init starts every launcher
+@pytest.mark.nightly  # test_init starts every launcher
 @pytest.mark.parametrize(("command", "launcher", "kind"), [
     (["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"], "mpirun (Open MPI)", "mpi"),
     (["horovodrun", "--mpi", "-np", "2"], "horovodrun (MPI)", "mpi"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import tf_keras
 
 import hvkeras as hvd
 from harness import OLDEST_IN_SOAK
+from harness.processes import run_python
 from hvkeras.profiling import rank_recorder, recorder
 from hvkeras.records.record import WEIGHTS, Record
 
@@ -24,7 +23,8 @@ ROWS = [8.0, 8.0, 8.0, 8.0, 5.0]  # of the steps of an epoch on 37 samples
 X = np.random.default_rng(0).normal(size=(37, 4)).astype("float32")
 
 
-@pytest.fixture(params=[pytest.param("keras", marks=OLDEST_IN_SOAK), "tf_keras"])
+@pytest.fixture(params=[pytest.param("keras", marks=OLDEST_IN_SOAK),
+                        pytest.param("tf_keras", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> Any:
     return KINDS[request.param]
 
@@ -66,7 +66,8 @@ def compiled(kind: Any, passes: int = 1, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "options"), [
-    pytest.param(kind, options, marks=OLDEST_IN_SOAK if kind == "keras" else pytest.mark.slow if options else (),
+    pytest.param(kind, options, marks=OLDEST_IN_SOAK if kind == "keras" else pytest.mark.nightly if options else
+                 pytest.mark.slow,
                  id=f"{kind}-{options}")
     for kind in KINDS for options in ({}, {"steps_per_execution": 5}, {"run_eagerly": True})], indirect=["kind"])
 def test_fit_records_each_step(kind: Any, options: dict[str, Any], finished: Callable[[], Record]) -> None:
@@ -179,11 +180,13 @@ def test_the_latest_steps_are_held(finished: Callable[[], Record], monkeypatch: 
     assert stamps[-1, 1] == 2 * sum(ROWS)
 
 
+@pytest.mark.slow
 def test_recording_leaves_devices_to_be_set_up_after_init(finished: Callable[[], Record], tmp_path: Path) -> None:
     del finished
     code = ("import hvkeras as hvd, tensorflow as tf; hvd.init('local');"
             " tf.config.threading.set_inter_op_parallelism_threads(1); hvd.shutdown()")
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    done = run_python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_recorded_without_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_nothing_is_added_while_nobody_records() -> None:
     assert {operation.type for operation in graph.get_operations()} == {"Placeholder", "Identity"}
 
 
-@pytest.mark.parametrize("outside_steps", [False, True])
+@pytest.mark.parametrize("outside_steps", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_functions_and_eager_steps_share_a_track(outside_steps: bool) -> None:
     spans.start("test", outside_steps)
     function = tf.function(reduce)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hvkeras as hvd
+from harness import warm
 from harness.launchers import BIN, clean_environment
 from hvkeras.compat import graphs
 from hvkeras.profiling import spans, timeline
@@ -111,8 +111,9 @@ def test_misuse(tmp_path: Path) -> None:
 def test_the_launcher_starts_one_and_a_script_that_ends_closes_it(tmp_path: Path) -> None:
     flags = ["-np", "2", "--timeline-filename", "{rank}.json"]
     script = "import hvkeras; hvkeras.init(); hvkeras.barrier(name='b')"
-    subprocess.run([str(BIN / "hvkeras"), "run", *flags, sys.executable, "-c", script], cwd=tmp_path, check=True,
-                   env=clean_environment(tmp_path), timeout=120)
+    environment = clean_environment(tmp_path)
+    subprocess.run([str(BIN / "hvkeras"), "run", *flags, *warm.python(environment), "-c", script], cwd=tmp_path,
+                   check=True, env=environment, timeout=120)
     for rank in range(2):
         events = json.loads((tmp_path / f"{rank}.json").read_text())
         assert [event["args"]["collective"] for event in events if event["ph"] == "X"] == ['barrier "b", part 0']

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from harness.processes import run_python
 from hvkeras import compat
 from hvkeras.control.progress_watch import Watch
 from hvkeras.profiling import recorder
@@ -300,6 +300,5 @@ worker.join()
 
 
 def test_stacks_are_read_while_garbage_is_collected(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", READS_STACKS_WHILE_FINALIZERS_RUN], cwd=tmp_path, capture_output=True,
-                          text=True, timeout=60)
+    done = run_python(READS_STACKS_WHILE_FINALIZERS_RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

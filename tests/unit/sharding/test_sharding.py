@@ -119,7 +119,7 @@ def unbatched(kind: str, count: int = 23) -> Any:
 
 
 @pytest.mark.parametrize(("size", "training"), KINDS)
-@pytest.mark.parametrize("kind", ["known", "unknown"])
+@pytest.mark.parametrize("kind", [pytest.param("known", marks=pytest.mark.slow), "unknown"])
 def test_samples_of_datasets_are_split_one_by_one(size: int, training: bool, kind: str) -> None:
     batches_in_rounds = [split_samples(unbatched(kind), partition) for partition in deals(size, training)]
     steps = [[[int(row["id"])] for row in share] for share, _ in batches_in_rounds]
@@ -154,7 +154,9 @@ def batched(kind: str, count: int) -> Any:
 
 
 @pytest.mark.parametrize(("size", "training"), KINDS)
-@pytest.mark.parametrize(("kind", "count"), [("known", 43), ("known", 41), ("full", 43), ("unknown", 41)])
+@pytest.mark.parametrize(("kind", "count"), [
+    ("known", 43), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("known", 41), ("full", 43),
+                                                                              ("unknown", 41)))])
 def test_batches_of_datasets_are_cut_in_parts(kind: str, count: int, size: int, training: bool) -> None:
     check_parts(kind, count, size, training)
 

@@ -15,7 +15,7 @@ PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_mixed_collectives_are_right_and_without_races(sanitizer: str, tmp_path: Path) -> None:
     environment = os.environ | {"PATH": PATH}
