@@ -200,6 +200,7 @@ def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:
         line for line in done.stdout.splitlines() if line.startswith("[0] trained") and "every sample once" in line]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_told_to_end_leaves_at_the_next_commit(tmp_path: Path) -> None:
     command = warm_ranks([sys.executable, str(SURVIVES), "callback", "1:leave:12"], {})
     done = run(["-np", "3", "--min-np", "2", *command], tmp_path)

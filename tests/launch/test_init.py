@@ -12,6 +12,7 @@ import pytest
 from harness import ENGINES, PAIRS, some_cold, start_job
 
 WORKER = Path(__file__).parent / "workers" / "meet.py"
+AGAIN = (("horovodrun_mpi", "tfdist"), ("horovodrun_gloo", "tfdist"))  # these launchers import TensorFlow themselves
 
 
 def facts(outcome, rank, time=0):
@@ -25,7 +26,8 @@ def expected(rank, size, backend):
 
 
 @pytest.mark.parametrize(("launcher", "backend", "np", "cold"), [
-    *some_cold([(*pair, 2) for pair in PAIRS]), ("hvkeras_run", "native", 4, False),
+    *some_cold([(*pair, 2) for pair in PAIRS if pair not in AGAIN]), ("hvkeras_run", "native", 4, False),
+    *(pytest.param(*pair, 2, False, marks=pytest.mark.slow) for pair in AGAIN),
     pytest.param("mpirun", "horovod", 4, False, marks=pytest.mark.nightly),
     pytest.param("tf_config", "tfdist", 4, False, marks=pytest.mark.slow)])
 def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold):

@@ -14,7 +14,7 @@ import pytest
 from harness import start_job
 
 WORKER = Path(__file__).parent / "workers" / "busy.py"
-ENV = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_LOG_LEVEL": "WARNING"}
+ENV = {"HVKERAS_LIVENESS_TIMEOUT": "5"}
 WORDS = {
     "kill": r"ended unexpectedly \(killed, crashed, or out of memory\)",
     "stop": r"gave no sign of life for 5 s \(stopped, frozen or cut off\)",

@@ -67,6 +67,7 @@ WORDS = {  # of the difference, for two ranks
 }
 
 
+QUICK = ("shape", "kind", "rows", "order", "in_a_function", "half_in_functions", "in_a_session")  # in `make test`
 # Where in the user's code each rank was.
 SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in (\S+)")
 
@@ -75,7 +76,8 @@ RUNS = [pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.nightly), ("hvk
         pytest.param("hvkeras_run", "native", 3, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("case", WORDS)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow)
+                                  for case in WORDS])
 @pytest.mark.parametrize(("launcher", "backend", "np"), RUNS)
 def test_in_eager_mode_every_rank_raises_and_the_job_continues(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
@@ -117,7 +119,8 @@ def test_shapes_that_only_the_run_of_a_graph_knows_are_compared(launcher: str, b
         assert (total, mean) == (np, 2.0)
 
 
-@pytest.mark.parametrize("case", IN_GRAPHS)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow)
+                                  for case in IN_GRAPHS])
 @pytest.mark.parametrize(("launcher", "backend", "np"), RUNS[1:])
 def test_in_graphs_every_rank_raises_and_the_job_continues(
     case: str, launcher: str, backend: str, np: int, launch_once: Callable[..., Outcome]
