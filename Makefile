@@ -74,8 +74,7 @@ test:
 # More than two, as some ranks wait while others work. Tests that share a launch stay together.
 WORKERS := 4
 PYTEST := bin/pytest -n $(WORKERS)
-NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools \
-  $(if $(wildcard $(CLUSTERS)/.has-spark),$(CLUSTERS)/.has-hvkeras)  # tests/launch/test_spark.py uses it
+NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools
 
 # On a checkout that has just passed `make test`, the rest alone.
 test-all: $(VENV)/.passed
