@@ -74,7 +74,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     return outcome, folder
 
 
-@pytest.mark.slow
 def test_a_lost_worker_is_reported_and_may_come_back(trained: tuple[Outcome, Path]) -> None:
     outcome, _ = trained
     told = [line for line in outcome.stderr(0).splitlines() if line.startswith("hvkeras: worker 1")]
@@ -86,7 +85,6 @@ def test_a_lost_worker_is_reported_and_may_come_back(trained: tuple[Outcome, Pat
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.slow
 def test_tasks_end_on_sigterm_and_with_their_chief(trained: tuple[Outcome, Path]) -> None:
     outcome, _ = trained
     assert outcome.exit_codes == (143, 1, -signal.SIGKILL, 1, 1, 1, 143)
@@ -97,7 +95,6 @@ def test_tasks_end_on_sigterm_and_with_their_chief(trained: tuple[Outcome, Path]
                             last_line(outcome.stderr(rank)))
 
 
-@pytest.mark.slow
 def test_the_evaluator_writes_for_tensorboard(trained: tuple[Outcome, Path]) -> None:
     outcome, folder = trained
     told = re.findall(r"evaluator: epoch (\d+): loss (\S+)", outcome.stderr(5))

@@ -1,4 +1,4 @@
-"""`SyncBatchNormalization` on one rank, in both versions of Keras; tests/parallel/test_horovod_surface.py has several."""
+"""`SyncBatchNormalization` on one rank in both versions of Keras; test_horovod_surface.py has several ranks."""
 
 from __future__ import annotations
 
