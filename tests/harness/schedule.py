@@ -25,7 +25,8 @@ _BUILT_WITHIN = 800.0  # seconds that Horovod's build may take from when the fir
 _SHORT = 2.0  # seconds below which a group is not worth a line in the file
 # Tests that need Horovod have it in their names, but for these.
 _NEED_HOROVOD = ("horovod", "gloo", "test_the_chief_is_rank_0", "test_failures_are_rows", "test_this_machine_is_fit",
-                 "test_ranks_must_ask_for_one_backend", "test_check_build", "test_a_loop_of_ones_own_is_compared")
+                 "test_ranks_must_ask_for_one_backend", "test_check_build", "test_a_loop_of_ones_own_is_compared",
+                 "test_a_machine_without_tensorflow")
 # Unit tests that take too long for `make check`, as they start processes or train again and again.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
          "test_optimizer", "test_compiled_update", "test_recorder", "test_tensorboard", "test_callbacks",
