@@ -56,8 +56,9 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("backend", "cases"), [(backend, MAIN_CASES if backend == "native" else MAIN_CASES[:1])
-                                                for backend in ENGINES], ids=ENGINES)
+@pytest.mark.parametrize(("backend", "cases"), [
+    ("native", ("sgd_momentum", "sparse_adam_clip")), ("tfdist", ("sgd_momentum",)), ("horovod", ("sgd_momentum",))],
+    ids=ENGINES)
 def test_each_engine_trains(backend: str, cases: tuple[str, ...], launch_once: Callable[..., Outcome]) -> None:
     found = differences(launch_once, backend, "keras3", 2, *cases)
     for case in cases:

@@ -43,10 +43,16 @@ FEWEST = {
 }
 
 
+LONGER = (FEWEST["uneven_data"], FEWEST["joined"])  # which `native-keras3-2-few` trains in `make test-all`
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "outcome" in metafunc.fixturenames:
         assert all(name in globals() for name in FEWEST.values())
-        runs = [run for run in RUNS if not run.endswith("fewest") or metafunc.function.__name__ in FEWEST.values()]
+        name = metafunc.function.__name__
+        runs = [run for run in RUNS if not run.endswith("fewest") or name in FEWEST.values()]
+        if name in LONGER:
+            runs.remove("native-keras3-2-fewest")
         metafunc.parametrize("outcome", [pytest.param(run, marks=MARKS.get(run, ())) for run in runs], indirect=True,
                              scope="function")
 
