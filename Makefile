@@ -71,9 +71,10 @@ test:
 	  if [ -e $(FAILED) ]; then cat $(BUILD_LOG); exit 1; fi; exit $$tests
 	@touch $(VENV)/.passed
 
-# More than two, as some ranks wait while others work. Tests that share a launch stay together.
+# More than two, as some ranks wait while others work. Tests that share a launch stay together. After the crash of a
+# worker, the others might wait for ever, so that it ends the session.
 WORKERS := 4
-PYTEST := bin/pytest -n $(WORKERS)
+PYTEST := bin/pytest -n $(WORKERS) --max-worker-restart 0
 NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools
 
 # On a checkout that has just passed `make test`, the rest alone.
