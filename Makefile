@@ -67,7 +67,7 @@ test:
 	    echo "Building Horovod meanwhile, with its output in $(BUILD_LOG)"; rm -f $(VENV)/.has-horovod; \
 	    { $(MAKE) $(VENV)/.has-horovod > $(BUILD_LOG) 2>&1 || touch $(FAILED); } & \
 	  fi; \
-	  $(VENV)/$(PYTEST) -m "$(QUICK)" --horovod $(VENV)/.has-horovod; tests=$$?; wait; \
+	  $(VENV)/$(PYTEST) -m "$(QUICK)" --horovod=$(VENV)/.has-horovod; tests=$$?; wait; \
 	  if [ -e $(FAILED) ]; then cat $(BUILD_LOG); exit 1; fi; exit $$tests
 	@touch $(VENV)/.passed
 
