@@ -133,7 +133,13 @@ def _sources(family: int, addresses: Sequence[str]) -> Iterator[Instruction]:
 
 def _attach(one: socket.socket, instructions: Sequence[Instruction]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
-    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(instructions), ctypes.addressof(code)))
+    filters = struct.pack("@HP", len(instructions), ctypes.addressof(code))
+    try:
+        one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filters)
+    except PermissionError as error:
+        raise MachineError(explain("The kernel must let the native engine choose which hosts reach its ports", "start"
+                                   " the job as root, or choose another backend, such as tfdist",
+                                   user=os.getuid(), error=error.strerror)) from error
 
 
 def _name(address: tuple[Any, ...]) -> str:
