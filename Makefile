@@ -319,11 +319,11 @@ $(CLUSTERS)/.has-torch: | $(CLUSTERS)/.has-hvkeras
 	@$(call pip,$(CLUSTERS)) "torch==2.13.*"
 	@touch $@
 
-# Spark itself comes with its package; it needs a Java.
+# Spark itself comes with its package; it needs a Java. Estimators write logs where TensorBoard is installed.
 $(CLUSTERS)/.has-spark: | $(CLUSTERS)/.has-hvkeras
 	@command -v java >/dev/null || tools/system_packages.sh openjdk-17-jre-headless || echo "Tests on Spark are skipped"
 	@echo "Installing Spark (a large download the first time)"
-	@$(call pip,$(CLUSTERS)) $$(sed -n 's/^spark = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d ',"')
+	@$(call pip,$(CLUSTERS)) tensorboard $$(sed -n 's/^spark = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d ',"')
 	@touch $@
 
 # Slurm's daemons are started by the tests, and by nothing else.

@@ -294,7 +294,7 @@ def test_a_dataframe_becomes_a_model_that_predicts(estimator: Outcome):
     assert history["val_loss"][-1] < 1e-4 and worst < 0.05
     assert column == ["total__output", "double"]
     assert left == ["runs"]
-    assert "checkpoint.keras" in run and optimizer == "SGD"
+    assert run == ["checkpoint.keras", "logs"] and optimizer == "SGD"
 
 
 def test_uneven_rows_are_all_trained_on(estimator: Outcome):
