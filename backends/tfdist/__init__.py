@@ -25,8 +25,9 @@ _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Redu
 _RINGS = 4
 
 # The dtypes that the kernels support; other dtypes are sent as a wider type. Averages are divided above the interface.
-_REDUCIBLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-_MOVABLE = ("float16", "float32", "float64", "int32", "int64")
+_MOVABLE = ("float16", "float32", "float64", "int32", "int64")  # over NCCL these alone
+_REDUCIBLE = (*_MOVABLE, "bfloat16")
+_BROADCAST = (*_MOVABLE, "bool")
 _WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
           "bfloat16": "float32"}
 
@@ -114,7 +115,7 @@ class TfdistBackend(HostsStrategies):
         pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.zeros([spare], tensors[0].dtype)]
         bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
         wide = self._widen(bucket, _REDUCIBLE, dtype)
-        reduced = _outside_loops(lambda: tf.raw_ops.CollectiveReduceV2(
+        reduced = self._placed(lambda: tf.raw_ops.CollectiveReduceV2(
             input=wide, group_size=len(ranks), group_key=_number("group", *ranks), instance_key=_instance(key, wide),
             ordering_token=self._token(key), merge_op=_MERGE[reduction], final_op="Id",
             communication_hint=self._hint, max_subdivs_per_device=_RINGS))
@@ -149,15 +150,15 @@ class TfdistBackend(HostsStrategies):
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
-        wide = self._widen(tensor, (*_MOVABLE, "bool"), tensor.dtype.name)
+        wide = self._widen(tensor, _BROADCAST, tensor.dtype.name)
         flat = tf.concat([tf.reshape(wide, [-1]), tf.zeros([1], wide.dtype)], 0)
         common = {"group_size": len(ranks), "group_key": _number("group", *ranks),
                   "instance_key": _instance(f"{key} from {root_rank}", flat),
                   "communication_hint": self._hint}
         if self._rank == root_rank:
-            sent = _outside_loops(lambda: tf.raw_ops.CollectiveBcastSendV2(input=flat, **common))
+            sent = self._placed(lambda: tf.raw_ops.CollectiveBcastSendV2(input=flat, **common))
         else:
-            sent = _outside_loops(
+            sent = self._placed(
                 lambda: tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(flat), T=flat.dtype, **common))
         result: Tensor = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
         result.set_shape(tensor.shape)
@@ -180,7 +181,7 @@ class TfdistBackend(HostsStrategies):
         # One spare column, so that the tensor is never empty.
         blocks = tf.stack([tf.pad(block, [[0, most - tf.shape(block)[0]], [0, 1]])
                            for block in tf.split(row, tf.ensure_shape(splits, [size]))])
-        received = _outside_loops(lambda: tf.raw_ops.CollectiveAllToAllV2(
+        received = self._placed(lambda: tf.raw_ops.CollectiveAllToAllV2(
             input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
             instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
             communication_hint=self._hint))
@@ -211,10 +212,25 @@ class TfdistBackend(HostsStrategies):
         assert self._cluster is not None
         return self._cluster.hint
 
+    def _placed(self, collective: Callable[[], Tensor]) -> Tensor:
+        """Makes a collective on this rank's device for collectives, wherever its tensors are.
+
+        TensorFlow ties a group of ranks to one device of each: the same ranks on other devices fail it for good. And
+        one rank's tensor may be on the host where another's is on a GPU.
+        """
+        import tensorflow as tf
+
+        def make() -> Tensor:
+            assert self._cluster is not None
+            with tf.device(self._cluster.device):
+                return collective()
+
+        return _outside_loops(make)
+
     def _gather_equal(self, tensor: Tensor, key: str, count: int, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
-        return _outside_loops(lambda: tf.raw_ops.CollectiveGatherV2(
+        return self._placed(lambda: tf.raw_ops.CollectiveGatherV2(
             input=tensor, group_size=count, group_key=_number("group", *ranks), instance_key=_instance(key, tensor),
             ordering_token=self._token(key), communication_hint=self._hint))
 
@@ -240,7 +256,7 @@ class TfdistBackend(HostsStrategies):
     def _widen(self, tensor: Tensor, supported: Sequence[str], dtype: str) -> Tensor:
         import tensorflow as tf
 
-        if dtype in supported:
+        if dtype in (supported if self._hint == "ring" else _MOVABLE):
             return tensor
         if dtype not in _WIDER:
             raise UnsupportedError(explain(f"{self.name} moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),

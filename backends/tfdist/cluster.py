@@ -45,7 +45,7 @@ class Cluster:
                                      " hvd.strategy(), up, right after the imports"))
         assert start.control is not None
         gpus = self._pin_gpu(tf, start)
-        self.hint = "nccl" if gpus else "ring"
+        self.hint, self.device = ("nccl", "/GPU:0") if gpus else ("ring", "/CPU:0")
         self.description = "TensorFlow collectives: " + ("NCCL" if gpus else "ring over gRPC")
         # A MirroredStrategy within a rank has its own collectives; this number distinguishes them from other ranks'.
         tf.distribute.MirroredStrategy._collective_key_base = _KEYS_OF_A_RANK * (self.rank + 1)

@@ -65,6 +65,20 @@ def test_ranks_may_be_in_eager_mode_in_functions_or_in_loops(outcome: Outcome) -
                           [sum(everyone)], list(everyone)]] * 3, rank
 
 
+@pytest.mark.parametrize("run", [pytest.param(run, marks=() if run == "tfdist-2-few" else MARKS.get(run, ()))
+                                 for run in RUNS])
+def test_tensors_of_every_device_meet(run: str, launch_once: Callable[..., Outcome]) -> None:
+    outcome = of(run, launch_once)
+    size = outcome.np
+
+    def from_device(index: int) -> list[float]:
+        total = sum(rank + index for rank in range(size))
+        return [total, size - 1 + index, index, size - 1 + index, total]
+
+    both, one = [*from_device(0), *from_device(1)], from_device(0)
+    assert outcome.results("of_any_device") == [[both, one, both] * 2] * size
+
+
 def test_any_and_all(outcome: Outcome) -> None:
     alone = outcome.np == 1
     assert outcome.results("booleans") == [{"any": [True, True, False], "all": [alone, True, False]}] * outcome.np

@@ -527,6 +527,26 @@ def where_each_likes() -> list[Any]:
 
 
 @check
+def of_any_device() -> list[Any]:
+    """Tensors of the first device and of a second one, as on a host with a GPU, in one function and eagerly."""
+    size = hvd.size()
+
+    def mixed(*devices: str) -> list[Any]:
+        found = []
+        for index, device in enumerate(devices):
+            with tf.device(device):
+                mine = tf.fill([size, 2], float(hvd.rank() + index))
+                found += [hvd.allreduce(mine, op=hvd.Sum)[0, 0], hvd.allgather(mine)[-1, 0],
+                          hvd.broadcast(mine, 0)[0, 0], hvd.alltoall(mine, splits=[1] * size)[0][-1, 0],
+                          hvd.reducescatter(mine, op=hvd.Sum)[0, 0]]
+        return found
+
+    one, other = ("/CPU:0", "/CPU:1") if hvd.rank() == 0 else ("/CPU:1", "/CPU:0")
+    return [run(functools.partial(mixed, *devices), graph) for graph in (True, False)
+            for devices in ((one, other), (other,), (other, one))]
+
+
+@check
 def objects() -> dict[str, Any]:
     """Python objects of different sizes."""
     mine = {"rank": hvd.rank(), "data": "x" * hvd.rank()}
@@ -639,7 +659,14 @@ def xla() -> str:
     return "no error"
 
 
+def start() -> None:
+    """Joins the job with two devices."""
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
+                                               [tf.config.LogicalDeviceConfiguration()] * 2)
+    hvd.init()
+
+
 if __name__ == "__main__":
     slow = {"gradients", "gradients_of_types", "second_gradients", "gradients_of_reduced_gradients", "converted"}
     without = slow if "few" in sys.argv else set()
-    run_checks(before=hvd.init, after=hvd.shutdown, chosen=set(names_of_checks(Path(__file__))) - without)
+    run_checks(before=start, after=hvd.shutdown, chosen=set(names_of_checks(Path(__file__))) - without)
