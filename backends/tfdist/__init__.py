@@ -25,11 +25,10 @@ _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Redu
 _RINGS = 4
 
 # The dtypes that the kernels support; other dtypes are sent as a wider type. Averages are divided above the interface.
-_MOVABLE = ("float16", "float32", "float64", "int32", "int64")  # over NCCL these alone
-_REDUCIBLE = (*_MOVABLE, "bfloat16")
-_BROADCAST = (*_MOVABLE, "bool")
-_WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
-          "bfloat16": "float32"}
+_MOVABLE = ("float16", "float32", "float64", "int32", "int64")
+_REDUCIBLE = {"ring": (*_MOVABLE, "bfloat16"), "nccl": ("float16", "float32", "float64", "int64")}
+_WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "int32": "int64",
+          "uint32": "int64", "bfloat16": "float32"}
 
 
 class TfdistBackend(HostsStrategies):
@@ -114,7 +113,7 @@ class TfdistBackend(HostsStrategies):
         spare = 0 if any(tensor.shape.num_elements() for tensor in tensors) else 1
         pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.zeros([spare], tensors[0].dtype)]
         bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
-        wide = self._widen(bucket, _REDUCIBLE, dtype)
+        wide = self._widen(bucket, _REDUCIBLE[self._hint], dtype)
         reduced = self._placed(lambda: tf.raw_ops.CollectiveReduceV2(
             input=wide, group_size=len(ranks), group_key=_number("group", *ranks), instance_key=_instance(key, wide),
             ordering_token=self._token(key), merge_op=_MERGE[reduction], final_op="Id",
@@ -150,7 +149,9 @@ class TfdistBackend(HostsStrategies):
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
 
-        wide = self._widen(tensor, _BROADCAST, tensor.dtype.name)
+        if self._hint == "nccl":
+            return self._broadcast_bits(tensor, root_rank, key, ranks)
+        wide = self._widen(tensor, (*_MOVABLE, "bool"), tensor.dtype.name)
         flat = tf.concat([tf.reshape(wide, [-1]), tf.zeros([1], wide.dtype)], 0)
         common = {"group_size": len(ranks), "group_key": _number("group", *ranks),
                   "instance_key": _instance(f"{key} from {root_rank}", flat),
@@ -161,6 +162,27 @@ class TfdistBackend(HostsStrategies):
             sent = self._placed(
                 lambda: tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(flat), T=flat.dtype, **common))
         result: Tensor = tf.cast(tf.reshape(sent[:-1], tf.shape(tensor)), tensor.dtype)
+        result.set_shape(tensor.shape)
+        return result
+
+    def _broadcast_bits(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
+        """Broadcasts as a sum of the root's bits, as int64, and zeros.
+
+        TensorFlow 2.21's own broadcast over NCCL receives into memory that kernels may still use, and functions run it
+        in any order, which must be one and the same on all ranks.
+        """
+        import tensorflow as tf
+
+        kept = self._widen(tensor, (*_MOVABLE, *_WIDER), tensor.dtype.name)
+        kept = tf.cast(kept, tf.uint8) if kept.dtype == tf.bool else kept
+        each = tf.int64.size // kept.dtype.size
+        spare = tf.zeros([-tf.size(kept) % each], kept.dtype)
+        bits = tf.bitcast(tf.reshape(tf.concat([tf.reshape(kept, [-1]), spare], 0), [-1, each] if each > 1 else [-1]),
+                          tf.int64)
+        mine = bits if self._rank == root_rank else tf.zeros_like(bits)
+        summed = self.allreduce([mine], f"{key} from {root_rank}", Reduction.SUM, ranks)[0]
+        sent = tf.reshape(tf.bitcast(summed, kept.dtype), [-1])[: tf.size(kept)]
+        result: Tensor = tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype)
         result.set_shape(tensor.shape)
         return result
 
@@ -181,10 +203,16 @@ class TfdistBackend(HostsStrategies):
         # One spare column, so that the tensor is never empty.
         blocks = tf.stack([tf.pad(block, [[0, most - tf.shape(block)[0]], [0, 1]])
                            for block in tf.split(row, tf.ensure_shape(splits, [size]))])
-        received = self._placed(lambda: tf.raw_ops.CollectiveAllToAllV2(
-            input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
-            instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
-            communication_hint=self._hint))
+        if self._hint == "nccl":
+            # TensorFlow 2.21's all-to-all over NCCL takes the devices of its own process for all of the group: every
+            # rank would get its own blocks back.
+            everything = self._gather_equal(blocks, f"{key} data", size, ranks)
+            received = tf.reshape(everything, tf.concat([[size], tf.shape(blocks)], 0))[:, mine]
+        else:
+            received = self._placed(lambda: tf.raw_ops.CollectiveAllToAllV2(
+                input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
+                instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
+                communication_hint=self._hint))
         whole = tf.concat([received[order[place], : counts[place, mine], :-1] for place in range(size)], 0)
         result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
@@ -256,13 +284,15 @@ class TfdistBackend(HostsStrategies):
     def _widen(self, tensor: Tensor, supported: Sequence[str], dtype: str) -> Tensor:
         import tensorflow as tf
 
-        if dtype in (supported if self._hint == "ring" else _MOVABLE):
-            return tensor
-        if dtype not in _WIDER:
-            raise UnsupportedError(explain(f"{self.name} moves numbers of " + ", ".join([*_REDUCIBLE, *_WIDER]),
-                                           "cast the tensor, or use the horovod backend", dtype=dtype))
-        wide: Tensor = tf.cast(tensor, _WIDER[dtype])
-        return wide
+        wide = dtype
+        while wide not in supported:
+            if wide not in _WIDER:
+                raise UnsupportedError(explain(
+                    f"{self.name} moves numbers of " + ", ".join(sorted({*_MOVABLE, *_WIDER})),
+                    "cast the tensor, or use the horovod backend", dtype=dtype))
+            wide = _WIDER[wide]
+        result: Tensor = tf.cast(tensor, wide)
+        return result
 
 
 def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:

@@ -110,6 +110,8 @@ class Cluster:
     def _pin_gpu(self, tf: Any, start: Start) -> list[Any]:
         """Pins this rank to one GPU, as Horovod users do in their scripts (whose later calls then have no effect)."""
         gpus: list[Any] = tf.config.list_physical_devices("GPU")
+        if not tf.config.get_visible_devices("GPU"):
+            return []  # there is none, or the script has hidden all
         place = 0 if start.launch.own_gpus else start.topology.local_rank
         if len(gpus) < start.topology.local_size and not start.launch.own_gpus:
             if gpus:

@@ -156,7 +156,7 @@ class FailureHooks:
         if self._client.cause is not None and not self._client.detached:
             self._end_process(self._client.cause)
         if code not in (None, 0) and self._client.cause is None and not self._client.detached:
-            number = code if isinstance(code, int) else 1
+            number = int(code) if isinstance(code, int) else 1  # of sys.exit(True)
             text = f"exited with {code!r}" if isinstance(code, str) else f"exited with code {number}"
             self._client.fail(Cause("exit", self._rank, self._host, os.getpid(), text, "", number))
             cause = self._client.wait_for_cause(SECONDARY_GRACE)

@@ -1,10 +1,12 @@
 """Collectives and training of ranks that each have one GPU, chosen by the local rank; returns what the tests compare.
 
-Arguments: cases of `same_training.py`.
+Arguments: cases of `same_training.py`; `--share` for tfdist over NCCL on one GPU.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,17 @@ from harness.checks import check, run_checks
 from hvkeras.job.state import current_job
 from parallel.workers import same_training
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+sys.path.insert(0, str(Path(__file__).parent))
+import one_gpu
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 assert same_training.differences  # `fit` beside one process: a check that importing it has registered
 
 
 def start() -> None:
     """Joins the job, and chooses a GPU as migrated scripts do; ranks beyond the number of GPUs share them."""
+    if "--share" in sys.argv:
+        one_gpu.share()
     hvd.init()
     gpus = tf.config.list_physical_devices("GPU")
     try:
@@ -38,15 +45,14 @@ def place() -> dict[str, Any]:
             "transport": current_job().backend.transport}
 
 
-def _on_gpu(rank: int, dtype: str) -> Any:
+def _tensor(rank: int, dtype: str, device: str = "/CPU:0") -> Any:
     """A rank's tensor, in numbers that every dtype holds exactly."""
-    visible = tf.config.get_visible_devices("GPU")
-    with tf.device("/GPU:0" if visible else "/CPU:0"):
+    with tf.device(device):
         return tf.cast(tf.reshape(tf.range(12.0) + 10.0 * rank, [6, 2]), dtype)
 
 
-def _collectives(dtype: str) -> dict[str, Any]:
-    mine = _on_gpu(hvd.rank(), dtype)
+def _collectives(dtype: str, device: str) -> dict[str, Any]:
+    mine = _tensor(hvd.rank(), dtype, device)
     return {"sum": hvd.allreduce(mine, op=hvd.Sum), "max": hvd.allreduce(mine, op=hvd.Max),
             "gathered": hvd.allgather(mine), "sent": hvd.broadcast(mine, 1),
             "exchanged": hvd.alltoall(mine, splits=[6 // hvd.size()] * hvd.size()),
@@ -54,7 +60,7 @@ def _collectives(dtype: str) -> dict[str, Any]:
 
 
 def _expected(dtype: str) -> dict[str, Any]:
-    everything = [np.asarray(tf.cast(_on_gpu(rank, dtype), tf.float64)) for rank in range(hvd.size())]
+    everything = [np.asarray(tf.cast(_tensor(rank, dtype), tf.float64)) for rank in range(hvd.size())]
     rows = 6 // hvd.size()
     mine = slice(hvd.rank() * rows, (hvd.rank() + 1) * rows)
     return {"sum": sum(everything), "max": np.max(everything, axis=0), "gathered": np.concatenate(everything),
@@ -64,15 +70,17 @@ def _expected(dtype: str) -> dict[str, Any]:
 
 @check
 def collectives() -> list[str]:
-    """Every collective on tensors in the GPU's memory, eagerly and in a graph; returns what differs from NumPy."""
+    """Every collective on tensors in the GPU's memory and the host's, eagerly and in one graph: what NumPy has not."""
     wrong = []
+    devices = ("/GPU:0", "/CPU:0") if tf.config.get_visible_devices("GPU") else ("/CPU:0",)
     for dtype in DTYPES:
         expected = _expected(dtype)
-        for way, run in (("eagerly", _collectives), ("in a graph", tf.function(_collectives))):
-            for name, found in run(dtype).items():
-                values = found[0] if isinstance(found, (list, tuple)) else found
-                if not np.array_equal(np.asarray(tf.cast(values, tf.float64)), expected[name]):
-                    wrong.append(f"{name} of {dtype} {way}")
+        for device in devices if hvd.rank() == 0 or dtype != "int64" else devices[::-1]:
+            for way, run in (("eagerly", _collectives), ("in a graph", tf.function(_collectives))):
+                for name, found in run(dtype, device).items():
+                    values = found[0] if isinstance(found, (list, tuple)) else found
+                    if not np.array_equal(np.asarray(tf.cast(values, tf.float64)), expected[name]):
+                        wrong.append(f"{name} of {dtype} on {device} {way}")
     return wrong
 
 

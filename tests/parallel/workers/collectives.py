@@ -1,7 +1,7 @@
 """The collectives on any number of ranks: each check returns results, and NumPy's where they need inputs.
 
 Arguments: `quick` for fewer dtypes, shorter races, and second gradients of fewer collectives; `few` for no gradients
-either, which are the same on every engine.
+either, which are the same on every engine; `gpu` for tfdist to do as it does on GPUs, where TensorFlow then uses CPUs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, names_of_checks, run_checks
+from hvkeras.backends.tfdist.cluster import Cluster
+from hvkeras.job.state import current_job
 
 QUICK = "quick" in sys.argv
 FEW = QUICK or "few" in sys.argv
@@ -182,7 +184,7 @@ def races() -> list[str]:
 
 @check
 def bits() -> dict[str, Any]:
-    """Whether sums have the same bits again, and in a bucket with others, where elements have other places."""
+    """Whether sums have the same bits again, in a bucket with others, where elements have other places, and if sent."""
     random = np.random.default_rng(hvd.rank())
     tensors = [tf.constant(random.standard_normal(count), dtype) for dtype in ("float32", "float16")
                for count in (7, 5000, LARGE)]
@@ -191,7 +193,9 @@ def bits() -> dict[str, Any]:
     others = list(reversed(hvd.grouped_allreduce(tensors[::-1], name="bits together")))
     same = [[one.numpy().tobytes() == two.numpy().tobytes() for one, two in zip(single, more, strict=True)]
             for more in (again, others)]
-    return {"backend": os.environ["HVKERAS_BACKEND"], "again": all(same[0]), "together": all(same[1])}
+    odd = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 1e-40, 1e38], "float32")
+    sent = hvd.broadcast(odd if hvd.rank() == 0 else np.ones_like(odd), 0).numpy().tobytes() == odd.tobytes()
+    return {"backend": os.environ["HVKERAS_BACKEND"], "again": all(same[0]), "together": all(same[1]), "sent": sent}
 
 
 @check
@@ -663,10 +667,17 @@ def start() -> None:
     """Joins the job with two devices."""
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                                [tf.config.LogicalDeviceConfiguration()] * 2)
+    if "gpu" in sys.argv:
+        Cluster._pin_gpu = lambda self, tf, start: ["the first"]  # type: ignore[method-assign]
     hvd.init()
+    if "gpu" in sys.argv:
+        assert current_job().backend.transport == "NCCL"
+        current_job().backend._cluster.device = "/CPU:0"
 
 
 if __name__ == "__main__":
     slow = {"gradients", "gradients_of_types", "second_gradients", "gradients_of_reduced_gradients", "converted"}
     without = slow if "few" in sys.argv else set()
+    if "gpu" in sys.argv:
+        without |= {"races", "names_in_any_order"}  # over NCCL collectives have one order
     run_checks(before=start, after=hvd.shutdown, chosen=set(names_of_checks(Path(__file__))) - without)
