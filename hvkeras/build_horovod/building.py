@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hvkeras.build_horovod.prerequisites import Prerequisites
-from hvkeras.build_horovod.stubs import write_compiler, write_stubs
+from hvkeras.build_horovod.stubs import write_cmake, write_compiler, write_stubs
 from hvkeras.errors import MachineError, explain
 
 HOROVOD = "horovod==0.28.1"
@@ -72,6 +72,8 @@ def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[st
     with tempfile.TemporaryDirectory(prefix="hvkeras-horovod-") as stubs:
         variables = horovod_variables(found, write_stubs(Path(stubs)), jobs, cuda, environ)
         variables["CXX"] = write_compiler(Path(stubs), found.compiler)
+        # Whether the sources for GPUs can be compiled together was not tried.
+        variables["HOROVOD_CMAKE"] = write_cmake(Path(stubs), environ.get("HOROVOD_CMAKE", "cmake"), cuda is None)
         # Without the cache, from which pip would take a wheel that was built against another TensorFlow.
         options = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--force-reinstall"]
         command = [*_pip("install"), "--verbose", *options, HOROVOD]

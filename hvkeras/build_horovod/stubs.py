@@ -1,4 +1,4 @@
-"""Stand-ins that Horovod's build uses: for TensorFlow's headers, and for the compiler.
+"""Stand-ins that Horovod's build uses: for TensorFlow's headers, for the compiler, and for CMake.
 
 Horovod 0.28.1 includes headers that TensorFlow 2.16 and later lack.
 """
@@ -49,5 +49,31 @@ def write_compiler(folder: Path, compiler: str) -> str:
     """
     path = folder / Path(compiler).name
     path.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -g0\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def write_cmake(folder: Path, cmake: str, few_units: bool) -> str:
+    """Writes a wrapper of CMake that has Horovod built for TensorFlow alone, and with less repetition.
+
+    Horovod's own build compiles Gloo a second time, for other frameworks, and TensorFlow's headers again for each of
+    its 40 source files; in two units they take two thirds of the time.
+
+    Args:
+        folder: An existing folder.
+        cmake: CMake's path, or its name in the PATH.
+        few_units: Whether to compile many source files at once; Gloo's cannot be.
+
+    Returns:
+        The path of the wrapper.
+    """
+    each = folder / "each.cmake"
+    each.write_text("set(CMAKE_UNITY_BUILD OFF)\n")
+    units = f"-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=25 -DCMAKE_PROJECT_gloo_INCLUDE={each}"
+    path = folder / "cmake"
+    path.write_text(f"""#!/bin/sh
+if [ "$1" = --build ]; then shift 2; exec {shlex.quote(cmake)} --build . --target tensorflow "$@"; fi
+exec {shlex.quote(cmake)} "$@" {units if few_units else ""}
+""")
     path.chmod(0o755)
     return str(path)

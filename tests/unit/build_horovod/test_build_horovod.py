@@ -48,6 +48,21 @@ def test_debug_information_is_left_out(tmp_path: Path) -> None:
     assert b".debug_info" not in (tmp_path / "probe.o").read_bytes()
 
 
+def test_cmake_builds_for_tensorflow_alone_in_few_units(tmp_path: Path) -> None:
+    (tmp_path / "wrapper").mkdir()
+    (tmp_path / "real").write_text("#!/bin/sh\nfor one; do echo \"[$one]\"; done\n")
+    (tmp_path / "real").chmod(0o755)
+
+    def called(few_units: bool, *arguments: str) -> list[str]:
+        cmake = stubs.write_cmake(tmp_path / "wrapper", str(tmp_path / "real"), few_units)
+        return subprocess.run([cmake, *arguments], capture_output=True, text=True, check=True).stdout.split()
+
+    building_it = ["[--build]", "[.]", "[--target]", "[tensorflow]", "[--]", "[-j2]"]
+    assert called(True, "--build", ".", "--", "-j2") == building_it
+    assert called(False, "/source", "-DA=1") == ["[/source]", "[-DA=1]"]
+    assert "[-DCMAKE_UNITY_BUILD=ON]" in called(True, "/source")
+
+
 @pytest.mark.parametrize("version", [(3, 9), (3, 14)])
 def test_other_pythons_are_refused(version: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match=r"Python 3.10 to 3.13\..*HINT: make a virtual environment"):
