@@ -45,8 +45,14 @@ def misbehaving(launcher, how, folder, np=2, backend="tfdist", cold=False):
         return job.wait()
 
 
-@pytest.mark.parametrize(("backend", "how", "cold"), some_cold([
-    (backend, how) for backend in ENGINES for how in WORDS if backend != "horovod" or how not in ("exit", "leave")]))
+DETECTED_ALIKE = ("stop", "sleep")  # on every engine: in `make test` on one
+
+
+@pytest.mark.parametrize(("backend", "how", "cold"), [
+    pytest.param(*case.values, marks=pytest.mark.slow)
+    if case.values[1] in DETECTED_ALIKE and case.values[0] != "native" else case
+    for case in some_cold([(backend, how) for backend in ENGINES for how in WORDS
+                           if backend != "horovod" or how not in ("exit", "leave")])])
 def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, how, cold):
     outcome = misbehaving("tf_config", how, tmp_path, backend=backend, cold=cold)
     line = last_line(outcome.stderr(0))

@@ -29,7 +29,8 @@ def last_line(text: str) -> str:
 
 
 @pytest.mark.parametrize(("launcher", "arguments"), [
-    pytest.param("tf_config", (), marks=pytest.mark.slow), ("hvkeras_run", ("after init",)), ("mpirun", ()),
+    pytest.param("tf_config", (), marks=pytest.mark.slow), ("hvkeras_run", ("after init",)),
+    pytest.param("mpirun", (), marks=pytest.mark.slow),
     pytest.param("horovodrun_gloo", (), marks=pytest.mark.nightly),
 ], ids=["tf_config", "hvkeras_run-after-init", "mpirun", "horovodrun_gloo"])
 def test_one_call_spans_the_ranks_of_every_launcher(

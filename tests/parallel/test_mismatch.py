@@ -20,8 +20,9 @@ SOON = {"HVKERAS_MISMATCH_AFTER": "0.4", "HVKERAS_EXIT_GRACE": "1"}
      ("none", ("the gradients of SGD", "no gradient")),
      ("names", ('allreduce "of 0"', 'allreduce "of 1"'))],
 )
-@pytest.mark.parametrize(("launcher", "backend"), [("tf_config", "tfdist"), ("mpirun", "horovod"),
-                                                   ("hvkeras_run", "native")])
+@pytest.mark.parametrize(("launcher", "backend"), [
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (("tf_config", "tfdist"), ("mpirun", "horovod"))),
+    ("hvkeras_run", "native")])
 def test_every_rank_names_the_first_difference(
     case: str, named: tuple[str, ...], launcher: str, backend: str, launch: Callable[..., Outcome]
 ) -> None:
@@ -33,6 +34,7 @@ def test_every_rank_names_the_first_difference(
             assert text in last
 
 
+@pytest.mark.slow
 def test_an_update_that_is_compiled_on_one_rank_is_a_difference(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("update",), np=2, backend="native", env=SOON, expect_failure=True,
                      deadline=100)
@@ -42,6 +44,7 @@ def test_an_update_that_is_compiled_on_one_rank_is_a_difference(launch: Callable
         assert "rank 1 in the gradients of SGD (gradients average, ranks [0, 1])" in last
 
 
+@pytest.mark.slow
 def test_gradients_that_differ_in_fit_name_both_calls_of_fit(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("fit",), np=2, backend="native", env=SOON, expect_failure=True,
                      deadline=100)

@@ -90,8 +90,9 @@ def test_training_gives_the_weights_of_one_process(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize(("case", "named"), [
     ("names", 'rank 0 is in allreduce "of 0" (allreduce average, ranks [0, 1]), rank 1 in allreduce "of 1"'),
-    ("order", 'rank 0 is in allreduce "second" (allreduce average, ranks [0, 1]), rank 1 in allreduce "first"'),
-    ("rows", "gathers the same number of rows from each rank"),
+    pytest.param("order", 'rank 0 is in allreduce "second" (allreduce average, ranks [0, 1]), rank 1 in allreduce'
+                 ' "first"', marks=pytest.mark.slow),
+    pytest.param("rows", "gathers the same number of rows from each rank", marks=pytest.mark.slow),
     ("killed", "rank 1"),
 ])
 def test_failures_are_named(case: str, named: str, launch: Callable[..., Outcome]) -> None:

@@ -100,7 +100,8 @@ def test_a_rank_can_be_killed_from_outside(launcher: str, cold: bool, tmp_path: 
     assert outcome.exit_code != 0
 
 
-@pytest.mark.parametrize(("how", "found"), [("orphan", "sleep 600"), ("fork", "python")])
+@pytest.mark.parametrize(("how", "found"), [pytest.param("orphan", "sleep 600", marks=pytest.mark.slow),
+                                            ("fork", "python")])
 def test_an_orphan_is_found_and_killed(how: str, found: str, cold: bool, launch: Callable[..., Outcome]) -> None:
     with pytest.raises(LaunchError, match=rf"left processes behind.*{found}"):
         launch("tf_config", BEHAVE, (how,), np=2, cold=cold)

@@ -118,7 +118,7 @@ def assert_same_state(one: Any, other: Any) -> None:
         assert np.array_equal(mine.numpy(), theirs.numpy()), mine.path
 
 
-QUICK = ("shuffled dataset", "endless dataset")
+QUICK = ("endless dataset",)
 OLDEST = {"arrays": [pytest.mark.oldest], "PyDataset": OLDEST_IN_SOAK}
 
 

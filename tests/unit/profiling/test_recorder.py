@@ -66,9 +66,9 @@ def compiled(kind: Any, passes: int = 1, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "options"), [
-    pytest.param(kind, options, marks=OLDEST_IN_SOAK if kind == "keras" else pytest.mark.nightly if options else
-                 pytest.mark.slow,
-                 id=f"{kind}-{options}")
+    pytest.param(kind, options, id=f"{kind}-{options}", marks=[
+        *(OLDEST_IN_SOAK if kind == "keras" else [pytest.mark.nightly] if options else []),
+        *([] if kind == "keras" and not options else [pytest.mark.slow])])
     for kind in KINDS for options in ({}, {"steps_per_execution": 5}, {"run_eagerly": True})], indirect=["kind"])
 def test_fit_records_each_step(kind: Any, options: dict[str, Any], finished: Callable[[], Record]) -> None:
     model = compiled(kind, **options)
@@ -128,7 +128,7 @@ def batches() -> Any:
     return tf.data.Dataset.from_tensor_slices(X).batch(8)
 
 
-@pytest.mark.parametrize("form", ["eager", "graph", "loop in a graph"])
+@pytest.mark.parametrize("form", ["eager", "graph", pytest.param("loop in a graph", marks=pytest.mark.slow)])
 def test_a_tape_records_each_step(form: str, finished: Callable[[], Record], tmp_path: Path) -> None:
     model = network(tf.keras)
     step = train_step(model)

@@ -153,7 +153,8 @@ def batched(kind: str, count: int) -> Any:
     }[kind]()
 
 
-@pytest.mark.parametrize(("size", "training"), KINDS)
+@pytest.mark.parametrize(("size", "training"), [*KINDS[:2], *(pytest.param(*kind, marks=pytest.mark.slow)
+                                                              for kind in KINDS[2:])])
 @pytest.mark.parametrize(("kind", "count"), [
     ("known", 43), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("known", 41), ("full", 43),
                                                                               ("unknown", 41)))])
