@@ -70,8 +70,8 @@ def test_ranks_may_be_in_eager_mode_in_functions_or_in_loops(outcome: Outcome) -
                           [sum(everyone)], list(everyone)]] * 3, rank
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, marks=() if run == "tfdist-2-few" else MARKS.get(run, ()))
-                                 for run in RUNS])
+@pytest.mark.slow
+@pytest.mark.parametrize("run", PARAMETERS)
 def test_tensors_of_every_device_meet(run: str, launch_once: Callable[..., Outcome]) -> None:
     outcome = of(run, launch_once)
     size = outcome.np

@@ -133,7 +133,7 @@ OPTIMIZERS: dict[str, Make] = {
 @check
 def optimizers() -> dict[str, Any]:
     """Each optimizer."""
-    wanted = ("Adam", "Lamb") if FEW else OPTIMIZERS
+    wanted = ("Adam",) if FEW else OPTIMIZERS
     return {name: compared(OPTIMIZERS[name]) for name in wanted if name in OPTIMIZERS}
 
 
