@@ -48,7 +48,7 @@ class Start:
             key may be used again. It raises PeerError, which names the missing ranks, after `timeout` seconds.
         launch: How this process was launched: `launch.mpi` says whether MPI's launcher did.
         settings: The settings in force; `settings.start_timeout` is the time for the whole start, in seconds.
-        keeps_gpus: Whether a rank that is alone on its host keeps all GPUs instead of one, for a strategy.
+        gpus: What each rank computes on, in rank order: a name that no other GPU has, or "" for a CPU.
         session: The number of this start on this control channel, the same on all ranks; 1 for the first.
     """
 
@@ -56,7 +56,7 @@ class Start:
     control: ControlClient | None
     launch: Launch
     settings: Settings
-    keeps_gpus: bool = False
+    gpus: tuple[str, ...] = ()
     session: int = 1
 
 
@@ -142,7 +142,7 @@ class Backend(abc.ABC):
 
         Args:
             launch: How the process was launched.
-            has_gpu: Whether TensorFlow sees a GPU.
+            has_gpu: Whether every rank has a GPU that no other rank uses.
         """
 
     @classmethod

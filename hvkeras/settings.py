@@ -208,6 +208,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
+    Setting("gpu_placement", _switch, True, "Whether init() gives each rank the GPU of its local rank, with memory"
+            " growth; what the script has chosen before stays."),
     Setting("bucket_size", size_in_bytes, 25 * 1024**2, "Bytes of gradients fused into one collective (for example"
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
@@ -265,8 +267,6 @@ TABLE: tuple[Setting, ...] = (
     Setting("spark_local_rank", int, None, "Local rank, set by `hvkeras.spark`.", internal=True),
     Setting("spark_local_size", int, None, "Ranks on this host, set by `hvkeras.spark`.", internal=True),
     Setting("spark_control", str, None, "host:port of the control channel, set by `hvkeras.spark`.", internal=True),
-    Setting("spark_own_gpus", _switch, False, "Whether this rank sees GPUs of its own, set by `hvkeras.spark`.",
-            internal=True),
     Setting("horovod_numbers", str, "", "Who has set HOROVOD_RANK and the like, if it was not horovodrun.",
             internal=True),
     Setting("record", str, "", "Folder that ranks write their record to, set by `hvkeras compare`.", internal=True),

@@ -23,6 +23,7 @@ from hvkeras.control.rendezvous import connect
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.host.cores import limit_threads, usable_cores
+from hvkeras.host.gpus import GpuPlacement, seen_gpus, take_gpus
 from hvkeras.host.mpi import finalize_mpi
 from hvkeras.host.network import split_address
 from hvkeras.host.program import Program
@@ -146,7 +147,7 @@ def init_for_strategy() -> Backend:
         settings = Settings()
         quiet_engines(settings.log_level)
         launch = detect_launch()
-        built = (_multi_process_job(launch, settings, name, keeps_gpus=True) if launch.size > 1
+        built = (_multi_process_job(launch, settings, name, keep_all_gpus=True) if launch.size > 1
                  else _single_process_job(launch, settings, settings.backend))
         replace_job(built)
         _start_services(built, None)
@@ -155,7 +156,7 @@ def init_for_strategy() -> Backend:
         return job.backend
     engine = _Process.engines.setdefault(name, backend_class(name)())
     if engine not in job.hooks.backends:
-        engine.start(Start(job.topology, job.control, job.launch, job.settings, session=_Process.sessions))
+        engine.start(Start(job.topology, job.control, job.launch, job.settings, job.gpus, _Process.sessions))
         job.hooks.backends.append(engine)
         job.hooks.reinstall_signals()
     return engine
@@ -368,6 +369,9 @@ def _standby_job(launch: Launch, settings: Settings) -> Job:
                         (local_size,) * launch.size, (0,) * launch.size)
     if settings.threads:
         limit_threads(max(1, len(usable_cores()) // local_size))
+    gpus = seen_gpus(settings.gpu_placement)
+    if gpus["ids"] and gpus["taken"] is None:
+        take_gpus([topology.local_rank % len(gpus["ids"])])
     return Job(launch, settings, topology, StandbyBackend(), _entries(), None, None)
 
 
@@ -386,10 +390,10 @@ def _single_process_job(launch: Launch, settings: Settings, requested: str) -> J
 
 
 def _multi_process_job(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
-                       keeps_gpus: bool = False) -> Job:
+                       keep_all_gpus: bool = False) -> Job:
     """Builds a job of several ranks: connects, agrees on a backend, starts the engine, and checks its number of ranks.
 
-    A placeholder stands in for engines that the caller will start; for `keeps_gpus`, see `Start`.
+    A placeholder stands in for engines that the caller will start; for `keep_all_gpus`, see `GpuPlacement.of`.
     """
     channel, hooks = _open_control_channel(launch, settings)
     client = channel.client
@@ -398,21 +402,22 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
         entries = _entries()
         client.join(entries)
         _Process.sessions += 1
-        facts = exchange_facts(client, launch, settings, _Process.sessions, own_facts(requested, launch))
+        facts = exchange_facts(client, launch, settings, _Process.sessions, own_facts(requested, launch, settings))
         remove_announcement(launch, settings)
         channel.release_port()
         topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
                                        [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
         check_local_ranks(launch, topology)
         share_cores(settings, facts, topology)
+        gpus = GpuPlacement.of(facts, keep_all_gpus)
+        gpus.take(topology.rank)
         if placeholder is not None:
             return Job(launch, settings, topology, placeholder, entries, client, hooks)
-        name = agree_on_backend(launch, facts)
+        name = agree_on_backend(launch, facts, gpus.each_has_own)
         engine = _Process.engines.setdefault(name, backend_class(name)())
         hooks.backends = [engine]
         entries.backend = engine
-        engine_size = engine.start(Start(topology, client, launch, settings, keeps_gpus,
-                                         _Process.sessions))
+        engine_size = engine.start(Start(topology, client, launch, settings, gpus.devices, _Process.sessions))
         hooks.reinstall_signals()
         check_size(launch, engine, engine_size)
         client.gather(f"started {_Process.sessions}", engine_size, settings.start_timeout)
@@ -424,7 +429,16 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
         say(f"backend {engine.name} ({engine.engine}), {topology.size} rank{'s' * (topology.size > 1)} on {hosts}"
             f" host{'s' * (hosts > 1)},"
             f" launched by {launch.launcher}")
-    return Job(launch, settings, topology, engine, entries, client, hooks)
+        if gpus.sentence():
+            say(gpus.sentence() + (f"; auto chose {name}, {_why(engine, gpus)}" if requested == "auto" else ""))
+    return Job(launch, settings, topology, engine, entries, client, hooks, gpus.devices)
+
+
+def _why(engine: Backend, gpus: GpuPlacement) -> str:
+    """Why `auto` has chosen an engine for a job with GPUs."""
+    if not gpus.each_has_own:
+        return "as NCCL needs a GPU for each rank"
+    return "for NCCL" if engine.transport == "NCCL" else "as no backend here has NCCL"
 
 
 def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlChannel, FailureHooks]:

@@ -309,7 +309,7 @@ class HorovodBackend(Backend):
     def _gpus(self) -> bool:
         import tensorflow as tf
 
-        return bool(tf.config.list_physical_devices("GPU"))
+        return bool(tf.config.get_visible_devices("GPU"))
 
     def _version(self) -> str:
         return metadata.version("horovod")

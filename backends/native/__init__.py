@@ -63,7 +63,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int:
-        return 20 if has_gpu else 0  # tensors on GPUs would go through the hosts' memory
+        return 20 if has_gpu else 0  # NCCL moves tensors from GPU to GPU, this engine through the hosts' memory
 
     @classmethod
     def built_with(cls) -> frozenset[str]:

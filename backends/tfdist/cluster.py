@@ -44,9 +44,9 @@ class Cluster:
                                      " created", "move hvd.init(), or"
                                      " hvd.strategy(), up, right after the imports"))
         assert start.control is not None
-        gpus = self._pin_gpu(tf, start)
-        self.hint, self.device = ("nccl", "/GPU:0") if gpus else ("ring", "/CPU:0")
-        self.description = "TensorFlow collectives: " + ("NCCL" if gpus else "ring over gRPC")
+        nccl = uses_nccl(start)
+        self.hint, self.device = ("nccl", "/GPU:0") if nccl else ("ring", "/CPU:0")
+        self.description = "TensorFlow collectives: " + ("NCCL" if nccl else "ring over gRPC")
         # A MirroredStrategy within a rank has its own collectives; this number distinguishes them from other ranks'.
         tf.distribute.MirroredStrategy._collective_key_base = _KEYS_OF_A_RANK * (self.rank + 1)
         with contextlib.ExitStack() as stack:
@@ -107,28 +107,34 @@ class Cluster:
         assert start.control is not None
         return stack.enter_context(held_port(LOOPBACK if start.topology.is_one_host else start.control.local_address))
 
-    def _pin_gpu(self, tf: Any, start: Start) -> list[Any]:
-        """Pins this rank to one GPU, as Horovod users do in their scripts (whose later calls then have no effect)."""
-        gpus: list[Any] = tf.config.list_physical_devices("GPU")
-        if not tf.config.get_visible_devices("GPU"):
-            return []  # there is none, or the script has hidden all
-        place = 0 if start.launch.own_gpus else start.topology.local_rank
-        if len(gpus) < start.topology.local_size and not start.launch.own_gpus:
-            if gpus:
-                tf.config.set_visible_devices([], "GPU")
-            return []
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        whole_host = start.keeps_gpus and (start.topology.local_size == 1 or start.launch.own_gpus)
-        if len(tf.config.get_visible_devices("GPU")) > 1 and not whole_host:
-            tf.config.set_visible_devices(gpus[place], "GPU")
-        return gpus
-
     def _bypass_proxies(self, addresses: list[str]) -> None:
         if any(os.environ.get(name) for name in _PROXY_VARIABLES):
             hosts = sorted({split_address(address)[0] for address in addresses})
             have = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy") or ""
             os.environ[_NO_PROXY] = ",".join(filter(None, [have, *hosts]))
+
+
+def uses_nccl(start: Start) -> bool:
+    """Whether the job's collectives go over NCCL: each rank has a GPU of its own.
+
+    Raises:
+        UsageError: That is so on some hosts alone.
+    """
+    topology, devices = start.topology, start.gpus
+    hosts: dict[int, list[int]] = {}
+    for rank, host in enumerate(topology.host_numbers if devices else ()):
+        hosts.setdefault(host, []).append(rank)
+    own = {host: all(devices[rank] and devices.count(devices[rank]) == 1 for rank in ranks)
+           for host, ranks in hosts.items()}
+    if len(set(own.values())) > 1:
+        unlike = [next(hosts[host] for host in hosts if own[host] is one) for one in (True, False)]
+        raise UsageError(explain(
+            "On tfdist, each rank has a GPU of its own on all hosts, for NCCL, or on none",
+            "start as many ranks on each host as it has GPUs, hide the GPUs on all hosts with CUDA_VISIBLE_DEVICES=, or"
+            " use backend native",
+            **{f"rank_{ranks[0]}_on_{topology.hosts[ranks[0]]}":
+               f"ranks: {len(ranks)}, GPUs: {len({devices[rank] for rank in ranks} - {''})}" for ranks in unlike}))
+    return any(own.values())
 
 
 @contextlib.contextmanager

@@ -202,7 +202,7 @@ def _gpus(facts: Facts) -> Finding:
         slow = version_of("horovod") and not facts.get("horovod", {}).get("nccl")
         return check_result("GPUs", f"TensorFlow (CUDA {known['cuda']}) sees {len(seen)}",
                             "Horovod was built without NCCL, and moves their tensors through the host" if slow else "",
-                            "HOROVOD_GPU_OPERATIONS=NCCL " + installed.BUILD.removeprefix("run "), NOTE)
+                            f"{installed.BUILD} --with-mpi --cuda", NOTE)
     if smi and "error" not in known:
         return Finding("GPUs", NOTE, f"{smi} is installed, but TensorFlow sees no GPU"
                        + ("" if known.get("cuda") else ": it was built without CUDA"), "pip install 'hvkeras[cuda]'")

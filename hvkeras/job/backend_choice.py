@@ -21,12 +21,18 @@ def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
         "requested": requested,
         "objections": {name: _objection(name, launch, several_hosts=False) for name in names},
         "objections_between_hosts": {name: _objection(name, launch, several_hosts=True) for name in names},
-        "preferred": preference(launch) if requested == "auto" else [requested],
+        **{key: preference(launch, has_gpu) if requested == "auto" else [requested]
+           for key, has_gpu in (("preferred", False), ("preferred_on_gpus", True))},
     }
 
 
-def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
+def agree_on_backend(launch: Launch, facts: list[dict[str, Any]], has_gpu: bool = False) -> str:
     """Picks the first preferred backend that works on all ranks.
+
+    Args:
+        launch: How this process was launched.
+        facts: What the ranks report, in rank order.
+        has_gpu: Whether every rank has a GPU that no other rank uses.
 
     Raises:
         UsageError: Ranks request different backends.
@@ -39,7 +45,7 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
                                  " line or in the script", rank_0=requested[0], **{f"rank_{other}": requested[other]}))
     problems = {}
     one_host = len({fact["identity"] for fact in facts}) == 1
-    for name in facts[0]["preferred"]:
+    for name in facts[0]["preferred_on_gpus" if has_gpu else "preferred"]:
         bad = [(rank, objection) for rank, fact in enumerate(facts)
                if (objection := fact["objections" if one_host else "objections_between_hosts"]
                    .get(name, "is not known there"))]
@@ -51,11 +57,8 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]]) -> str:
                                backend=requested[0], size=len(facts)))
 
 
-def preference(launch: Launch) -> list[str]:
+def preference(launch: Launch, has_gpu: bool) -> list[str]:
     """The order in which `auto` tries the backends, as they declare it (`Backend.preference`)."""
-    import tensorflow as tf
-
-    has_gpu = bool(tf.config.list_physical_devices("GPU"))
     # A broken plug-in must not be in the way of those who did not ask for it.
     places = {name: backend.preference(launch, has_gpu) for name, backend in importable_backends().items()}
     return sorted((name for name, place in places.items() if place is not None), key=lambda name: places[name] or 0)

@@ -11,6 +11,7 @@ from hvkeras.control.waiting import REPORT_EVERY, task_name
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.cores import fair_share, limit_threads, usable_cores
+from hvkeras.host.gpus import seen_gpus
 from hvkeras.host.network import host_identity
 from hvkeras.host.topology import Topology
 from hvkeras.host.versions import must_agree, own_versions
@@ -19,10 +20,10 @@ from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 
-def own_facts(requested: str, launch: Launch) -> dict[str, Any]:
+def own_facts(requested: str, launch: Launch, settings: Settings) -> dict[str, Any]:
     """What this rank reports to the others about itself before the engine starts."""
     return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
-            "versions": own_versions(), **facts_of_rank(requested, launch)}
+            "versions": own_versions(), "gpus": seen_gpus(settings.gpu_placement), **facts_of_rank(requested, launch)}
 
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,

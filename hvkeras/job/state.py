@@ -31,6 +31,7 @@ class Job:
         entries: The counts of entered collectives.
         control: The control channel; None for a single process.
         hooks: The hooks that end the job when a rank fails; None for a single process.
+        gpus: What each rank computes on, see `hvkeras.backends.interface.Start`; empty for a single process.
     """
 
     launch: Launch
@@ -40,6 +41,7 @@ class Job:
     entries: EntryCounts
     control: ControlClient | None
     hooks: FailureHooks | None
+    gpus: tuple[str, ...] = ()
 
 
 _job: Job | None = None

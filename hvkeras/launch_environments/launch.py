@@ -39,7 +39,6 @@ class Launch:
         cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
         tasks: What users call each rank, in rank order: with TF_CONFIG its task (`chief 0`, `worker 0`, ...), in a
             Kubernetes Job its pod; empty where ranks are known by their numbers.
-        own_gpus: Whether the process sees only GPUs that the launcher has given to it.
         mpi: Whether the process was started by an MPI launcher.
     """
 
@@ -51,5 +50,4 @@ class Launch:
     local_size: int | None = None
     cluster: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
-    own_gpus: bool = False
     mpi: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hvkeras.launch_environments.launch import Launch
 from hvkeras.launch_environments.variables import Names, served_launch
@@ -14,11 +13,9 @@ PROCESS_COUNT = "HVKERAS_SPARK_SIZE"
 LOCAL_PROCESS_ID = "HVKERAS_SPARK_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "HVKERAS_SPARK_LOCAL_SIZE"
 CONTROL_ADDRESS = "HVKERAS_SPARK_CONTROL"
-OWN_GPUS = "HVKERAS_SPARK_OWN_GPUS"  # set if CUDA_VISIBLE_DEVICES names the GPUs that Spark gave to the rank's task
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a rank in a task of Spark's."""
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
-    launch = served_launch(LAUNCHER, "spark", environ, names, CONTROL_ADDRESS)
-    return launch and replace(launch, own_gpus=bool(environ.get(OWN_GPUS)))
+    return served_launch(LAUNCHER, "spark", environ, names, CONTROL_ADDRESS)

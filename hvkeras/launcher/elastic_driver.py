@@ -48,6 +48,7 @@ class Worker:
         commit: The last commit that it holds, while it is ready; None while it is not ready.
         has_joined: Whether it has connected to all others in this generation.
         is_leaving: Whether it leaves at the next commit, as its machine is being taken away.
+        slot: The lowest number that no other living worker of its host had when it was added.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Worker:
     commit: int | None = None
     has_joined: bool = False
     is_leaving: bool = False
+    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class Driver:
 
     def add(self, worker: Worker) -> None:
         """Adds a worker that has been started."""
+        taken = {other.slot for other in self.workers.values() if other.host == worker.host}
+        worker.slot = min(set(range(len(taken) + 1)) - taken)
         self.workers[worker.number] = worker
 
     @property

@@ -193,8 +193,11 @@ class ElasticLauncher(Launcher):
         with contextlib.suppress(OSError):
             for number in numbers:
                 self._printer.open_files(number)
-        order = newcomers_order(self._job, agent.host, self._secret, self._lobby_address, numbers, len(self._ranks),
-                                self._joins)
+        there = {number: worker.slot for number, worker in self._driver.workers.items() if worker.host == host}
+        slots = {number: there.get(number, 0) for number in numbers}
+        local_size = max(len(there), max(slots.values()) + 1)
+        order = newcomers_order(self._job, agent.host, self._secret, self._lobby_address, slots, local_size,
+                                max(len(self._ranks), local_size - len(numbers)), self._joins)
         if is_new:
             self._in_background(self._listen(agent, order))
         else:

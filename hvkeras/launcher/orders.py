@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +42,8 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
     }
 
 
-def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomers: Sequence[int], size: int,
-                    joins: str) -> dict[str, Any]:
+def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomers: Mapping[int, int], local_size: int,
+                    size: int, joins: str) -> dict[str, Any]:
     """Returns the order to start workers that will join a running elastic job.
 
     Args:
@@ -51,7 +51,8 @@ def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomer
         host: The host.
         secret: The job's secret.
         lobby: The address of the lobby.
-        newcomers: The numbers of the workers.
+        newcomers: The slots of the workers, by their numbers: a GPU of the host that no other worker uses.
+        local_size: The number of workers on the host, these included.
         size: The number of ranks that the job has now; the workers expect those that follow.
         joins: When they join: a value of `hvkeras_run.STANDBY`.
     """
@@ -60,9 +61,9 @@ def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomer
         "folder": job.folder,
         "environment": _shared(job, host, secret),
         "ranks": [{"rank": number, "command": list(job.command), "terminal": None,
-                   "environment": {**hvkeras_run.place_variables(size + place, size + count, place, count, lobby),
+                   "environment": {**hvkeras_run.place_variables(size + place, size + count, slot, local_size, lobby),
                                    **_of_worker(lobby, number), hvkeras_run.STANDBY: joins}}
-                  for place, number in enumerate(newcomers)],
+                  for place, (number, slot) in enumerate(newcomers.items())],
     }
 
 

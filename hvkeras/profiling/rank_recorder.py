@@ -17,6 +17,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.host.console import say
+from hvkeras.host.gpus import gpus_in_use
 from hvkeras.host.memory import resident
 from hvkeras.profiling import spans
 from hvkeras.profiling.ring_buffer import PythonRing, Rows, Track, counts
@@ -201,6 +202,7 @@ class Recorder:
             self._record.losses = self._losses.rows().table
             self._compare_clocks()
             self._record.peak_memory = resident("VmHWM") or 0
+            self._record.gpu = gpus_in_use()
             self._record.written = time.time()
             return dataclasses.replace(self._record)
 

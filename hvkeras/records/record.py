@@ -46,6 +46,7 @@ class Record:
         buckets: `label`, `operation`, and `bytes` of this rank's tensors (None if known only at run time), by the
             same key.
         peak_memory: The peak resident memory so far, in bytes; 0 if unknown.
+        gpu: What users call the GPU that the rank computes on, several separated by commas; "" if it has none.
         losses: float64, [losses, 2]: seconds since training began, and fit's loss at that time.
         stalls: The warnings about late ranks.
         ended: `WELL` after a normal end, "" while the rank runs or after a crash, else the error's last line.
@@ -75,6 +76,7 @@ class Record:
     first_runs: dict[str, int] = field(default_factory=dict)
     buckets: dict[str, dict[str, Any]] = field(default_factory=dict)
     peak_memory: int = 0
+    gpu: str = ""
     losses: Array = field(default_factory=lambda: np.zeros((0, 2)))
     stalls: list[str] = field(default_factory=list)
     ended: str = ""

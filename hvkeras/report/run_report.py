@@ -194,14 +194,18 @@ def _advice_section(found: list[Finding]) -> Section | None:
 
 def _ranks_section(summary: Summary) -> Section:
     rows: list[list[object]] = []
+    gpus = any(record.gpu for record in summary.present)
     for rank, record in enumerate(summary.records):
         end = summary.end(rank)
         if record is None:
-            rows.append([f"rank {rank}", summary.host(rank) or "?", "?", "?", "?", _missing(summary, rank)])
+            rows.append([f"rank {rank}", summary.host(rank) or "?", *["?"] * gpus, "?", "?", "?",
+                         _missing(summary, rank)])
             continue
-        rows.append([f"rank {rank}", summary.host(rank), record.pid, f"{record.first_step + len(record.stamps):,}",
-                     _size(record.peak_memory or None), "ended well" if end == WELL else end])
-    return Section("Ranks", table_html(["", "host", "pid", "steps", "peak memory", "end"], rows), "Peak memory is the"
+        rows.append([f"rank {rank}", summary.host(rank), *[record.gpu or "none"] * gpus, record.pid,
+                     f"{record.first_step + len(record.stamps):,}", _size(record.peak_memory or None),
+                     "ended well" if end == WELL else end])
+    heads = ["", "host", *["GPU"] * gpus, "pid", "steps", "peak memory", "end"]
+    return Section("Ranks", table_html(heads, rows), "Peak memory is the"
                    " most that was resident in the rank's process; memory on GPUs is not included.")
 
 
@@ -270,6 +274,7 @@ def _rank_data(summary: Summary, rank: int) -> dict[str, Any]:
         "compile_seconds": None if record is None else record.compiling,
         "split": None if split is None else dataclasses.asdict(split),
         "peak_memory": None if record is None or not record.peak_memory else record.peak_memory,
+        "gpu": "" if record is None else record.gpu,
     }
 
 

@@ -164,8 +164,7 @@ class RankTask:
         given = {name: info.addresses for name, info in self._context.resources().items()}
         devices = visible_devices(self._order.gpus, self._task, given, os.environ)
         environment = {
-            **quiet_variables(self._settings.log_level), **({} if devices is None else {VISIBLE: devices,
-                                                                                        launch.OWN_GPUS: "on"}),
+            **quiet_variables(self._settings.log_level), **({} if devices is None else {VISIBLE: devices}),
             **self._order.environment,
             "PYTHONUNBUFFERED": "1", "HVKERAS_SECRET": self._order.secret, **self._numbers(topology),
             launch.CONTROL_ADDRESS: found[0]["control"],

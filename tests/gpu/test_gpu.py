@@ -21,8 +21,7 @@ WORKER = Path(__file__).parent / "workers" / "on_gpus.py"
 SPARSE = "sparse_adam_clip"
 CASES = ("sgd_momentum", "adam", "adam_clip_decay", SPARSE)
 TOLERANCE = 1e-3  # relative to the largest weight: a GPU sums in another order for each size of a batch
-ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true",  # ranks may share a GPU
-               "NVIDIA_TF32_OVERRIDE": "0"}  # else products have 10 bits
+ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0"}  # else products have 10 bits
 # Ranks that share a GPU are hosts of their own for NCCL, which talk over the loopback interface.
 SHARED = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket",
           "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0"}
@@ -56,6 +55,7 @@ RUNS = {
     "horovod through host memory, two ranks on one GPU": ("horovod", 1, "MPI or Gloo"),
     "horovod through host memory, two ranks on two GPUs": ("horovod", 2, "MPI or Gloo"),
     "horovod over NCCL, two ranks on two GPUs": ("horovod", 2, "NCCL"),
+    "tfdist through host memory, two ranks on one GPU": ("tfdist", 1, "gRPC"),
     "tfdist over NCCL, two ranks on one GPU": ("tfdist", 1, "NCCL"),
     "tfdist over NCCL, two ranks on two GPUs": ("tfdist", 2, "NCCL"),
 }
@@ -63,9 +63,9 @@ RUNS = {
 
 def how_to_run(run: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Arguments of the workers, and the environment."""
-    backend, least, _ = RUNS[run]
+    backend, least, transport = RUNS[run]
     hidden = {"CUDA_VISIBLE_DEVICES": "0"} if least == 1 else {}
-    shares = backend == "tfdist" and least == 1
+    shares = (backend, least, transport) == ("tfdist", 1, "NCCL")
     return (("--share",) if shares else ()), ENVIRONMENT | hidden | (SHARED if shares else {})
 
 
@@ -82,11 +82,14 @@ def outcome_of(run: str, gpus: int, launch_once: Callable[..., Outcome], part: s
 
 @pytest.mark.parametrize("run", RUNS)
 def test_each_rank_has_the_gpu_of_its_local_rank(run: str, gpus: int, launch_once: Callable[..., Outcome]) -> None:
+    """And leaves memory to the other one, if they share it."""
     backend, least, transport = RUNS[run]
-    found = outcome_of(run, gpus, launch_once, "ranks placed by their local rank").results("place")
+    outcome = outcome_of(run, gpus, launch_once, "ranks placed by their local rank")
+    assert re.search(rf"GPU of each rank: {'0, 1' if least == 2 else '0, 0'} \(NVIDIA [^)]+\)"
+                     rf"{'' if least == 2 else ', shared'}\n", outcome.stderr(0))
+    found = outcome.results("place")
     for each in found:
-        assert each["backend"] == backend
-        assert each["transport"] in transport or (backend == "tfdist" and transport in each["engine"])
+        assert each["backend"] == backend and each["transport"] in transport
         assert "GPU" in each["device"]
         number = each["local_rank"] if least == 2 else 0
         assert each["visible"] == [f"/physical_device:GPU:{number}"]
@@ -123,15 +126,13 @@ def test_a_failed_rank_ends_the_job(run: str, how: str, gpus: int, launch: Calla
     assert outcome.exit_code
 
 
-def test_tfdist_leaves_a_gpu_alone_that_is_not_enough_for_all_ranks(
-    gpus: int, launch_once: Callable[..., Outcome]
-) -> None:
-    require("tfdist with two ranks and one GPU, on the CPUs", gpus, 1)
-    outcome = launch_once("hvkeras_run", WORKER, CASES, np=2, backend="tfdist", cold=True,
-                          env=ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "0"})
-    for each in outcome.results("place"):
-        assert each["visible"] == [] and "ring" in each["engine"]
-    assert outcome.results("collectives") == [[], []]
+@pytest.mark.parametrize("least", [1, 2])
+def test_auto_takes_nccl_if_each_rank_has_a_gpu(least: int, gpus: int, launch: Callable[..., Outcome]) -> None:
+    require(f"the choice of a backend for two ranks on {least} GPUs", gpus, least)
+    outcome = launch("hvkeras_run", WORKER, CASES, np=2, cold=True, env=ENVIRONMENT | {
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(least)))})
+    assert {each["transport"] == "NCCL" for each in outcome.results("place")} == {least == 2}
+    assert f"; auto chose {'native, as NCCL needs' if least == 1 else ''}" in outcome.stderr(0)
 
 
 @pytest.mark.parametrize("backend", ["native", "tfdist"])

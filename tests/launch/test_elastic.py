@@ -81,10 +81,13 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
 ], ids=["killed", "raises", "two, and rank 0", "stopped, in a loop", "killed, with a PyDataset"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
-    done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2")
+    done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2", GPUS=str(np))
     for reason in lost:
         assert re.search(rf"goes on with \d ranks? from commit \d+, \d+\.\d s after {reason}", done.stderr), done.stderr
     assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
+    gpus = re.findall(r"GPU of each rank: ([\d, ]+)\n", done.stderr)
+    assert all(len(set(of_ranks.split(", "))) == len(of_ranks.split(", ")) for of_ranks in gpus)  # newcomers' as well
+    assert len(gpus[0].split(", ")) == len(gpus[-1].split(", ")) == np
 
 
 @pytest.mark.nightly

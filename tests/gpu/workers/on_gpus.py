@@ -1,12 +1,12 @@
-"""Collectives and training of ranks that each have one GPU, chosen by the local rank; returns what the tests compare.
+"""Collectives and training of ranks on the GPUs that `hvd.init()` gives them; returns what the tests compare.
 
 Arguments: cases of `same_training.py`; `--share` for tfdist over NCCL on one GPU.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,26 +14,19 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from harness.launchers import announced_rank
 from hvkeras.job.state import current_job
 from parallel.workers import same_training
-
-sys.path.insert(0, str(Path(__file__).parent))
-import one_gpu
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 assert same_training.differences  # `fit` beside one process: a check that importing it has registered
 
 
 def start() -> None:
-    """Joins the job, and chooses a GPU as migrated scripts do; ranks beyond the number of GPUs share them."""
+    """Joins the job; with `--share`, NCCL takes the ranks for hosts, as it refuses two ranks of one host on one GPU."""
     if "--share" in sys.argv:
-        one_gpu.share()
+        os.environ["NCCL_HOSTID"] = f"rank{announced_rank(os.environ) or 0}"
     hvd.init()
-    gpus = tf.config.list_physical_devices("GPU")
-    try:
-        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)] if gpus else [], "GPU")
-    except RuntimeError:  # the engine has chosen, and TensorFlow has started
-        assert current_job().backend.name == "tfdist"
 
 
 @check

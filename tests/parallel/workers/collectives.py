@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, names_of_checks, run_checks
-from hvkeras.backends.tfdist.cluster import Cluster
+from harness.gpus import pretend
 from hvkeras.job.state import current_job
 
 QUICK = "quick" in sys.argv
@@ -668,7 +668,7 @@ def start() -> None:
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                                [tf.config.LogicalDeviceConfiguration()] * 2)
     if "gpu" in sys.argv:
-        Cluster._pin_gpu = lambda self, tf, start: ["the first"]  # type: ignore[method-assign]
+        pretend(4)
     hvd.init()
     if "gpu" in sys.argv:
         assert current_job().backend.transport == "NCCL"

@@ -95,8 +95,6 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
     ({}, Launch("none")),
     (HVKERAS_RUN, Launch("hvkeras run", 1, 4, Rendezvous("run", "127.0.0.1:4711"), 1, 2)),
     (SPARK, Launch("Spark", 1, 4, Rendezvous("spark", "127.0.0.1:4711"), 1, 2)),
-    (SPARK | {"HVKERAS_SPARK_OWN_GPUS": "on"},
-     Launch("Spark", 1, 4, Rendezvous("spark", "127.0.0.1:4711"), 1, 2, own_gpus=True)),
     (HOROVODRUN_GLOO, Launch("horovodrun (Gloo)", 1, 2, Rendezvous("horovod_store", "127.0.0.1:3289"), 1, 2)),
     (OPEN_MPI, Launch("mpirun (Open MPI)", 1, 2, Rendezvous("mpi", job="open-mpi-1240268801"), 1, 2, mpi=True)),
     (HOROVODRUN_MPI,
@@ -114,7 +112,7 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
                          Rendezvous("address", "train-0.workers:29400", "kubernetes-train-0"),
                          tasks=("pod train-0", "pod train-1"))),
     ({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"}, Launch("none")),
-], ids=["none", "hvkeras run", "spark", "spark with gpus", "horovodrun gloo", "mpirun", "horovodrun mpi", "mpich",
+], ids=["none", "hvkeras run", "spark", "horovodrun gloo", "mpirun", "horovodrun mpi", "mpich",
         "intel mpi", "srun", "srun on one node", "sbatch script", "like torchrun", "torchrun", "indexed job",
         "job of independent pods"])
 def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) -> None:

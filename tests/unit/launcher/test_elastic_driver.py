@@ -235,3 +235,12 @@ def test_slots_that_come_back_let_those_go_on_that_wait() -> None:
     actions = happens(made, Event.HOSTS)
     assert actions[0] == Kill((1,))
     assert formed(actions) == [0]
+
+
+def test_a_newcomer_takes_the_slot_of_a_lost_worker() -> None:
+    made = driver(3, slots={"a": 3, "b": 2})
+    happens(made, Event.LOST, 1)
+    made.add(Worker(30, "a"))
+    made.add(Worker(31, "b"))
+    assert {number: made.workers[number].slot for number in (0, 2, 30)} == {0: 0, 2: 2, 30: 1}
+    assert sorted(worker.slot for worker in made.workers.values() if worker.host == "b") == [0, 1]

@@ -1,0 +1,183 @@
+"""The GPU of each rank: what a process sees, which rank computes on which, and that it takes no more than it needs."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NCCL_HOST = "NCCL_HOSTID"  # NCCL takes ranks for which it differs for ranks on different hosts
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_UUID_BYTES, _NAME_BYTES = 16, 256
+
+
+def seen_gpus(may_choose: bool = True) -> dict[str, Any]:
+    """What a rank reports to the others about the GPUs that it sees. Takes none of them.
+
+    Args:
+        may_choose: Whether hvkeras may choose among them; the setting `gpu_placement`.
+
+    Returns:
+        For each GPU, in TensorFlow's order, its name for users (`names`) and what no other GPU of any host is called
+        (`ids`); `model`, the product name of the first one; `taken`, the numbers of those that this process computes
+        on, or None if hvkeras is to choose: the script has chosen none, and TensorFlow has not started; `state`,
+        `started` if it has, `open` if the script may still choose; `nccl_host`, its host for NCCL if the user has
+        named one.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    physical, visible = tf.config.list_physical_devices("GPU"), tf.config.get_visible_devices("GPU")
+    if not physical:
+        return {"names": [], "ids": [], "model": "", "taken": [], "state": "", "nccl_host": ""}
+    state = ("started" if context.context()._context_handle is not None else "" if visible != physical or may_choose
+             else "open")
+    names, known = _names(len(physical)), _driver_gpus()
+    ids, models = zip(*known, strict=True) if len(known) == len(physical) else (names, ("",))
+    return {"names": names, "ids": list(ids), "model": models[0],
+            "taken": None if visible == physical and not state else [physical.index(gpu) for gpu in visible],
+            "state": state, "nccl_host": os.environ.get(_NCCL_HOST, "")}
+
+
+def _names(count: int) -> list[str]:
+    """What users call the GPUs that this process sees: as CUDA_VISIBLE_DEVICES does where it is set, else by number."""
+    entries = [entry.strip() for entry in os.environ.get(VISIBLE, "").split(",") if entry.strip()]
+    return [entries[number] if number < len(entries) else str(number) for number in range(count)]
+
+
+def _driver_gpus() -> list[tuple[str, str]]:
+    """The UUID and the product name of each GPU that CUDA shows to this process; none without NVIDIA's driver.
+
+    TensorFlow tells GPUs by their numbers, and in a container or a job step each rank's only GPU may be number 0.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, device = ctypes.c_int(), ctypes.c_int()
+    uuid, name = (ctypes.c_char * _UUID_BYTES)(), ctypes.create_string_buffer(_NAME_BYTES)
+    read_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid  # v2: of a MIG part, its own
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    found = []
+    for number in range(count.value):
+        if (cuda.cuDeviceGet(ctypes.byref(device), number) or read_uuid(ctypes.byref(uuid), device)
+                or cuda.cuDeviceGetName(name, _NAME_BYTES, device)):
+            return []
+        found.append((uuid.raw.hex(), name.value.decode(errors="replace")))
+    return found
+
+
+def take_gpus(numbers: Sequence[int]) -> None:
+    """Makes GPUs the only ones that this process computes on, with memory growth unless the user has decided on that.
+
+    Must be called before TensorFlow starts. A script that then does the same itself, as Horovod's do, has no error.
+
+    Args:
+        numbers: Their numbers among those that the process sees; the first becomes TensorFlow's `/GPU:0`.
+    """
+    import tensorflow as tf
+
+    config = tf.config
+    physical = config.list_physical_devices("GPU")
+    undecided = [gpu for gpu in physical if config.experimental.get_memory_growth(gpu) is None
+                 and not config.get_logical_device_configuration(gpu)]
+    if _GROWTH not in os.environ and all(physical[number] in undecided for number in numbers):
+        for gpu in undecided:
+            config.experimental.set_memory_growth(gpu, True)
+    config.set_visible_devices([physical[number] for number in numbers], "GPU")
+
+
+def gpus_in_use() -> str:
+    """The names of the GPUs that this process computes on, as users know them; "" if there are none."""
+    import tensorflow as tf
+
+    seen = tf.config.list_physical_devices("GPU")
+    names = _names(len(seen))
+    return ", ".join(names[seen.index(gpu)] for gpu in tf.config.get_visible_devices("GPU"))
+
+
+@dataclass(frozen=True)
+class GpuPlacement:
+    """Which rank computes on which GPU, the same on all ranks.
+
+    Attributes:
+        facts: What the ranks report about themselves at the start, in rank order, `seen_gpus` among it.
+        numbers: For each rank, the numbers of its GPUs among those that it sees.
+    """
+
+    facts: tuple[Mapping[str, Any], ...]
+    numbers: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, facts: Sequence[Mapping[str, Any]], keep_all: bool = False) -> GpuPlacement:
+        """Gives each rank the GPU that the fewest others use: that of its local rank, where all ranks see the same.
+
+        Args:
+            facts: What the ranks report about themselves at the start, in rank order.
+            keep_all: Whether a rank keeps all of its GPUs if no other rank sees any of them.
+        """
+        users = collections.Counter(_key(fact, fact["gpus"]["taken"][0]) for fact in facts if fact["gpus"]["taken"])
+        viewers = collections.Counter(_key(fact, number) for fact in facts for number in range(_count(fact)))
+
+        def choose(fact: Mapping[str, Any]) -> tuple[int, ...]:
+            if fact["gpus"]["taken"] is not None:
+                return tuple(fact["gpus"]["taken"])
+            if keep_all and all(viewers[_key(fact, number)] == 1 for number in range(_count(fact))):
+                return tuple(range(_count(fact)))
+            best = min(range(_count(fact)), key=lambda number: users[_key(fact, number)])
+            users[_key(fact, best)] += 1
+            return (best,)
+
+        return cls(tuple(facts), tuple(choose(fact) for fact in facts))
+
+    def take(self, rank: int) -> None:
+        """Makes this process, which is a rank, use its GPUs alone, if they were not chosen before."""
+        if self.facts[rank]["gpus"]["taken"] is None:
+            take_gpus(self.numbers[rank])
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What each rank computes on, as NCCL tells GPUs apart; "" for a CPU."""
+        return tuple(":".join([fact["gpus"]["nccl_host"] or fact["identity"], fact["gpus"]["ids"][numbers[0]]])
+                     if numbers else "" for fact, numbers in zip(self.facts, self.numbers, strict=True))
+
+    @property
+    def each_has_own(self) -> bool:
+        """Whether every rank computes on a GPU that no other rank uses."""
+        return all(self.devices) and len(set(self.devices)) == len(self.devices)
+
+    def sentence(self) -> str:
+        """Names the GPU of every rank, by host; "" if none has one, or scripts may still choose."""
+        if not any(self.numbers) or any(fact["gpus"]["state"] == "open" for fact in self.facts):
+            return ""
+        hosts: dict[str, list[str]] = {}
+        names = {fact["identity"]: fact["host"] for fact in self.facts}
+        for fact, numbers in zip(self.facts, self.numbers, strict=True):
+            own = "+".join(fact["gpus"]["names"][number] for number in numbers) or "none"
+            hosts.setdefault(fact["identity"], []).append(own)
+        lists = {host: ", ".join(own) for host, own in hosts.items()}
+        if len(set(lists.values())) == 1:
+            where = next(iter(lists.values())) + (f" on each of {len(lists)} hosts" if len(lists) > 1 else "")
+        else:
+            where = "; ".join(f"{own} on {names[host]}" for host, own in lists.items())
+        models = sorted({fact["gpus"]["model"] for fact in self.facts} - {""})
+        kind = f" ({', '.join(models)})" if models else ""
+        used = [_key(fact, numbers[0]) for fact, numbers in zip(self.facts, self.numbers, strict=True) if numbers]
+        shared = len(set(used)) < len(used)
+        late = any(fact["gpus"]["state"] == "started" and len(numbers) > 1
+                   for fact, numbers in zip(self.facts, self.numbers, strict=True))
+        why = ", as TensorFlow had started before hvd.init(), which must come first" if late else ""
+        return f"GPU of each rank: {where}{kind}" + (f", shared{why}" if shared else "")
+
+
+def _count(fact: Mapping[str, Any]) -> int:
+    return len(fact["gpus"]["ids"])
+
+
+def _key(fact: Mapping[str, Any], number: int) -> tuple[str, str]:
+    return fact["identity"], fact["gpus"]["ids"][number]

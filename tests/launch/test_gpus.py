@@ -1,0 +1,74 @@
+"""The GPU of each rank, with GPUs that TensorFlow believes in until it starts; those that are there: `tests/gpu`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import Outcome
+
+WORKER = Path(__file__).parent / "workers" / "gpus.py"
+GROWS, UNTOUCHED = [True, True], [None, None]
+
+# The backend, what the script does with how many GPUs; the GPUs of the ranks, memory growth, how tensors go.
+CASES = {
+    "native": ("native", "2", (["0"], ["1"]), GROWS, "shared memory"),
+    "tfdist": ("tfdist", "2 horovod", (["0"], ["1"]), GROWS, "NCCL"),
+    "horovod's own lines": ("native", "2 horovod", (["0"], ["1"]), GROWS, "shared memory"),
+    "shared": ("tfdist", "1", (["0"], ["0"]), [True], "gRPC"),
+    "chosen by the script": ("tfdist", "2 pins", (["1"], ["0"]), UNTOUCHED, "NCCL"),
+    "hidden by the script": ("tfdist", "2 hides", ([], []), UNTOUCHED, "gRPC"),
+    "with a limit": ("native", "2 limits", (["0"], ["1"]), UNTOUCHED, "shared memory"),
+    "too late": ("native", "2 starts", (["0", "1"], ["0", "1"]), UNTOUCHED, "shared memory"),
+}
+SAID = {"shared": "0, 0, shared", "chosen by the script": "1, 0", "hidden by the script": None,
+        "too late": "0+1, 0+1, shared, as TensorFlow had started before hvd.init(), which must come first"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rank_takes_its_gpu_and_leaves_to_the_script_what_it_has_chosen(
+    case: str, launch: Callable[..., Outcome]
+) -> None:
+    backend, arguments, visible, growth, transport = CASES[case]
+    outcome = launch("hvkeras_run", WORKER, tuple(arguments.split()), np=2, backend=backend)
+    assert outcome.results("place") == [{"visible": each, "growth": growth, "backend": backend, "transport": transport}
+                                        for each in visible]
+    assert outcome.results("collective") == [3.0, 3.0]
+    said = SAID.get(case, "0, 1")
+    assert re.findall("GPU of each rank: (.*)", outcome.stderr(0)) == ([] if said is None else [said])
+    assert "GPU of each" not in outcome.stderr(1)
+
+
+@pytest.mark.parametrize(("arguments", "backend", "why"), [
+    (("2",), "tfdist", "for NCCL"), (("1",), "native", "as NCCL needs a GPU for each rank")])
+def test_auto_says_what_it_has_chosen_for_the_gpus(
+    arguments: tuple[str, ...], backend: str, why: str, launch: Callable[..., Outcome]
+) -> None:
+    outcome = launch("hvkeras_run", WORKER, arguments, np=2)
+    assert {found["backend"] for found in outcome.results("place")} == {backend}
+    assert f"; auto chose {backend}, {why}\n" in outcome.stderr(0)
+
+
+def test_a_setting_leaves_the_gpus_to_the_script(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", WORKER, ("2", "horovod"), np=2, backend="native",
+                     env={"HVKERAS_GPU_PLACEMENT": "off"})
+    assert [found["visible"] for found in outcome.results("place")] == [["0"], ["1"]]
+    assert "GPU of each" not in outcome.stderr(0)
+
+
+def test_tfdist_ends_where_hosts_differ(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("tf_config", WORKER, ("1", "apart", "fewer"), np=2, backend="tfdist", expect_failure=True)
+    for rank in range(2):
+        assert re.search(r"On tfdist, each rank has a GPU .*rank_0_on_\S+='ranks: 1, GPUs: 1', rank_1_on_\S+='ranks: 1,"
+                         r" GPUs: 0'", outcome.stderr(rank))
+
+
+def test_the_report_names_the_gpu_of_each_rank(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", WORKER, ("2",), np=2, backend="native",
+                     env={"CUDA_VISIBLE_DEVICES": "4,6", "HVKERAS_REPORT": "report"})
+    assert "GPU of each rank: 4, 6\n" in outcome.stderr(0)
+    page = (outcome.cwd / "report" / "report.html").read_text()
+    assert re.search(r"<th[^>]*>GPU</th>", page) and re.search(r"<td[^>]*>6</td>", page)

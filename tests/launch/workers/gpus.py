@@ -1,0 +1,66 @@
+"""Which GPUs ranks take, of some that TensorFlow believes in until it starts (`harness.gpus`).
+
+Arguments: how many a rank sees, and what the script does about them: `pins` rank 1 to GPU 1 and rank 0 to GPU 0 in the
+other order, `hides` them, `limits` memory, `starts` TensorFlow first, `horovod` (its lines after init()), `apart` (each
+rank on a host of its own), and `fewer` (rank 1 sees none).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+import hvkeras as hvd
+from harness.checks import check, run_checks
+from harness.gpus import pretend
+from harness.launchers import announced_rank
+from hvkeras.job import start_checks
+from hvkeras.job.state import current_job
+
+COUNT, SCRIPT = int(sys.argv[1]), sys.argv[2:]
+RANK = announced_rank(os.environ) or 0
+
+
+@check
+def place() -> dict[str, Any]:
+    """What the rank computes on, and what carries its tensors."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return {"visible": [gpu.name[-1] for gpu in tf.config.get_visible_devices("GPU")],
+            "growth": [tf.config.experimental.get_memory_growth(gpu) for gpu in gpus],
+            "backend": current_job().backend.name, "transport": current_job().backend.transport}
+
+
+@check
+def collective() -> float:
+    """A sum; where NCCL would carry it, on the CPU instead."""
+    if current_job().backend.transport == "NCCL":
+        current_job().backend._cluster.device = "/CPU:0"
+    return float(hvd.allreduce(tf.constant(RANK + 1.0), op=hvd.Sum))
+
+
+def start() -> None:
+    pretend(0 if "fewer" in SCRIPT and RANK else COUNT)
+    gpus = tf.config.list_physical_devices("GPU")
+    if "pins" in SCRIPT:
+        tf.config.set_visible_devices(gpus[1 - RANK], "GPU")
+    if "hides" in SCRIPT:
+        tf.config.set_visible_devices([], "GPU")
+    if "limits" in SCRIPT:
+        for gpu in gpus:
+            tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=1024)])
+    if "starts" in SCRIPT:
+        tf.constant(1.0)
+    if "apart" in SCRIPT:
+        start_checks.host_identity = lambda: f"host {RANK}"
+    hvd.init()
+    if "horovod" in SCRIPT:
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+
+
+if __name__ == "__main__":
+    run_checks(before=start, after=hvd.shutdown)
