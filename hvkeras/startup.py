@@ -132,8 +132,7 @@ def init(
 def init_for_strategy() -> Backend:
     """Joins the job as `init()` does, unless that was called before, with an engine that hosts strategies.
 
-    A job that has another engine keeps it and runs this one beside it. If `init()` was not called, a rank that has its
-    host to itself keeps all GPUs.
+    A job that has another engine keeps it and runs this one beside it.
 
     Returns:
         An engine that hosts strategies, or the job's own engine if there is only one process.
@@ -147,7 +146,7 @@ def init_for_strategy() -> Backend:
         settings = Settings()
         quiet_engines(settings.log_level)
         launch = detect_launch()
-        built = (_multi_process_job(launch, settings, name, keep_all_gpus=True) if launch.size > 1
+        built = (_multi_process_job(launch, settings, name) if launch.size > 1
                  else _single_process_job(launch, settings, settings.backend))
         replace_job(built)
         _start_services(built, None)
@@ -389,11 +388,10 @@ def _single_process_job(launch: Launch, settings: Settings, requested: str) -> J
     return Job(launch, settings, topology, engine, _entries(), None, None)
 
 
-def _multi_process_job(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None,
-                       keep_all_gpus: bool = False) -> Job:
+def _multi_process_job(launch: Launch, settings: Settings, requested: str, placeholder: Backend | None = None) -> Job:
     """Builds a job of several ranks: connects, agrees on a backend, starts the engine, and checks its number of ranks.
 
-    A placeholder stands in for engines that the caller will start; for `keep_all_gpus`, see `GpuPlacement.of`.
+    A placeholder stands in for engines that the caller will start.
     """
     channel, hooks = _open_control_channel(launch, settings)
     client = channel.client
@@ -409,7 +407,7 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
                                        [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
         check_local_ranks(launch, topology)
         share_cores(settings, facts, topology)
-        gpus = GpuPlacement.of(facts, keep_all_gpus)
+        gpus = GpuPlacement.of(facts)
         gpus.take(topology.rank)
         if placeholder is not None:
             return Job(launch, settings, topology, placeholder, entries, client, hooks)
@@ -430,15 +428,16 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
             f" host{'s' * (hosts > 1)},"
             f" launched by {launch.launcher}")
         if gpus.sentence():
-            say(gpus.sentence() + (f"; auto chose {name}, {_why(engine, gpus)}" if requested == "auto" else ""))
+            say(gpus.sentence() + _way_of_gpu_tensors(engine, gpus, requested == "auto"))
     return Job(launch, settings, topology, engine, entries, client, hooks, gpus.devices)
 
 
-def _why(engine: Backend, gpus: GpuPlacement) -> str:
-    """Why `auto` has chosen an engine for a job with GPUs."""
-    if not gpus.each_has_own:
-        return "as NCCL needs a GPU for each rank"
-    return "for NCCL" if engine.transport == "NCCL" else "as no backend here has NCCL"
+def _way_of_gpu_tensors(engine: Backend, gpus: GpuPlacement, is_auto: bool) -> str:
+    """Says how an engine moves the tensors of GPUs, and why `auto` has chosen that."""
+    over_nccl = engine.transport == "NCCL"
+    why = ("each rank has a GPU of its own" if over_nccl else "no backend here has NCCL" if gpus.each_has_own
+           else "NCCL needs a GPU for each rank")
+    return f"; tensors go {'over NCCL' if over_nccl else 'through host memory'}" + (f", as {why}" if is_auto else "")
 
 
 def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlChannel, FailureHooks]:

@@ -114,12 +114,13 @@ class GpuPlacement:
     numbers: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, facts: Sequence[Mapping[str, Any]], keep_all: bool = False) -> GpuPlacement:
+    def of(cls, facts: Sequence[Mapping[str, Any]]) -> GpuPlacement:
         """Gives each rank the GPU that the fewest others use: that of its local rank, where all ranks see the same.
+
+        A rank keeps all of its GPUs, for a strategy, if no other rank sees any of them.
 
         Args:
             facts: What the ranks report about themselves at the start, in rank order.
-            keep_all: Whether a rank keeps all of its GPUs if no other rank sees any of them.
         """
         users = collections.Counter(_key(fact, fact["gpus"]["taken"][0]) for fact in facts if fact["gpus"]["taken"])
         viewers = collections.Counter(_key(fact, number) for fact in facts for number in range(_count(fact)))
@@ -127,7 +128,7 @@ class GpuPlacement:
         def choose(fact: Mapping[str, Any]) -> tuple[int, ...]:
             if fact["gpus"]["taken"] is not None:
                 return tuple(fact["gpus"]["taken"])
-            if keep_all and all(viewers[_key(fact, number)] == 1 for number in range(_count(fact))):
+            if all(viewers[_key(fact, number)] == 1 for number in range(_count(fact))):
                 return tuple(range(_count(fact)))
             best = min(range(_count(fact)), key=lambda number: users[_key(fact, number)])
             users[_key(fact, best)] += 1
@@ -169,10 +170,12 @@ class GpuPlacement:
         kind = f" ({', '.join(models)})" if models else ""
         used = [_key(fact, numbers[0]) for fact, numbers in zip(self.facts, self.numbers, strict=True) if numbers]
         shared = len(set(used)) < len(used)
+        several = any(len(numbers) > 1 for numbers in self.numbers)
         late = any(fact["gpus"]["state"] == "started" and len(numbers) > 1
                    for fact, numbers in zip(self.facts, self.numbers, strict=True))
         why = ", as TensorFlow had started before hvd.init(), which must come first" if late else ""
-        return f"GPU of each rank: {where}{kind}" + (f", shared{why}" if shared else "")
+        return f"GPU of each rank: {where}{kind}" + (
+            f", shared{why}" if shared else "; without a strategy, each rank computes on its first" if several else "")
 
 
 def _count(fact: Mapping[str, Any]) -> int:

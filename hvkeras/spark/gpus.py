@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.gpus import VISIBLE
 from hvkeras.spark.order import Gpus
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(gpus: Gpus, task: int, addresses: Mapping[str, Sequence[str]], environ: Mapping[str, str]

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.gpus import VISIBLE
 from hvkeras.launcher.calls import pickled_call
-from hvkeras.spark.gpus import VISIBLE, visible_devices
+from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.jobs import exported, run_order
 from hvkeras.spark.order import Gpus, Order
 from hvkeras.spark.output import DriverOutput

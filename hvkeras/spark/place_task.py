@@ -7,10 +7,11 @@ import pickle
 from collections.abc import Iterator
 
 from hvkeras import as_horovod
+from hvkeras.host.gpus import VISIBLE
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher.reported_job import serve
 from hvkeras.spark.elastic_job import PlaceOrder
-from hvkeras.spark.gpus import VISIBLE, visible_devices
+from hvkeras.spark.gpus import visible_devices
 
 LAUNCHER = "Spark"
 

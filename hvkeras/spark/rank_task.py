@@ -24,6 +24,7 @@ from hvkeras.control.relay import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import HvkerasError, PeerError, UsageError, explain
 from hvkeras.host.console import prints_at, quiet_variables, say
+from hvkeras.host.gpus import VISIBLE
 from hvkeras.host.network import LOOPBACK, host_identity, interface_address, is_local
 from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.launch_environments import spark as launch
@@ -32,7 +33,7 @@ from hvkeras.launch_environments.horovod_variables import topology_variables, wi
 from hvkeras.launcher.exit_report import described_end, exit_report
 from hvkeras.launcher.printer import Printer
 from hvkeras.settings import Settings
-from hvkeras.spark.gpus import VISIBLE, visible_devices
+from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.order import Order, marked, ranks_by_host
 from hvkeras.spark.output import OutputLink
 from hvkeras.spark.rank_process import Ended, RankProcess

@@ -85,7 +85,7 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
     for reason in lost:
         assert re.search(rf"goes on with \d ranks? from commit \d+, \d+\.\d s after {reason}", done.stderr), done.stderr
     assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
-    gpus = re.findall(r"GPU of each rank: ([\d, ]+)\n", done.stderr)
+    gpus = re.findall(r"GPU of each rank: ([\d, ]+);", done.stderr)
     assert all(len(set(of_ranks.split(", "))) == len(of_ranks.split(", ")) for of_ranks in gpus)  # newcomers' as well
     assert len(gpus[0].split(", ")) == len(gpus[-1].split(", ")) == np
 

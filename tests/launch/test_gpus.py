@@ -37,19 +37,21 @@ def test_each_rank_takes_its_gpu_and_leaves_to_the_script_what_it_has_chosen(
     assert outcome.results("place") == [{"visible": each, "growth": growth, "backend": backend, "transport": transport}
                                         for each in visible]
     assert outcome.results("collective") == [3.0, 3.0]
-    said = SAID.get(case, "0, 1")
-    assert re.findall("GPU of each rank: (.*)", outcome.stderr(0)) == ([] if said is None else [said])
+    said, way = SAID.get(case, "0, 1"), "over NCCL" if transport == "NCCL" else "through host memory"
+    assert re.findall("GPU of each rank: (.*)", outcome.stderr(0)) == (
+        [] if said is None else [f"{said}; tensors go {way}"])
     assert "GPU of each" not in outcome.stderr(1)
 
 
 @pytest.mark.parametrize(("arguments", "backend", "why"), [
-    (("2",), "tfdist", "for NCCL"), (("1",), "native", "as NCCL needs a GPU for each rank")])
+    (("2",), "tfdist", "over NCCL, as each rank has a GPU of its own"),
+    (("1",), "native", "through host memory, as NCCL needs a GPU for each rank")])
 def test_auto_says_what_it_has_chosen_for_the_gpus(
     arguments: tuple[str, ...], backend: str, why: str, launch: Callable[..., Outcome]
 ) -> None:
     outcome = launch("hvkeras_run", WORKER, arguments, np=2)
     assert {found["backend"] for found in outcome.results("place")} == {backend}
-    assert f"; auto chose {backend}, {why}\n" in outcome.stderr(0)
+    assert f"; tensors go {why}\n" in outcome.stderr(0)
 
 
 def test_a_setting_leaves_the_gpus_to_the_script(launch: Callable[..., Outcome]) -> None:
@@ -69,6 +71,6 @@ def test_tfdist_ends_where_hosts_differ(launch: Callable[..., Outcome]) -> None:
 def test_the_report_names_the_gpu_of_each_rank(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("2",), np=2, backend="native",
                      env={"CUDA_VISIBLE_DEVICES": "4,6", "HVKERAS_REPORT": "report"})
-    assert "GPU of each rank: 4, 6\n" in outcome.stderr(0)
+    assert "GPU of each rank: 4, 6;" in outcome.stderr(0)
     page = (outcome.cwd / "report" / "report.html").read_text()
     assert re.search(r"<th[^>]*>GPU</th>", page) and re.search(r"<td[^>]*>6</td>", page)

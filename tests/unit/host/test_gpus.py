@@ -34,6 +34,8 @@ CASES = {
     "more than ranks": ([rank("a", "XYZ")] * 2, [(0,), (1,)], True, "0, 1 (H200)"),
     "two hosts": ([rank("a", "XY"), rank("b", "VW")] * 2, [(0,), (0,), (1,), (1,)], True,
                   "0, 1 on each of 2 hosts (H200)"),
+    "several for each": ([rank("a", "XY"), rank("b", "VW")], [(0, 1), (0, 1)], True,
+                         "0+1 on each of 2 hosts (H200); without a strategy, each rank computes on its first"),
     "the launcher shows each rank one": ([rank("a", "X"), rank("a", "Y")], [(0,), (0,)], True, "0, 0 (H200)"),
     "chosen by the script": ([rank("a", "XY", [1]), rank("a", "XY", [0])], [(1,), (0,)], True, "1, 0 (H200)"),
     "one has chosen": ([rank("a", "XY"), rank("a", "XY", [0])], [(1,), (0,)], True, "1, 0 (H200)"),
@@ -57,11 +59,6 @@ def test_each_rank_gets_the_gpu_that_the_fewest_others_use(
     assert list(placement.numbers) == numbers
     assert placement.each_has_own is own
     assert placement.sentence() == ("" if said is None else f"GPU of each rank: {said}")
-
-
-def test_a_strategy_keeps_all_gpus_that_no_other_rank_sees() -> None:
-    facts = [rank("a", "XY"), rank("b", "VW"), rank("c", "ZU"), rank("c", "ZU")]
-    assert GpuPlacement.of(facts, keep_all=True).numbers == ((0, 1), (0, 1), (0,), (1,))
 
 
 def start_on(*facts: dict[str, Any]) -> Start:

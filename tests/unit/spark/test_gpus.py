@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hvkeras.errors import UsageError
-from hvkeras.spark.gpus import VISIBLE, visible_devices
+from hvkeras.host.gpus import VISIBLE
+from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.order import Gpus
 
 GIVEN = {"gpu": ["2", "3"]}
