@@ -28,7 +28,12 @@ SAID = {"shared": "0, 0, shared", "chosen by the script": "1, 0", "hidden by the
         "too late": "0+1, 0+1, shared, as TensorFlow had started before hvd.init(), which must come first"}
 
 
-@pytest.mark.parametrize("case", CASES)
+MARKS = {"tfdist": pytest.mark.oldest, "too late": pytest.mark.oldest, "native": pytest.mark.slow,
+         "horovod's own lines": pytest.mark.slow, "hidden by the script": pytest.mark.slow,
+         "with a limit": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES])
 def test_each_rank_takes_its_gpu_and_leaves_to_the_script_what_it_has_chosen(
     case: str, launch: Callable[..., Outcome]
 ) -> None:
@@ -54,6 +59,7 @@ def test_auto_says_what_it_has_chosen_for_the_gpus(
     assert f"; tensors go {why}\n" in outcome.stderr(0)
 
 
+@pytest.mark.slow
 def test_a_setting_leaves_the_gpus_to_the_script(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("2", "horovod"), np=2, backend="native",
                      env={"HVKERAS_GPU_PLACEMENT": "off"})
@@ -61,6 +67,7 @@ def test_a_setting_leaves_the_gpus_to_the_script(launch: Callable[..., Outcome])
     assert "GPU of each" not in outcome.stderr(0)
 
 
+@pytest.mark.slow
 def test_tfdist_ends_where_hosts_differ(launch: Callable[..., Outcome]) -> None:
     outcome = launch("tf_config", WORKER, ("1", "apart", "fewer"), np=2, backend="tfdist", expect_failure=True)
     for rank in range(2):
@@ -68,6 +75,7 @@ def test_tfdist_ends_where_hosts_differ(launch: Callable[..., Outcome]) -> None:
                          r" GPUs: 0'", outcome.stderr(rank))
 
 
+@pytest.mark.slow
 def test_the_report_names_the_gpu_of_each_rank(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("2",), np=2, backend="native",
                      env={"CUDA_VISIBLE_DEVICES": "4,6", "HVKERAS_REPORT": "report"})
