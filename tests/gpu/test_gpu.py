@@ -25,6 +25,9 @@ ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0"}  # else products have 10 bits
 # Ranks that share a GPU are hosts of their own for NCCL, which talk over the loopback interface.
 SHARED = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket",
           "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0"}
+WAYS_WORKER = WORKER.with_name("ways_on_gpus.py")
+WAYS = {"mixed_float16": 1e-2, "mixed_bfloat16": 5e-2, "compression": 1e-2, "shard_update": TOLERANCE,
+        "compile_update": TOLERANCE, "tape": TOLERANCE, "gradients_by_xla": TOLERANCE}  # and their tolerances
 BUILD = "python -m hvkeras.build_horovod --with-mpi --cuda"
 
 
@@ -69,15 +72,16 @@ def how_to_run(run: str) -> tuple[tuple[str, ...], dict[str, str]]:
     return (("--share",) if shares else ()), ENVIRONMENT | hidden | (SHARED if shares else {})
 
 
-def outcome_of(run: str, gpus: int, launch_once: Callable[..., Outcome], part: str = "") -> Outcome:
+def outcome_of(run: str, gpus: int, launch_once: Callable[..., Outcome], part: str, worker: Path = WORKER,
+               arguments: tuple[str, ...] = CASES) -> Outcome:
     """Launches a run, or skips the test."""
     backend, least, transport = RUNS[run]
-    what = f"{part} by {run}" if part else run
+    what = f"{part} by {run}"
     require(what, gpus, least, backend == "horovod", backend == "horovod" and transport == "NCCL")
     if backend == "horovod" and transport != "NCCL" and installed.has_nccl():
         pytest.skip(f"not run: {what}, which needs Horovod without NCCL. HINT: {BUILD.removesuffix(' --cuda')} --force")
-    arguments, environment = how_to_run(run)
-    return launch_once("hvkeras_run", WORKER, (*CASES, *arguments), np=2, backend=backend, env=environment, cold=True)
+    more, environment = how_to_run(run)
+    return launch_once("hvkeras_run", worker, (*arguments, *more), np=2, backend=backend, env=environment, cold=True)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -110,6 +114,27 @@ def test_fit_gives_the_weights_of_one_process(run: str, gpus: int, launch_once: 
             assert moved > 10 * TOLERANCE and difference < TOLERANCE
         # On GPUs TensorFlow adds rows of the same index in any order.
         assert case == SPARSE or len({results[case][2] for results in found}) == 1, "the ranks' weights differ"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("run", RUNS)
+def test_other_ways_of_training_give_them_too(
+    run: str, way: str, gpus: int, launch_once: Callable[..., Outcome]
+) -> None:
+    """Each in a job of its own, so that one that hangs or fails takes no other down."""
+    found = outcome_of(run, gpus, launch_once, f"{way} beside one process", WAYS_WORKER, (way,)).results("difference")
+    for difference, moved, _ in found:
+        assert moved > 3 * WAYS[way] and difference < WAYS[way]
+    assert found[0][2] == found[1][2], "the ranks' weights differ"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_large_tensors_bool_and_variables_arrive_and_xla_is_refused(
+    run: str, gpus: int, launch_once: Callable[..., Outcome]
+) -> None:
+    outcome = outcome_of(run, gpus, launch_once, "other collectives", WAYS_WORKER, ("others",))
+    assert outcome.results("large_and_odd") == [[], []]
+    assert all("pass jit_compile=False" in said for said in outcome.results("compiled"))
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
