@@ -27,6 +27,8 @@ _RINGS = 4
 # The dtypes that the kernels support; other dtypes are sent as a wider type. Averages are divided above the interface.
 _MOVABLE = ("float16", "float32", "float64", "int32", "int64")
 _REDUCIBLE = {"ring": (*_MOVABLE, "bfloat16"), "nccl": ("float16", "float32", "float64", "int64")}
+_KINDS = 61  # of numbers that tell collectives from each other over NCCL; all dtypes hold them
+_EXACT = 2048  # the largest number up to which float16 holds all whole numbers
 _WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "int32": "int64",
           "uint32": "int64", "bfloat16": "float32"}
 
@@ -109,15 +111,18 @@ class TfdistBackend(HostsStrategies):
         dtype = tensors[0].dtype.name
         shapes = [tf.shape(tensor) for tensor in tensors]
         sizes = [tf.size(tensor) for tensor in tensors]
+        mark, reduced_mark = self._marks(key, len(ranks), dtype, reduction)
         # One spare element if all tensors may be empty, because TensorFlow's kernels do not support empty tensors.
-        spare = 0 if any(tensor.shape.num_elements() for tensor in tensors) else 1
-        pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.zeros([spare], tensors[0].dtype)]
+        spare = 0 if any(tensor.shape.num_elements() for tensor in tensors) and self._hint == "ring" else 1
+        pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.cast(tf.fill([spare], mark), dtype)]
         bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
         wide = self._widen(bucket, _REDUCIBLE[self._hint], dtype)
         reduced = self._placed(lambda: tf.raw_ops.CollectiveReduceV2(
             input=wide, group_size=len(ranks), group_key=_number("group", *ranks), instance_key=_instance(key, wide),
             ordering_token=self._token(key), merge_op=_MERGE[reduction], final_op="Id",
             communication_hint=self._hint, max_subdivs_per_device=_RINGS))
+        if self._hint == "nccl":
+            _require_order(reduced[-1:], reduced_mark)
         reduced = tf.cast(reduced, tensors[0].dtype)
         parts = tf.split(reduced, [*sizes, *[1] * spare]) if len(tensors) + spare > 1 else [reduced]
         results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=False)]
@@ -129,8 +134,11 @@ class TfdistBackend(HostsStrategies):
         import tensorflow as tf
 
         # First exchange how many rows each rank sends (and TensorFlow's order of the ranks), then the padded rows.
-        mine = tf.stack([tf.constant(self._rank, tf.int32), tf.shape(tensor)[0]])[None]
+        mark, _ = self._marks(key, len(ranks))
+        mine = tf.stack([tf.constant(self._rank, tf.int32), tf.shape(tensor)[0], mark])[None]
         table = self._gather_equal(mine, f"{key} rows", len(ranks), ranks)
+        if self._hint == "nccl":
+            _require_order(table[:, 2], mark)
         order = tf.argsort(table[:, 0])
         most = tf.reduce_max(table[:, 1])
         wide = self._widen(tensor, _MOVABLE, tensor.dtype.name)
@@ -192,10 +200,13 @@ class TfdistBackend(HostsStrategies):
         # First exchange how many rows each rank sends to each rank (and TensorFlow's order of the ranks), then the
         # rows, padded to the largest of these counts.
         size, mine = len(ranks), list(ranks).index(self._rank)
-        sent_row = tf.concat([tf.constant([self._rank], tf.int64), splits], 0)[None]
+        mark, _ = self._marks(key, size)
+        sent_row = tf.concat([tf.constant([self._rank, mark], tf.int64), splits], 0)[None]
         table = self._gather_equal(sent_row, f"{key} splits", size, ranks)
+        if self._hint == "nccl":
+            _require_order(table[:, 1], mark)
         order = tf.argsort(table[:, 0])  # maps places in `ranks` to places in TensorFlow's order
-        rows = tf.gather(table[:, 1:], order)
+        rows = tf.gather(table[:, 2:], order)
         counts = tf.cast(rows, tf.int32)
         most = tf.maximum(tf.reduce_max(counts), 1)
         wide = self._widen(tensor, _MOVABLE, tensor.dtype.name)
@@ -262,6 +273,18 @@ class TfdistBackend(HostsStrategies):
             input=tensor, group_size=count, group_key=_number("group", *ranks), instance_key=_instance(key, tensor),
             ordering_token=self._token(key), communication_hint=self._hint))
 
+    def _marks(self, key: str, size: int, dtype: str = "int64", reduction: Reduction = Reduction.SUM
+               ) -> tuple[int, int]:
+        """A number that goes with a collective over NCCL, and what `size` ranks reduce it to.
+
+        NCCL combines what each rank sends next, whichever collective it is of: by such numbers, ranks notice that.
+        """
+        if self._hint == "ring":
+            return 0, 0  # TensorFlow matches collectives by their keys
+        kinds = 2 if reduction is Reduction.PRODUCT else _EXACT // size if dtype == "float16" else _KINDS
+        mark = _number("mark", key) % max(1, min(kinds, _KINDS))
+        return mark, mark * size if reduction is Reduction.SUM else mark
+
     @functools.cached_property
     def _order(self) -> OrderHandles:
         from hvkeras.compat.graphs import OrderHandles  # noqa: PLC0415 - imports TensorFlow
@@ -293,6 +316,34 @@ class TfdistBackend(HostsStrategies):
             wide = _WIDER[wide]
         result: Tensor = tf.cast(tensor, wide)
         return result
+
+
+def _require_order(marks: Tensor, mark: int) -> None:
+    """Makes a collective fail that has been combined with another one of other ranks.
+
+    Args:
+        marks: The numbers that have come with it.
+        mark: What they must be.
+
+    Raises:
+        MismatchError: They are not, in eager mode; a graph raises `tf.errors.InvalidArgumentError` when it runs.
+    """
+    import tensorflow as tf
+
+    from hvkeras.compat.tensorflow_errors import MismatchError  # noqa: PLC0415 - imports TensorFlow
+
+    text = explain("Over NCCL, all ranks must run their collectives in the same order, and one of this rank was"
+                   " combined with another one of other ranks", "call named collectives in one order and from one"
+                   " thread on all ranks, or use backend native")
+    right = tf.reduce_all(tf.equal(marks, tf.cast(mark, marks.dtype)))
+    if tf.executing_eagerly():
+        if not right:
+            raise MismatchError(text)
+        return
+    check = tf.raw_ops.Assert(condition=right, data=[text])
+    manager = tf.compat.v1.get_default_graph().experimental_acd_manager
+    if manager is not None:
+        manager.run_independently(check)  # else the next collective would wait for it
 
 
 def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:

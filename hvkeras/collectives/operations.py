@@ -42,7 +42,8 @@ def require_kernels(backend: Backend) -> None:
                   if name != ONE_PROCESS and not other.objection_to_sessions]
         raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"
                                        f" {backend.objection_to_sessions}", f"HVKERAS_BACKEND={' or '.join(others)}"))
-    if graphs.compiled_by_xla() and (objection := objection_to_xla(backend)):
+    objection = objection_to_xla(backend) if graphs.compiled_by_xla() else ""
+    if objection:
         raise UnsupportedError(explain(f"Collectives of the backend {backend.name!r} cannot be compiled by XLA:"
                                        f" {objection}",
                                        "pass jit_compile=False to compile() or tf.function()", jit_compile=True))

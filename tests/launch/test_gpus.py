@@ -75,6 +75,16 @@ def test_tfdist_ends_where_hosts_differ(launch: Callable[..., Outcome]) -> None:
                          r" GPUs: 0'", outcome.stderr(rank))
 
 
+def test_collectives_in_unlike_orders_are_an_error_over_nccl(launch: Callable[..., Outcome]) -> None:
+    """With TensorFlow's ring made to combine what comes next, as NCCL does."""
+    outcome = launch("hvkeras_run", WORKER, ("2", "crosses"), np=2, backend="tfdist")
+    found = outcome.results("crossed")
+    assert len(found[0]) == 9
+    for kind in found[0]:
+        said = [text for of_rank in found for text in of_rank[kind]]
+        assert said and all("run their collectives in the same order" in text for text in said), kind
+
+
 @pytest.mark.slow
 def test_the_report_names_the_gpu_of_each_rank(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("2",), np=2, backend="native",

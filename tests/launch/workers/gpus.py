@@ -2,11 +2,13 @@
 
 Arguments: how many a rank sees, and what the script does about them: `pins` rank 1 to GPU 1 and rank 0 to GPU 0 in the
 other order, `hides` them, `limits` memory, `starts` TensorFlow first, `horovod` (its lines after init()), `apart` (each
-rank on a host of its own), and `fewer` (rank 1 sees none).
+rank on a host of its own), and `fewer` (rank 1 sees none). With `crosses`, ranks run collectives in unlike orders.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import sys
 from typing import Any
@@ -17,6 +19,7 @@ import hvkeras as hvd
 from harness.checks import check, run_checks
 from harness.gpus import pretend
 from harness.launchers import announced_rank
+from hvkeras.backends import tfdist
 from hvkeras.job import start_checks
 from hvkeras.job.state import current_job
 
@@ -41,6 +44,36 @@ def collective() -> float:
     return float(hvd.allreduce(tf.constant(RANK + 1.0), op=hvd.Sum))
 
 
+@check
+def crossed() -> dict[str, list[str]]:
+    """What collectives say that NCCL, which combines whatever comes next, combines with others; in a graph at last."""
+    current_job().backend._cluster.device = "/CPU:0"
+    numbers = itertools.count(1)
+    tfdist._instance = lambda key, tensor: next(numbers)  # the order alone says what belongs together
+    kinds = {
+        "sum": functools.partial(hvd.allreduce, op=hvd.Sum), "min": functools.partial(hvd.allreduce, op=hvd.Min),
+        "product": functools.partial(hvd.allreduce, op=hvd.Product), "gather": hvd.allgather,
+        "broadcast": functools.partial(hvd.broadcast, root_rank=0), "scatter": hvd.reducescatter,
+        "all to all": hvd.alltoall}
+
+    def both(run: Any, dtype: str) -> list[str]:
+        said = []
+        for name in ("one", "two")[:: -1 if RANK else 1]:
+            try:
+                run(tf.ones([2, 2], dtype), name=name)
+            except hvd.MismatchError as error:
+                said.append(str(error))
+        return said
+
+    found = {kind: both(run, "float32") for kind, run in kinds.items()}
+    found["half"] = both(hvd.allreduce, "float16")
+    try:
+        tf.function(lambda: both(hvd.allreduce, "float32"))()
+    except tf.errors.InvalidArgumentError as error:
+        found["in a graph"] = [str(error)]
+    return found
+
+
 def start() -> None:
     pretend(0 if "fewer" in SCRIPT and RANK else COUNT)
     gpus = tf.config.list_physical_devices("GPU")
@@ -63,4 +96,4 @@ def start() -> None:
 
 
 if __name__ == "__main__":
-    run_checks(before=start, after=hvd.shutdown)
+    run_checks(before=start, after=hvd.shutdown, chosen={"crossed"} if "crosses" in SCRIPT else {"place", "collective"})
