@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hvkeras.doctor import software
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding
 from hvkeras.doctor.software import findings
 
@@ -43,3 +44,14 @@ def test_a_version_outside_of_the_tested_ones_is_noted() -> None:
     finding = found({"tensorflow": WELL["tensorflow"] | {"version": "2.15.1"}})["TensorFlow"]
     assert finding.state == NOTE
     assert "tested with 2.16 to 2.21" in finding.found
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+def test_a_horovod_without_nccl_is_noted_where_there_are_gpus(nccl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "version_of", lambda package: "0.28.1")
+    known = {"tensorflow": {"version": "2.21.0", "gpus": ["/physical_device:GPU:0"] * 2, "cuda": "12.5.1"},
+             "horovod": {"mpi": True, "gloo": True, "nccl": nccl}}
+    gpus = found(known)["GPUs"]
+    assert gpus.state == (OK if nccl else NOTE)
+    assert gpus.found.startswith("TensorFlow (CUDA 12.5.1) sees 2")
+    assert gpus.fix.rstrip(".") == ("" if nccl else "run python -m hvkeras.build_horovod --with-mpi --cuda")
