@@ -98,6 +98,6 @@ def test_gpus_are_told_apart_by_what_the_driver_calls_them(tmp_path: Path) -> No
     (tmp_path / "driver.c").write_text(DRIVER)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"], check=True)
     program = "from hvkeras.host import gpus; print(gpus._driver_gpus())"
-    done = subprocess.run([sys.executable, "-c", program], env={"LD_LIBRARY_PATH": str(tmp_path)}, text=True,
+    done = subprocess.run([sys.executable, "-Ic", program], env={"LD_LIBRARY_PATH": str(tmp_path)}, text=True,
                           capture_output=True, check=True, timeout=60)
     assert done.stdout == f"{[('28' * 16, 'H100'), ('29' * 16, 'L4')]}\n"
