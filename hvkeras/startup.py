@@ -20,11 +20,11 @@ from hvkeras.control.channel import ControlChannel
 from hvkeras.control.lobby import ANY_FUNCTION, LobbyClient
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.rendezvous import connect
-from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
+from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.host.cores import limit_threads, usable_cores
 from hvkeras.host.gpus import GpuPlacement, seen_gpus, take_gpus
-from hvkeras.host.mpi import finalize_mpi
+from hvkeras.host.mpi import crashes_at_exit, finalize_mpi, running_mpi
 from hvkeras.host.network import split_address
 from hvkeras.host.program import Program
 from hvkeras.host.topology import Topology, topology_from_hosts
@@ -34,6 +34,7 @@ from hvkeras.job.process_sets import ProcessSet, add_process_set, forget_process
 from hvkeras.job.start_checks import check_local_ranks, check_size, exchange_facts, own_facts, share_cores
 from hvkeras.job.state import Job, current_job, is_initialized, replace_job
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch, hvkeras_run
+from hvkeras.launch_environments.communicator import launch_of, world_size
 from hvkeras.launch_environments.starter import open_starter
 from hvkeras.requirements import require_tensorflow
 from hvkeras.settings import Settings, ignored_variables
@@ -85,19 +86,17 @@ def init(
         backend: The engine: `auto`, one of the built-in `native`, `horovod`, `tfdist`, `local`, or a plug-in's name.
             By default, the environment variable HVKERAS_BACKEND decides, then what works here.
         process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and has no effect.
-        comm: Horovod's parameter for a communicator or a list of ranks; only None is supported.
+        comm: The ranks that form the job: None for all that were launched, or a communicator of mpi4py, under an MPI
+            launcher. With a part of the ranks, such as `MPI.COMM_WORLD.Split(color)`, each part is a job of its own.
 
     Raises:
-        UsageError: The backend does not exist or cannot serve this launch, or the launcher's environment variables
-            cannot be read.
+        UsageError: The backend does not exist or cannot serve this launch, the launcher's environment variables cannot
+            be read, or `comm` does not belong to what was launched.
         MachineError: A package, port or launcher does not meet the job's needs.
         PeerError: A rank is missing or failed.
     """
     if backend is not None and not isinstance(backend, str):
         backend, comm = None, backend
-    if comm is not None:
-        raise UnsupportedError(explain("Jobs must span all launched ranks", "leave comm out, and use process_set= for"
-                                       " a subset of the ranks", comm=comm))
     if is_initialized():
         running = current_job().backend.name
         if backend not in (None, "auto", running):
@@ -113,7 +112,7 @@ def init(
     requested = backend or settings.backend
     if requested != "auto":
         backend_class(requested)
-    launch = detect_launch()
+    launch = launch_of(detect_launch(), comm)
     _Process.requested = backend
     if launch.rendezvous.kind == "standby":
         if settings.run_standby == hvkeras_run.JOINS_AT_COMMIT and (
@@ -427,9 +426,21 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
         say(f"backend {engine.name} ({engine.engine}), {topology.size} rank{'s' * (topology.size > 1)} on {hosts}"
             f" host{'s' * (hosts > 1)},"
             f" launched by {launch.launcher}")
+        _say_of_mpi(launch)
         if gpus.sentence():
             say(gpus.sentence() + _way_of_gpu_tensors(engine, gpus, requested == "auto"))
     return Job(launch, settings, topology, engine, entries, client, hooks, gpus.devices)
+
+
+def _say_of_mpi(launch: Launch) -> None:
+    """Says what a script that uses MPI by itself must know."""
+    world = world_size()
+    if world not in (None, launch.size) and launch.rendezvous.communicator is None:
+        say(f"this job has {launch.size} ranks, but MPI.COMM_WORLD has {world}: launch with mpirun where the script"
+            " communicates over MPI as well")
+    if crashes_at_exit():
+        say("mpi4py.MPI was imported before TensorFlow, with whose hwloc Open MPI may crash at the end: import"
+            " tensorflow first, or set LD_BIND_NOW=1")
 
 
 def _way_of_gpu_tensors(engine: Backend, gpus: GpuPlacement, is_auto: bool) -> str:
@@ -483,7 +494,7 @@ def _at_exit() -> None:
     if _Process.hooks is not None and _Process.channel is not None:
         _Process.hooks.exiting()
         finalize_mpi()
-        _Process.channel.wait_for_exits()
+        _Process.channel.wait_for_exits(held=running_mpi() is not None)
         if _Process.channel.client.cause is not None:
             _Process.hooks.exiting()
         _Process.hooks.uninstall()

@@ -16,7 +16,7 @@ from hvkeras.backends.horovod.connections import Connections
 from hvkeras.backends.horovod.rendezvous import DYNAMIC_SETS, GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.host.mpi import mpi_world
+from hvkeras.host.mpi import before_mpi_ends, mpi_world
 
 if TYPE_CHECKING:
     from hvkeras.launch_environments import Launch
@@ -50,6 +50,7 @@ class HorovodBackend(Backend):
         self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
         self._uses_mpi = False
+        self._ends_before_mpi = False  # whether it ends when the script finalizes MPI
         self._connections = Connections()
         self._variables: dict[str, str] = {}  # environment variables that Horovod reads whenever it connects ranks
         self._size = 1
@@ -84,7 +85,7 @@ class HorovodBackend(Backend):
         if not uses_mpi:
             check_own_name(start.topology.is_one_host)
         if uses_mpi:
-            self._own_mpi(start)
+            self._start_mpi(start)
         elif start.launch.rendezvous.kind != "horovod_store" or self._gloo is not None or self._horovod is not None:
             # The launcher started no store for Gloo, or an earlier session has used up its keys.
             self._gloo = GlooRendezvous(start, self._gloo)
@@ -96,7 +97,7 @@ class HorovodBackend(Backend):
             from horovod.tensorflow import mpi_ops
 
             with self._connections.opened():
-                horovod.init()
+                horovod.init(start.launch.rendezvous.communicator if uses_mpi else None)
         self._horovod, self._ops = horovod, mpi_ops
         self._size = int(horovod.size())
         return self._size
@@ -289,10 +290,18 @@ class HorovodBackend(Backend):
             return self._horovod.global_process_set
         return self._process_sets[tuple(ranks)]
 
-    def _own_mpi(self, start: Start) -> None:
-        """Starts MPI through mpi4py if installed; otherwise Horovod would finalize MPI at its first shutdown."""
-        if importlib.util.find_spec("mpi4py") is not None:
+    def _start_mpi(self, start: Start) -> None:
+        """Starts MPI through mpi4py if installed; otherwise Horovod would finalize MPI at its first shutdown.
+
+        If the script finalizes it, Horovod must have ended before: its thread would crash the process.
+        """
+        if importlib.util.find_spec("mpi4py") is None:
+            return
+        if start.launch.rendezvous.communicator is None:
             mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout).Free()
+        if not self._ends_before_mpi:
+            self._ends_before_mpi = True
+            before_mpi_ends(self.stop)
 
     def _widen(self, tensor: Tensor, supported: Sequence[str]) -> Tensor:
         import tensorflow as tf

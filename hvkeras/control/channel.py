@@ -24,11 +24,15 @@ class ControlChannel:
         if self.claim is not None:
             self.claim.close()
 
-    def wait_for_exits(self) -> None:
-        """If this process runs the server, waits until ranks with finished scripts have exited or the job has ended."""
+    def wait_for_exits(self, held: bool) -> None:
+        """If this process runs the server, waits until ranks with finished scripts have exited or the job has ended.
+
+        Args:
+            held: Whether MPI's exit holds this process until the others end.
+        """
         if self.server is not None and not self.client.detached:
             self.client.excuse_ending()
-            self.server.wait_for_exits(self.client.introduction.rank)
+            self.server.wait_for_exits(self.client.introduction.rank, held)
             if self.server.cause is not None:
                 self.client.wait_for_cause(CAUSE_TIMEOUT)
 

@@ -193,7 +193,8 @@ def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> F
 
 
 def _by_mpi(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    world = mpi_world(launch.launcher, launch.size, waiting.left)
+    communicator = launch.rendezvous.communicator
+    world = mpi_world(launch.launcher, launch.size, waiting.left) if communicator is None else communicator.Dup()
     try:
         if world.Get_rank() != launch.rank:
             raise MachineError(explain(f"{launch.launcher} and MPI must agree on this process's rank", "do not start"

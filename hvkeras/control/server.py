@@ -17,7 +17,7 @@ from hvkeras.host.network import host_identity
 TICK = 0.25  # seconds between two checks of the ranks
 FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no rank is late
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
-JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end
+JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end, and then their processes
 ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
 
 
@@ -80,19 +80,25 @@ class ControlServer(Relay):
         now = time.monotonic()
         return frozenset(rank for rank, member in list(self._members.items()) if now - member.seen > seconds)
 
-    def wait_for_exits(self, rank: int) -> None:
+    def wait_for_exits(self, rank: int, held: bool) -> None:
         """Waits until every rank whose script has ended has exited, or the job ends because one does not.
 
-        It stops waiting for ranks whose scripts continue on their own, once it is clear that they do.
+        It stops waiting for ranks whose scripts continue on their own, once it is clear that they do, and soon for
+        ranks that have left: what ends their processes, such as MPI's own exit, may in turn wait for this one.
 
         Args:
             rank: The rank of this process.
+            held: Whether MPI's exit holds this process until the others end, so that nothing is waited for here.
         """
         self._own_rank = rank
-        joint_exit_deadline = time.monotonic() + JOINT_EXIT
+        deadline, left = 0.0, -1
         while self.cause is None:
             others = [member for other, member in list(self._members.items()) if other != rank]
-            if not others or (time.monotonic() > joint_exit_deadline and not any(member.over for member in others)):
+            if left != (left := sum(member.left for member in others)):
+                deadline = time.monotonic() + JOINT_EXIT
+            if left == len(others) and (held or not others):
+                return
+            if time.monotonic() > deadline and not any(member.over and not member.left for member in others):
                 return
             time.sleep(0.02)
 

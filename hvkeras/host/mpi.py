@@ -1,13 +1,19 @@
-"""The job's MPI, started with a deadline; it serves to exchange addresses, and never carries tensors."""
+"""The job's MPI, started with a deadline; it serves to exchange addresses, and never carries tensors.
+
+A script may use MPI as well: start it before `init()` or find it started, end it by itself, and pass communicators.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import importlib.util
+import os
 import re
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +57,10 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
     if ("Open MPI" in library) != ("Open MPI" in launcher or launcher.startswith("horovodrun")):
         raise MachineError(explain(f"{launcher} and the MPI library that Python loads must belong together",
                                    _MATCHING_MPIRUN, library=library))
+    if MPI.Is_finalized():
+        raise MachineError(explain("init() must be called before MPI ends, as MPI starts only once in a process",
+                                   "call MPI.Finalize() after hvd.shutdown(), or leave it out, as mpi4py calls it at"
+                                   " the end of the process", launcher=launcher))
     if not MPI.Is_initialized():
         _initialize(launcher, timeout)
     world = MPI.COMM_WORLD
@@ -62,11 +72,66 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
 
 
 def finalize_mpi() -> None:
-    """Finalises MPI at the end of the process, if `mpi_world` started it."""
+    """Finalises MPI at the end of the process, if `mpi_world` started it and the script has not finalised it."""
     if _started:
         with contextlib.suppress(OSError):
-            ctypes.CDLL(_started[0]).MPI_Finalize()
+            library, is_over = ctypes.CDLL(_started[0]), ctypes.c_int()
+            library.MPI_Finalized(ctypes.byref(is_over))
+            if not is_over.value:
+                library.MPI_Finalize()
         _started.clear()
+
+
+def running_mpi() -> Any:
+    """Returns `mpi4py.MPI` if this process has imported it and MPI runs, else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def crashes_at_exit() -> bool:
+    """Whether Open MPI may crash when it ends, as it was loaded before TensorFlow; see `mpi_world`."""
+    modules = list(sys.modules)
+    if "mpi4py.MPI" not in modules or os.environ.get("LD_BIND_NOW"):
+        return False
+    is_first = "tensorflow" not in modules or modules.index("mpi4py.MPI") < modules.index("tensorflow")
+    return is_first and "Open MPI" in sys.modules["mpi4py.MPI"].Get_library_version()
+
+
+def before_mpi_ends(function: Callable[[], None]) -> None:
+    """Calls a function when the script finalises MPI, before MPI ends; not at the end of the process.
+
+    MPI_Finalize first deletes the attributes of MPI_COMM_SELF (MPI 4.1, section 11.2.4).
+    """
+    mpi = running_mpi()
+    if mpi is not None:
+        key = mpi.Comm.Create_keyval(delete_fn=lambda *_: function())
+        mpi.COMM_SELF.Set_attr(key, function)
+
+
+def is_communicator(value: object) -> bool:
+    """Whether a value is a communicator of mpi4py."""
+    return hasattr(value, "Get_rank") and hasattr(value, "Get_group")
+
+
+def ranks_within(communicator: Any, whole: Any = None) -> list[int]:
+    """Returns the ranks that the members of a communicator have in another.
+
+    Args:
+        communicator: An `mpi4py.MPI.Comm`.
+        whole: The other communicator; the world by default.
+
+    Returns:
+        The ranks, in the order of the members; -1 for those that the other has not.
+    """
+    from mpi4py import MPI
+
+    group, others = communicator.Get_group(), (whole or MPI.COMM_WORLD).Get_group()
+    try:
+        return [rank if rank != MPI.UNDEFINED else -1
+                for rank in MPI.Group.Translate_ranks(group, list(range(group.Get_size())), others)]
+    finally:
+        group.Free()
+        others.Free()
 
 
 def mpi_of(text: str) -> tuple[str, str]:

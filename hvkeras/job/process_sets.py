@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvkeras.autograph import exclude_from_autograph
 from hvkeras.errors import UsageError, explain
-from hvkeras.job.state import current_job
+from hvkeras.host.mpi import is_communicator, ranks_within, running_mpi
+from hvkeras.job.state import current_job, job_number
 
 
 class ProcessSet:
@@ -22,15 +24,22 @@ class ProcessSet:
         ...     total = hvd.allreduce(value, op=hvd.Sum, process_set=even)
 
     Args:
-        ranks_or_comm: The global ranks, in any order.
+        ranks_or_comm: The global ranks, in any order; or a communicator of mpi4py, which may be another one on each
+            rank, as `MPI.COMM_WORLD.Split(color)` returns it.
 
     Attributes:
         process_set_id: The set's ID: 0 for the global set; None until the set is registered.
+        mpi_comm: The communicator that the set was made of; None for ranks.
     """
 
     process_set_id: int | None = None
+    mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            self._ranks: tuple[int, ...] = tuple(sorted(ranks_within(ranks_or_comm)))
+            return
         try:
             ranks = [int(rank) for rank in ranks_or_comm]
         except (TypeError, ValueError):
@@ -39,7 +48,7 @@ class ProcessSet:
                                      ranks_or_comm=ranks_or_comm)) from None
         if not ranks or len(set(ranks)) != len(ranks):
             raise UsageError(explain("A process set must hold at least one rank, and each only once", ranks=ranks))
-        self._ranks: tuple[int, ...] = tuple(sorted(ranks))
+        self._ranks = tuple(sorted(ranks))
 
     @property
     def ranks(self) -> list[int]:
@@ -115,6 +124,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _sets: dict[int | None, ProcessSet] = {}
+_exchanges = itertools.count(1)  # of sets that are made of communicators
 
 
 def process_set_of(number: int) -> ProcessSet:
@@ -151,8 +161,11 @@ def _same_or_new(number: int | None, ranks: tuple[int, ...]) -> ProcessSet:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Registers a process set; every rank of the job must call this, in the same order.
 
+    The parts of an MPI communicator are registered in one call, to which each rank passes its own.
+
     Example:
         >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
+        >>> mine = hvd.add_process_set(hvd.ProcessSet(MPI.COMM_WORLD.Split(hvd.rank() % 2)))
 
     Args:
         process_set: The set, or its ranks.
@@ -164,8 +177,32 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         NotInitializedError: `init()` was not called.
         UsageError: A rank does not exist, or the same ranks are already registered, as the set of all ranks always is.
     """
-    job = current_job()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.mpi_comm is None:
+        _register(added)
+        return added
+    for ranks in _of_communicators(added):
+        _register(added if ranks == added.ranks else ProcessSet(ranks))
+    return added
+
+
+def _of_communicators(own: ProcessSet) -> list[list[int]]:
+    """Returns the ranks of the sets that all ranks have made of their communicators, each set once."""
+    job, mpi = current_job(), running_mpi()
+    whole = job.launch.rendezvous.communicator or (mpi and mpi.COMM_WORLD)
+    if whole is None or whole.Get_size() != job.topology.size:
+        raise UsageError(explain("A process set of a communicator needs the MPI that has started the job",
+                                 "launch with mpirun, or pass a list of ranks", launcher=job.launch.launcher))
+    own._ranks = tuple(sorted(ranks_within(own.mpi_comm, whole)))
+    if job.control is None:
+        return [own.ranks]
+    name = f"process sets {next(_exchanges)} of job {job_number()}"
+    everyone = job.control.gather(name, own.ranks, job.settings.start_timeout)
+    return [list(ranks) for ranks in sorted({tuple(ranks) for ranks in everyone})]
+
+
+def _register(added: ProcessSet) -> None:
+    job = current_job()
     if added is global_process_set or any(added.ranks == known.ranks for known in _sets.values()):
         raise UsageError(explain("The same ranks can be registered only once", "use the existing set",
                                  process_set=added))
@@ -179,7 +216,6 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     job.backend.add_process_set(added.ranks)
     added.process_set_id = max((number or 0 for number in _sets), default=0) + 1
     _sets[added.process_set_id] = added
-    return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Rendezvous:
             private shared folder, under `job`).
         address: `host:port`, or "".
         job: A text that distinguishes this job from others of the same user; "" where not needed.
+        communicator: With `mpi`, the `mpi4py.MPI.Comm` of the ranks that form the job; None for all.
     """
 
     kind: str
     address: str = ""
     job: str = ""
+    communicator: Any = None
 
 
 @dataclass(frozen=True)
