@@ -56,7 +56,7 @@ class Groups:
             return
         self._opened += 1
         opening = _Opening(self._engine, members, self._numbers.setdefault(members, len(self._numbers)), start,
-                           f"{label} {self._opened}")
+                           f"{label}: number {self._opened}, of ranks {[*ranks]},")
         self._open.add(members)
         if network is not None and opening.spans_hosts:
             opening.connect(network)

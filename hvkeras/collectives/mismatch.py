@@ -2,12 +2,14 @@
 
 The control server detects the mismatch, tells each rank that its plan is refused, and has all ranks participate in
 each other's collectives so that no engine is left waiting (`hvkeras.control.join`). Then every rank raises: in eager
-mode, this module raises; in a graph, an operation of the C++ library raises after the collectives.
+mode, this module raises; in a graph, an operation of the C++ library raises after the collectives. It raises only after
+it has participated for the others: what catches the exception may end the process, or enter their collectives itself.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,10 @@ from hvkeras.cpp_library import loading
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import Job, current_job
+from hvkeras.plans.entry_counts import OWED_WITHIN
 
 if TYPE_CHECKING:
+    from hvkeras.plans.entry_counts import EntryCounts
     from hvkeras.plans.plan import Plan
 
 
@@ -37,7 +41,17 @@ def refuse(key: str, text: str) -> None:
     """
     _refused[key] = text
     if _in_graphs is not None:
+        entries = current_job().entries
+        if not entries.settled(0):
+            _in_graphs.hold_refusals(1)
+            threading.Thread(target=_release, args=(_in_graphs, entries), name="hvkeras-settle", daemon=True).start()
         _in_graphs.refuse(key, text)
+
+
+def _release(library: loading.Library, entries: EntryCounts) -> None:
+    """Lets graphs raise once this rank has participated in what it owes to others."""
+    entries.settled(OWED_WITHIN)
+    library.hold_refusals(-1)
 
 
 def refusable(job: Job, plan: Plan, results: Any) -> Any:
@@ -77,6 +91,7 @@ def raise_if_refused(plan: Plan) -> None:
         MismatchError: Other ranks make different collectives.
     """
     if (text := _taken(plan.key)) is not None:
+        current_job().entries.settled(OWED_WITHIN)
         raise MismatchError(text)
 
 

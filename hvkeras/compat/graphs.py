@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
@@ -151,6 +151,18 @@ def now() -> Any:
     if not tf.executing_eagerly():
         run_independently(time.op)
     return time
+
+
+def first_of(tensors: Iterable[Any]) -> list[Any]:
+    """Returns, of tensors, the one that the graph under construction computes first, in a list.
+
+    TensorFlow numbers the operations of a graph as they are added, and the backward pass adds them in its order.
+    """
+    if tf.executing_eagerly():
+        return []
+    graph = ops.get_default_graph()
+    here = [tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph]
+    return [min(here, key=lambda tensor: tensor.op._id)] if here else []
 
 
 def run_independently(operation: Any) -> None:

@@ -20,7 +20,7 @@ from hvkeras.control.progress_watch import Watch, steps_of
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.network import host_identity
-from hvkeras.progress import location
+from hvkeras.progress import activity, location
 
 if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
@@ -69,6 +69,7 @@ class ControlClient(Exchange):
         self._has_failed = False
         self._may_exit = threading.Event()
         self._some_joined = False
+        self._asked: list[str] = []  # the exchanges in which this rank waits, as the server knows
         self._called: set[str] = set()  # plans whose calls the server knows
         self.on_involvement: Callable[[wire.Message], None] | None = None  # see `hvkeras.collectives.join.hear`
         self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
@@ -318,7 +319,18 @@ class ControlClient(Exchange):
             if self._some_joined:
                 message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
                 self._called.update(message["calls"])
+        asks = self._waiting_in()
+        if asks or self._asked:
+            message["asks"] = self._asked = asks
         if self.watch is not None:
             still = self.watch.check(time.monotonic(), bool(message.get("counts")), entries)
             message["still"] = None if self._asking else still
         return message
+
+    def _waiting_in(self) -> list[str]:
+        """The exchanges in which this rank waits, and not a thread beside its work, such as one that reads ahead."""
+        asking = dict(self._asking)
+        if not asking:
+            return []
+        waits = activity.doing().phase == "input"
+        return [key for key, thread in asking.items() if waits or thread == activity.thread()]

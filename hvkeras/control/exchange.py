@@ -33,7 +33,7 @@ class Exchange(Connection):
         self._changed = threading.Condition()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
-        self._asking: set[str] = set()  # keys of gathers that wait for others
+        self._asking: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
         super().__init__(connected, secret, introduction)
 
     def gather(
@@ -57,12 +57,12 @@ class Exchange(Connection):
             PeerError: The job ended, or ranks were missing at the deadline; the message names them.
         """
         with self._changed:
-            self._asking.add(key)
+            self._asking[key] = threading.get_ident()
         try:
             return self._wait_for_all(key, value, timeout, on_missing, describe, given_up)
         finally:
             with self._changed:
-                self._asking.discard(key)
+                self._asking.pop(key, None)
 
     def _wait_for_all(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,

@@ -56,7 +56,7 @@ class Relay(Connections):
         self._participation = Participation()
         self._announced_busy = False
         self._stops = Stops()
-        self._waits = Waits(deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
+        self._waits = Waits(size, deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
         self._stalls = Stalls(deadlines.stall_warning, deadlines.stall_shutdown)
 
     @abc.abstractmethod
@@ -68,6 +68,8 @@ class Relay(Connections):
             self._waits.describe(key, plan)
         self._waits.update(member.rank, message.get("counts", {}), message.get("sites", {}))
         self._participation.learn(message.get("calls", {}))
+        if "asks" in message:
+            self._waits.set_waiting(member.rank, message["asks"])
         if "still" in message:
             self._stalls.update(member.rank, message["still"])
         self._involve_joined()
@@ -105,9 +107,11 @@ class Relay(Connections):
 
     def _gather(self, member: Member, key: str, value: Any) -> None:
         member.values[key] = value
+        self._waits.come(member.rank, key)
         self._gathers.setdefault(key, time.monotonic())
         if len(self._members) == self.size and all(key in other.values for other in self._members.values()):
             del self._gathers[key]
+            self._waits.finish(key)
             values = [self._members[rank].values.pop(key) for rank in range(self.size)]
             self._broadcast({"type": "all", "key": key, "values": values})
 

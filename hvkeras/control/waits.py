@@ -2,16 +2,20 @@
 
 A rank enters a plan just before the collective runs (`hvkeras.plans.plan`), and leaves it only when all other ranks
 have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
-rank. Two ranks that wait for each other in different plans would wait forever: that is a mismatch. A rank that waits
-for one that has left is stuck as well. A rank that waits for one that is merely late is a stall, which first leads to
-a warning and then to the end of the job.
+rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
+in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
+that waits for one that is merely late is a stall, which first leads to a warning and then to the end of the job; in an
+exchange, the rank sees to that by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import collections
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from hvkeras.host.console import in_words
 
 Describe = dict[str, Any]
 MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
@@ -54,16 +58,27 @@ class Finding:
     keys: tuple[str, ...] = ()
 
 
+@dataclass
+class Exchange:
+    """An exchange over the control channel that some ranks have come to, and all must: who, and who waits in it."""
+
+    there: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+
+
 class Waits:
     """Stores the counts, and finds waits that have lasted too long.
 
     Args:
+        size: The number of ranks in the job.
         mismatch_after: Seconds for which two ranks must wait for each other to count as a mismatch.
         warn_after: Seconds of waiting until a warning; repeated at that interval.
         stall_after: Seconds of waiting until the job ends; 0 for never.
     """
 
-    def __init__(self, mismatch_after: float, warn_after: float, stall_after: float) -> None:
+    def __init__(self, size: int, mismatch_after: float, warn_after: float, stall_after: float) -> None:
+        self._ranks = range(size)
+        self._exchanges: dict[str, Exchange] = {}
         self._limits = (mismatch_after, warn_after, stall_after)
         self._counts: dict[int, dict[str, int]] = {}
         self._sites: dict[int, dict[str, str]] = {}
@@ -85,6 +100,19 @@ class Waits:
         before = self._before.get(rank, {})
         self._counts.setdefault(rank, {}).update({key: count + before.get(key, 0) for key, count in counts.items()})
         self._sites.setdefault(rank, {}).update(sites or {})
+
+    def come(self, rank: int, exchange: str) -> None:
+        """Records that a rank has come to an exchange."""
+        self._exchanges.setdefault(exchange, Exchange()).there.add(rank)
+
+    def set_waiting(self, rank: int, names: Collection[str]) -> None:
+        """Records the exchanges in which a rank waits, so that it does nothing else."""
+        for name, exchange in self._exchanges.items():
+            (exchange.waiting.add if name in names else exchange.waiting.discard)(rank)
+
+    def finish(self, exchange: str) -> None:
+        """Records that all ranks have come to an exchange."""
+        self._exchanges.pop(exchange, None)
 
     def set_left(self, rank: int, left: bool) -> None:
         """Records that a rank has left the job normally, or has come back to it."""
@@ -174,14 +202,17 @@ class Waits:
         found = [wait for wait in self._current() if (wait.waiter, wait.missing) == (waiter, missing)]
         return self._named(found[0]) if found else ""
 
+    def _label(self, wait: Wait) -> str:
+        return str(self._plans[wait.key]["label"] if wait.key in self._plans else f'the exchange "{wait.key}"')
+
     def _named(self, wait: Wait) -> str:
         """A plan's label, and where the waiting rank entered it."""
-        label, site = self._plans[wait.key]["label"], self._site(wait)
-        return f"{label} ({site})" if site else str(label)
+        label, site = self._label(wait), self._site(wait)
+        return f"{label} ({site})" if site else label
 
     def _hint(self, wait: Wait) -> str:
         """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
-        label = str(self._plans[wait.key]["label"])
+        label = self._label(wait)
         return next((f" ({hint})" for begin, hint in _FOR_ALL.items() if f'"{begin}' in label), "")
 
     def _site(self, wait: Wait) -> str:
@@ -195,27 +226,25 @@ class Waits:
             behind = [rank for rank, count in counts.items() if count == low]
             waits += [Wait(rank, missing, key, count) for rank, count in counts.items() if count > low
                       for missing in behind]
+        for name, exchange in self._exchanges.items():
+            missing_there = [rank for rank in self._ranks if rank not in exchange.there]
+            waits += [Wait(rank, missing, name, 0) for rank in sorted(exchange.waiting) for missing in missing_there]
         return waits
 
     def _mismatches(self, now: float) -> list[Finding]:
         old = [wait for wait, since in self._since.items() if now - since >= self._limits[0]]
-        for one in old:
-            for other in old:
-                if one.waiter < one.missing and _deadlocked(one, other):
-                    keys = self._entangled({one.key, other.key})
-                    waiting = {wait.waiter for wait in self._since if wait.key in keys}
-                    if all(rank in waiting for key in keys for rank in self._plans[key]["ranks"]):
-                        return [Finding("mismatch", None, self._difference(one, other), tuple(sorted(keys)))]
-                    # Some rank is late: it would arrive at a collective that the others have given up.
-                    if now - max(self._since[one], self._since[other]) >= PATIENCE * self._limits[0]:
-                        return [Finding("mismatch", None, self._difference(one, other))]
+        for circle in _circles(old):
+            stuck = _connected(circle[0].waiter, self._since)
+            keys = {wait.key for wait in self._since if wait.waiter in stuck and wait.missing in stuck}
+            waiting = {wait.waiter for wait in self._since if wait.key in keys}
+            if keys.isdisjoint(self._exchanges) and all(rank in waiting for key in keys
+                                                        for rank in self._plans[key]["ranks"]):
+                return [Finding("mismatch", None, self._difference(circle), tuple(sorted(keys)))]
+            # Some rank is late: it would arrive at a collective that the others have given up.
+            waited = now - max(self._since[wait] for wait in circle)
+            if waited >= PATIENCE * self._limits[0] or not keys.isdisjoint(self._exchanges):
+                return [Finding("mismatch", None, self._difference(circle))]
         return []
-
-    def _entangled(self, keys: set[str]) -> set[str]:
-        """Adds to some plans all plans whose waiting ranks are deadlocked with theirs, directly or indirectly."""
-        more = {one.key for one in self._since for other in self._since
-                if other.key in keys and one.key not in keys and _deadlocked(one, other)}
-        return self._entangled(keys | more) if more else keys
 
     def _departures(self, now: float) -> list[Finding]:
         return [
@@ -223,12 +252,15 @@ class Waits:
                     f" {self._named(wait)}{self._hint(wait)}")
             for wait, since in self._since.items()
             if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
+            and wait.key not in self._exchanges
         ][:1]
 
     def _stalls(self, now: float, places: Mapping[int, str]) -> list[Finding]:
         _, warn_after, stall_after = self._limits
         oldest: dict[tuple[str, int], tuple[float, Wait]] = {}
         for wait, since in self._since.items():
+            if wait.key in self._exchanges:
+                continue
             late = (wait.key, wait.missing)
             oldest[late] = min(oldest.get(late, (since, wait)), (since, wait), key=lambda pair: pair[0])
         findings = []
@@ -247,11 +279,16 @@ class Waits:
                 findings.append(Finding("warning", wait.missing, text + self._hint(wait)))
         return findings
 
-    def _difference(self, one: Wait, other: Wait) -> str:
-        """Describes the first difference between two plans, and where the ranks entered them."""
-        sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in (one, other) if self._site(wait)]
-        text = self._first_difference(one, other) + ("; " + ", ".join(sites) if sites else "")
-        return text + (self._hint(one) or self._hint(other) or self._hint_of_models(one, other))
+    def _difference(self, circle: list[Wait]) -> str:
+        """Describes the first difference between plans, and where the ranks entered them."""
+        sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in circle if self._site(wait)]
+        end = "; " + ", ".join(sites) if sites else ""
+        hints = [hint for wait in circle if (hint := self._hint(wait))]
+        if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
+            places = ", ".join(f"rank {wait.waiter} in {self._named(wait)} for rank {wait.missing}" for wait in circle)
+            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {places}{''.join(hints[:1])}"
+        one, other = circle
+        return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
 
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
         """Says that the models differ if two ranks send different shapes for a whole model; else ""."""
@@ -285,8 +322,41 @@ class Waits:
         return start + whole
 
 
-def _deadlocked(one: Wait, other: Wait) -> bool:
-    return (one.waiter, one.missing) == (other.missing, other.waiter)
+def _circles(waits: Iterable[Wait]) -> Iterator[list[Wait]]:
+    """Finds ranks that wait for each other: for each rank, the shortest circle in which it is the lowest rank."""
+    by_waiter: dict[int, dict[int, Wait]] = {}
+    for wait in waits:
+        by_waiter.setdefault(wait.waiter, {}).setdefault(wait.missing, wait)
+    for start in sorted(by_waiter):
+        found: list[Wait] = []
+        paths: dict[int, list[Wait]] = {start: []}
+        queue = collections.deque([start])
+        while queue and not found:
+            rank = queue.popleft()
+            for missing, wait in by_waiter.get(rank, {}).items():
+                if missing == start:
+                    found = [*paths[rank], wait]
+                    break
+                if missing > start and missing not in paths:
+                    paths[missing] = [*paths[rank], wait]
+                    queue.append(missing)
+        if found:
+            yield found
+
+
+def _connected(rank: int, waits: Collection[Wait]) -> set[int]:
+    """The ranks that a rank waits for and that wait for it, directly or through others."""
+    def reached(pairs: Collection[tuple[int, int]]) -> set[int]:
+        found, queue = {rank}, [rank]
+        while queue:
+            at = queue.pop()
+            more = {end for start, end in pairs if start == at} - found
+            found |= more
+            queue += more
+        return found
+
+    pairs = {(wait.waiter, wait.missing) for wait in waits}
+    return reached(pairs) & reached({(missing, waiter) for waiter, missing in pairs})
 
 
 def _tensor(plan: Describe, index: int) -> str:

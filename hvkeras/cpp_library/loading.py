@@ -66,6 +66,8 @@ class Library:
                                        tensorflow=tf.__version__, error=str(error))) from error
         self.functions.hvkeras_refuse.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self.functions.hvkeras_refuse.restype = None
+        self.functions.hvkeras_hold_refusals.argtypes = [ctypes.c_int]
+        self.functions.hvkeras_hold_refusals.restype = None
         self.functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
         self.functions.hvkeras_take_refusal.restype = ctypes.c_char_p
         self.functions.hvkeras_keep.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
@@ -76,6 +78,10 @@ class Library:
     def refuse(self, key: str, text: str) -> None:
         """Makes the operation `hvkeras_refusable` of this key fail the next time it runs."""
         self.functions.hvkeras_refuse(key.encode(), text.encode())
+
+    def hold_refusals(self, change: int) -> None:
+        """Lets operations that are refused wait (1), or no longer (-1), before they fail."""
+        self.functions.hvkeras_hold_refusals(change)
 
     def take_refusal(self, key: str) -> bool:
         """Revokes a call of `refuse`; returns False if the operation has failed already."""

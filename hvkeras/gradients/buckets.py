@@ -166,7 +166,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
     # Adasum's collectives have their own plans, and Adasum does not support sparse gradients.
     made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
     order = [names[place] for place in [*itertools.chain(*buckets), *(place for place in sparse for _ in range(2))]]
-    with job.entries.entering(plan, made):
+    with job.entries.entering(plan, made, after=graphs.first_of(getattr(gradients[place], "values", gradients[place])
+                                                                for place in sent)):
         if made:
             checked = iter(compared(job, plan, made, order))
             calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]

@@ -52,7 +52,8 @@ class EntryCounts:
         self._sites: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True) -> Iterator[None]:
+    def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True,
+                 after: Sequence[Any] | None = None) -> Iterator[None]:
         """Counts one entry to `plan` before the body's ops, now or whenever the graph under construction runs.
 
         Example:
@@ -66,6 +67,8 @@ class EntryCounts:
                 of their own. None if this rank participates on behalf of others, who have described the calls.
             can_raise: Whether the body completes if other ranks make these calls on its behalf; otherwise, the job ends
                 if ranks enter different plans.
+            after: The tensors without which the body cannot begin; those of the first call by default. A graph counts
+                the entry after them: it may run out of data, or wait in another plan, before they are computed.
 
         Raises:
             DuplicateNameError: Another thread is in the same plan, in eager mode.
@@ -87,13 +90,15 @@ class EntryCounts:
             backend.enter(plan.key)
             yield
             return
-        if graphs.of_functions():
-            counted = self._count_in_function(plan, calls)
-        else:
-            with self._lock:
-                self._register(plan, calls)
-                self._in_sessions.add(plan.key)
-            counted = tf.numpy_function(functools.partial(self._count, plan.key), [], [])
+        after = after if after is not None else calls[0].tensors if calls else ()
+        with tf.control_dependencies([tensor for tensor in after if tf.is_symbolic_tensor(tensor)]):
+            if graphs.of_functions():
+                counted = self._count_in_function(plan, calls)
+            else:
+                with self._lock:
+                    self._register(plan, calls)
+                    self._in_sessions.add(plan.key)
+                counted = tf.numpy_function(functools.partial(self._count, plan.key), [], [])
         with tf.control_dependencies([counted]):
             yield
 
@@ -188,6 +193,15 @@ class EntryCounts:
         """Records the keys of plans in which this rank participates for others before it may enter them itself."""
         with self._lock:
             self._owed.update(keys)
+
+    def settled(self, timeout: float) -> bool:
+        """Waits until this rank has participated in all plans that it owes to others; returns False at the timeout.
+
+        Args:
+            timeout: Seconds to wait.
+        """
+        with self._left:
+            return self._left.wait_for(lambda: not self._owed and not any(self._for_others.values()), timeout)
 
     def can_raise(self, key: str) -> bool:
         """Whether this rank raises everywhere it enters a plan if that plan is refused."""

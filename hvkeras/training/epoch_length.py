@@ -211,8 +211,8 @@ class CommonEnd:
             return mine
         longest = gather_timeout(job.settings.stall_shutdown)
         try:
-            have = job.control.gather(f"batch {self._fit}.{self._passes}.{number}", bool(mine), longest,
-                                      given_up=lambda: not self.armed)
+            batch = f"batch {number + 1} of epoch {self._passes} of fit {self._fit}"
+            have = job.control.gather(batch, bool(mine), longest, given_up=lambda: not self.armed)
         except PeerError:
             if job.control.cause is not None:
                 raise

@@ -45,6 +45,18 @@ def test_an_update_that_is_compiled_on_one_rank_is_a_difference(launch: Callable
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("case", "named"), [
+    ("set", r'rank 0 in the exchange "native .*" for rank 1, rank 1 in allreduce "of all" \(\S*mismatch.py:\d+ in a_'),
+    ("callback", r'ranks 0(, | and )1 .*wait for each other: .*rank 1 (is )?in allreduce "of one"')])
+def test_a_rank_that_waits_in_an_exchange_is_named(case: str, named: str, launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", WORKER, (case,), np=2, backend="native", env=SOON, expect_failure=True,
+                     deadline=60)
+    for rank in range(2):
+        last = outcome.stderr(rank).strip().splitlines()[-1]
+        assert re.search(named, last)
+
+
+@pytest.mark.slow
 def test_gradients_that_differ_in_fit_name_both_calls_of_fit(launch: Callable[..., Outcome]) -> None:
     outcome = launch("hvkeras_run", WORKER, ("fit",), np=2, backend="native", env=SOON, expect_failure=True,
                      deadline=100)
@@ -70,7 +82,8 @@ WORDS = {  # of the difference, for two ranks
 }
 
 
-QUICK = ("shape", "kind", "rows", "order", "in_a_function", "half_in_functions", "in_a_session")  # in `make test`
+QUICK = ("shape", "kind", "rows", "order", "in_a_function", "half_in_functions", "in_a_session",
+         "one_after_the_other_in_a_function")  # in `make test`
 # Where in the user's code each rank was.
 SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in (\S+)")
 
@@ -101,6 +114,8 @@ IN_GRAPHS = {
     "of_a_group_in_a_function": 'tensor 2 is grouped allreduce "y" float32[2] on rank 0 and grouped allreduce "y" ',
     "half_in_functions": 'allgather "z" float32[None, 2] on rank 0 and allgather "z" float32[None, 3] on rank 1',
     "in_a_session": 'reducescatter "s" float32[2] on rank 0 and reducescatter "s" float32[4] on rank 1',
+    "one_after_the_other_in_a_function":
+        'allreduce "first" float32[2] on rank 0 and allreduce "second" float32[1, 2] on rank 1',
     "the_same_function_afterwards": 'allreduce "again" float32[3] on rank 0 and allreduce "again" float32[4] on rank 1',
 }
 
@@ -137,3 +152,22 @@ def test_in_graphs_every_rank_raises_and_the_job_continues(
             assert IN_GRAPHS[case] in raised
             assert SITES.search(raised)
         assert total == np
+
+
+@pytest.mark.parametrize(("launcher", "backend", "np"), RUNS[1:])
+def test_a_graph_may_run_at_once_what_another_rank_ran(launcher: str, backend: str, np: int,
+                                                       launch_once: Callable[..., Outcome]) -> None:
+    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend, env=SOON)
+    for raised, *totals in outcome.results("what_another_rank_ran"):
+        assert raised.startswith("FailedPreconditionError: ")
+        assert totals == [np] * 4
+
+
+@pytest.mark.slow
+def test_three_ranks_that_wait_in_a_circle_raise(launch_once: Callable[..., Outcome]) -> None:
+    outcome = launch_once("hvkeras_run", OUTLIVED, np=3, backend="native", env=SOON)
+    for raised, total in outcome.results("in_a_circle"):
+        assert re.search(r'MismatchError: ranks 0, 1, 2 wait for each other: rank 0 in allreduce "x" \(\S*outlived.py:'
+                         r'\d+ in \S+\) for rank 1, rank 1 in allreduce "x" .* for rank 2, rank 2 in .* for rank 0$',
+                         raised)
+        assert total == 3

@@ -56,6 +56,7 @@ TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
                                            void* (*create)(TF_OpKernelConstruction*),
                                            void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
                                            void (*destroy)(void*));
+void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
 void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* name, int32_t* list_size,

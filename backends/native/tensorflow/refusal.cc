@@ -3,19 +3,33 @@
 // collectives, of whatever backend.
 #include <atomic>
 #include <cstdio>
+#include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
+#include "libstdcxx.h"
 #include "wrapped.h"
 
 namespace hvkeras {
 namespace {
 
+// An operation that fails as soon as refusals are no longer held.
+struct Held {
+  Held(TF_OpKernelContext* where, const void* done, std::string why) : context(where), text(std::move(why)), end(done) {}
+
+  TF_OpKernelContext* context;
+  std::string text;
+  libstdcxx::Function end;
+};
+
 struct Refusals {
   std::atomic<size_t> count{0};  // so that what is not refused takes no lock
   std::mutex mutex;
   std::map<std::string, std::string> texts;
+  int holds = 0;
+  std::list<Held> held;
 };
 
 Refusals& refusals() {
@@ -40,12 +54,29 @@ void* create(TF_OpKernelConstruction* construction) {
                         [&] { return std::make_unique<std::string>(text_attribute(construction, "key")); });
 }
 
-void compute(void* kernel, TF_OpKernelContext* context) {
+void fail(TF_OpKernelContext* context, const std::string& text) {
+  const Status status = new_status();
+  TF_SetStatus(status.get(), TF_FAILED_PRECONDITION, text.c_str());
+  TF_OpKernelContext_Failure(context, status.get());
+}
+
+// Whether an operation that is refused must wait; then its end is called later.
+bool hold(TF_OpKernelContext* context, const void* done, const std::string& text) {
+  Refusals& all = refusals();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.holds == 0) return false;
+  all.held.emplace_back(context, done, text);
+  return true;
+}
+
+// Asynchronous, as a thread that waits could be the one that the others' collectives need.
+void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   const Status status = new_status();
   std::string text;
   if (take(*static_cast<std::string*>(kernel), text)) {
-    TF_SetStatus(status.get(), TF_FAILED_PRECONDITION, text.c_str());
-    return TF_OpKernelContext_Failure(context, status.get());
+    if (hold(context, done, text)) return;
+    fail(context, text);
+    return TF_RunAsyncOpKernelDoneCallback(done);
   }
   try {
     for (int index = 0; index < TF_NumInputs(context); ++index) {
@@ -56,6 +87,7 @@ void compute(void* kernel, TF_OpKernelContext* context) {
     TF_SetStatus(status.get(), TF_ABORTED, failure.what());
     TF_OpKernelContext_Failure(context, status.get());
   }
+  TF_RunAsyncOpKernelDoneCallback(done);
 }
 
 void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
@@ -73,7 +105,7 @@ void register_operation() {
   TF_RegisterOpDefinition(builder, status.get());
   for (const char* const device : {"CPU", "GPU"})  // it touches no memory
     if (TF_GetCode(status.get()) == TF_OK)
-      TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, device, create, compute, destroy), status.get());
+      TF_RegisterKernelBuilder(name, TF_NewAsyncKernelBuilder(name, device, create, compute, destroy), status.get());
   if (TF_GetCode(status.get()) != TF_OK)
     std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", name, TF_Message(status.get()));
 }
@@ -92,6 +124,21 @@ EXPORTED void hvkeras_refuse(const char* key, const char* text) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.texts[key] = text;
   all.count.store(all.texts.size(), std::memory_order_release);
+}
+
+// Holds back the operations that are refused, or (-1) ends that: they fail once it is ended as often as it was begun.
+EXPORTED void hvkeras_hold_refusals(int change) {
+  hvkeras::Refusals& all = hvkeras::refusals();
+  std::list<hvkeras::Held> over;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.holds += change;
+    if (all.holds == 0) over.swap(all.held);
+  }
+  for (const hvkeras::Held& one : over) {
+    hvkeras::fail(one.context, one.text);
+    one.end();
+  }
 }
 
 // The text, which lives until the thread's next call, and which is taken away with it; nullptr if there is none.

@@ -57,9 +57,28 @@ def different_names_in_fit() -> None:
     (train_as_right if hvd.rank() else train_as_left)()
 
 
+def a_process_set_on_one_rank() -> None:
+    if hvd.rank() == 0:
+        hvd.add_process_set([0])
+    hvd.allreduce(tf.zeros(2), name="of all")
+
+
+def a_callback_on_one_rank() -> None:
+    """The data are of unknown length, so that ranks ask each other for the next batch while they read it."""
+    def talk(batch: int) -> None:
+        if hvd.rank() and batch == 2:
+            hvd.allreduce(tf.zeros(2), name="of one")
+
+    talks = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: talk(batch))
+    data = tf.data.Dataset.from_generator(lambda: ((np.ones((2, 2)), np.ones(2)) for _ in range(9)), output_signature=(
+        tf.TensorSpec((2, 2)), tf.TensorSpec((2,))))
+    compiled(keras.optimizers.SGD(0.1)).fit(data, callbacks=[talks], verbose=0)
+
+
 hvd.init()
 {
     "shapes": different_gradients, "none": a_gradient_that_is_none_on_one_rank, "names": different_names,
     "fit": different_names_in_fit, "update": a_compiled_update_on_one_rank,
+    "set": a_process_set_on_one_rank, "callback": a_callback_on_one_rank,
 }[sys.argv[1]]()
 hvd.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -138,5 +139,50 @@ def the_same_function_afterwards() -> Any:
     return [raised, float(tf.reduce_mean(double(tf.ones([3]))))]
 
 
+@check
+def one_after_the_other_in_a_function() -> Any:
+    """A second collective waits for the first, which only some ranks make."""
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def run(both: Any) -> Any:
+        tensor = tf.ones([2])
+        if both:
+            tensor = hvd.allreduce(tensor, name="first")
+        return hvd.allreduce(tensor[None], name="second")
+
+    return TFDIST or refusal(lambda: run(tf.constant(hvd.rank() == 0)))
+
+
+@check
+def what_another_rank_ran() -> Any:
+    """A graph that was refused on another rank, run as soon as this rank knows."""
+    runs = [tf.function(lambda: hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="of 0")),
+            tf.function(lambda: hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="of others"))]
+    if TFDIST:
+        return True
+    try:
+        raised = f"no exception: {runs[min(1, hvd.rank())]()}"
+    except tf.errors.FailedPreconditionError as error:
+        raised = f"{type(error).__name__}: {error}"
+    return [raised, *(float(run()) for run in runs * 2)]
+
+
+@check
+def in_a_circle() -> Any:
+    """Three ranks of which each waits for the next one."""
+    pairs = [(0, 1), (1, 2), (0, 2)]
+    if hvd.size() < 3:
+        return None
+    sets = [hvd.add_process_set(pair) for pair in pairs]
+    return refusal(lambda: hvd.allreduce(tf.ones([2]), name="x", process_set=sets[hvd.rank()]))
+
+
+def end_at_once() -> None:
+    """The script ends as soon as it knows of the refusal, on whichever rank knows first."""
+    if not TFDIST:
+        with contextlib.suppress(tf.errors.FailedPreconditionError):
+            tf.function(hvd.allreduce)(tf.ones([5 + hvd.rank()]), name="last")
+
+
 if __name__ == "__main__":
-    run_checks(hvd.init, hvd.shutdown)
+    run_checks(hvd.init, end_at_once)

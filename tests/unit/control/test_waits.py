@@ -12,7 +12,7 @@ def plan(label="gradients", tensors=("kernel float32[2, 3]",), ranks=(0, 1), ope
 
 
 def make(**plans):
-    waits = Waits(mismatch_after=3.0, warn_after=10.0, stall_after=60.0)
+    waits = Waits(8, mismatch_after=3.0, warn_after=10.0, stall_after=60.0)
     for key, content in plans.items():
         waits.describe(key, content)
     return waits
@@ -128,6 +128,35 @@ def test_a_mismatch_waits_for_late_ranks_before_it_ends_the_job():
     assert (finding.kind, finding.keys) == ("mismatch", ())
 
 
+def test_ranks_that_wait_in_a_circle_are_a_mismatch():
+    waits = make(a=plan(label="a", ranks=(0, 1)), b=plan(label="b", ranks=(1, 2)), c=plan(label="c", ranks=(0, 2)))
+    waits.update(0, {"a": 1}, {"a": "train.py:31 in step"})
+    waits.update(1, {"b": 1})
+    waits.check(0.0)
+    assert waits.check(5.0) == []  # rank 2 may come to b
+    waits.update(2, {"c": 1})
+    waits.check(6.0)
+    (finding,) = waits.check(9.0)
+    assert finding.keys == ("a", "b", "c")
+    assert finding.text == ("ranks 0, 1, 2 wait for each other: rank 0 in a (train.py:31 in step) for rank 1, rank 1 in"
+                            " b for rank 2, rank 2 in c for rank 0")
+
+
+def test_an_exchange_over_the_channel_is_a_wait_as_well():
+    waits = make(a=plan(label="a", ranks=range(8)))
+    waits.update(0, {"a": 1})
+    waits.come(1, "facts")
+    waits.check(0.0)
+    assert waits.check(20.0)[0].kind == "warning"  # rank 1 may be reading ahead
+    waits.set_waiting(1, ["facts"])
+    waits.check(30.0)
+    (finding,) = waits.check(33.0)
+    assert (finding.kind, finding.keys) == ("mismatch", ())
+    assert finding.text.endswith('each other: rank 0 in a for rank 1, rank 1 in the exchange "facts" for rank 0')
+    waits.finish("facts")
+    assert {finding.kind for finding in waits.check(34.0)} <= {"warning"}
+
+
 def test_progress_makes_a_wait_start_over():
     waits = make(a=plan(), b=plan(label="other"))
     waits.update(0, {"a": 1})
@@ -152,7 +181,7 @@ def test_a_late_rank_is_warned_about_at_intervals_and_then_ends_the_job():
 
 
 def test_a_stall_limit_of_zero_never_ends_the_job():
-    waits = Waits(3.0, 10.0, 0.0)
+    waits = Waits(2, 3.0, 10.0, 0.0)
     waits.describe("a", plan())
     waits.update(0, {"a": 1})
     waits.check(0.0)
