@@ -17,7 +17,8 @@ namespace {
 
 // An operation that fails as soon as refusals are no longer held.
 struct Held {
-  Held(TF_OpKernelContext* where, const void* done, std::string why) : context(where), text(std::move(why)), end(done) {}
+  Held(TF_OpKernelContext* where, const void* done, std::string why)
+      : context(where), text(std::move(why)), end(done) {}
 
   TF_OpKernelContext* context;
   std::string text;
