@@ -8,6 +8,7 @@ read are errors. This file and `hvkeras.launch_environments` are the only reader
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import os
 import re
@@ -273,6 +274,10 @@ TABLE: tuple[Setting, ...] = (
 )
 
 
+# What concerns the job as a whole, so that the value of rank 0 counts on all ranks.
+SHARED = ("liveness_timeout", "stall_warning", "stall_shutdown", "mismatch_after", "exit_grace", "bucket_size",
+          "compile_update", "shard_update", "gradients", "uneven", "guard", "guard_steps", "average_statistics")
+
 _CYCLES = "there are no cycles of negotiation to tune"
 _TUNED_BY_ITSELF = "the engine tunes itself"
 # Variables that Horovod's own engine reads, and why the other engines ignore them. Those that its launchers set are not
@@ -335,6 +340,20 @@ class Settings:
             for name in ("stall_warning", "stall_shutdown"):
                 if not environ.get(PREFIX + name.upper()):
                     self.__dict__[name] = 0.0
+
+    def shared(self) -> dict[str, Any]:
+        """The settings that must be those of rank 0 on all ranks, by name."""
+        return {name: getattr(self, name) for name in SHARED}
+
+    def with_shared(self, values: Mapping[str, Any]) -> Settings:
+        """Returns these settings with rank 0's values of those that all ranks share.
+
+        Args:
+            values: What `shared` returned on rank 0.
+        """
+        result = copy.copy(self)
+        result.__dict__.update(values)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no setting is called {name!r}")

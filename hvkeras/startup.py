@@ -19,6 +19,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
 from hvkeras.control.lobby import ANY_FUNCTION, LobbyClient
 from hvkeras.control.process_exit import ExitWatch
+from hvkeras.control.relay import Deadlines
 from hvkeras.control.rendezvous import connect
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
@@ -31,7 +32,14 @@ from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.job.backend_choice import agree_on_backend
 from hvkeras.job.failure import FailureHooks
 from hvkeras.job.process_sets import ProcessSet, add_process_set, forget_process_sets, registered_process_sets
-from hvkeras.job.start_checks import check_local_ranks, check_size, exchange_facts, own_facts, share_cores
+from hvkeras.job.start_checks import (
+    check_local_ranks,
+    check_size,
+    exchange_facts,
+    own_facts,
+    settings_of_rank_0,
+    share_cores,
+)
 from hvkeras.job.state import Job, current_job, is_initialized, replace_job
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch, hvkeras_run
 from hvkeras.launch_environments.communicator import launch_of, world_size
@@ -404,6 +412,8 @@ def _multi_process_job(launch: Launch, settings: Settings, requested: str, place
         channel.release_port()
         topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
                                        [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
+        settings = settings_of_rank_0(launch, settings, facts)
+        _set_deadlines(channel, hooks, launch, settings)
         check_local_ranks(launch, topology)
         share_cores(settings, facts, topology)
         gpus = GpuPlacement.of(facts)
@@ -467,14 +477,11 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
             _Process.hooks.job_ended(cause)
 
     channel = connect(launch, settings, on_end)
-    channel.client.watch_progress(settings.stall_warning, settings.stall_shutdown)
     if launch.rendezvous.kind != "run" and (starter_descriptor := open_starter()) is not None:
         channel.client.watch_starter(starter_descriptor)
-    _Process.exit_watch = ExitWatch(f"rank {launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
-                                    settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
-    channel.client.watch_exit(_Process.exit_watch)
     hooks = FailureHooks(channel.client, socket.gethostname(), settings.exit_grace, prints_at(settings, "DEBUG")
                          and settings.log_level in ("DEBUG", "TRACE"), settings.run_cause)
+    _set_deadlines(channel, hooks, launch, settings)
     _set_survival(hooks)
     _Process.channel, _Process.hooks, _Process.launch = channel, hooks, launch
     if channel.client.cause is not None:
@@ -485,6 +492,18 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
     atexit.register(_at_exit)
     threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit functions run only after threads
     return channel, hooks
+
+
+def _set_deadlines(channel: ControlChannel, hooks: FailureHooks, launch: Launch, settings: Settings) -> None:
+    """Sets how long this rank waits, and whoever serves the channel, who may have been started with other settings."""
+    channel.client.watch_progress(settings.stall_warning, settings.stall_shutdown)
+    channel.client.liveness = settings.liveness_timeout
+    _Process.exit_watch = ExitWatch(f"rank {launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
+                                    settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
+    channel.client.watch_exit(_Process.exit_watch)
+    hooks.grace = settings.exit_grace
+    if launch.rank == 0:
+        channel.client.set_deadlines(Deadlines.from_settings(settings))
 
 
 def _at_exit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import socket
@@ -23,6 +24,7 @@ from hvkeras.host.network import host_identity
 from hvkeras.progress import activity, location
 
 if TYPE_CHECKING:
+    from hvkeras.control.relay import Deadlines
     from hvkeras.plans.entry_counts import EntryCounts
 
 BEAT = 0.5  # seconds between two heartbeats
@@ -61,7 +63,7 @@ class ControlClient(Exchange):
         self.server_host = ""
         self._starter: int | None = None
         self._exit_watch: ExitWatch | None = None
-        self._liveness = liveness_timeout
+        self.liveness = liveness_timeout
         self._on_end = on_end
         self._beat_lock = threading.Lock()
         self._sent_counts: dict[str, int] = {}
@@ -88,6 +90,10 @@ class ControlClient(Exchange):
         """Makes heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
         self.watch = Watch(*limits)
         self.watch.on_move = self._report_move
+
+    def set_deadlines(self, deadlines: Deadlines) -> None:
+        """Makes the server take over the deadlines of this rank, the first one."""
+        self._send({"type": "deadlines", "seconds": dataclasses.asdict(deadlines)})
 
     def watch_exit(self, exit_watch: ExitWatch) -> None:
         """Makes this rank report when its process outlives its script, and end the job if that takes too long."""
@@ -275,8 +281,8 @@ class ControlClient(Exchange):
                 self._starter = None
                 self.fail(Cause("lost", None, self.introduction.host, None, f"the launcher on {self.introduction.host}"
                                 " ended unexpectedly (killed, crashed, or out of memory)"))
-            if now - self._last_heard > self._liveness and not self.detached:
-                self._server_lost(f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)",
+            if now - self._last_heard > self.liveness and not self.detached:
+                self._server_lost(f"gave no sign of life for {self.liveness:g} s (stopped, frozen or cut off)",
                                   "silent")
                 return
 

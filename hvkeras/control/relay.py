@@ -51,13 +51,19 @@ class Relay(Connections):
 
     def __init__(self, size: int, secret: bytes, host: str, port: int, deadlines: Deadlines) -> None:
         super().__init__(size, secret, host, port)
-        self._deadlines = deadlines
+        self.deadlines = deadlines
         self._gathers: dict[str, float] = {}
         self._participation = Participation()
         self._announced_busy = False
         self._stops = Stops()
         self._waits = Waits(size, deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
         self._stalls = Stalls(deadlines.stall_warning, deadlines.stall_shutdown)
+
+    def _set_deadlines(self, deadlines: Deadlines) -> None:
+        """Takes over the deadlines of rank 0, whose script may have set others than this server was started with."""
+        self.deadlines = deadlines
+        self._waits.limits = (deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
+        self._stalls.limits = (deadlines.stall_warning, deadlines.stall_shutdown)
 
     @abc.abstractmethod
     def _end(self, cause: Cause) -> None:

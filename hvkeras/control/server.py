@@ -157,6 +157,8 @@ class ControlServer(Relay):
             self._count_ends()
         elif kind == "joined":
             self._join(member)
+        elif kind == "deadlines":
+            self._set_deadlines(Deadlines(**message["seconds"]))
         elif kind == "noted":
             self._confirm_refusal(member, message)
         elif kind == "forgotten":
@@ -223,7 +225,7 @@ class ControlServer(Relay):
             await asyncio.sleep(0.05)
         late = [member for member in others if member.outside] or others
         waited = (f"not entered a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
-                  f" allows ({self._deadlines.stall_shutdown:g} s)")
+                  f" allows ({self.deadlines.stall_shutdown:g} s)")
         if len(late) == 1:
             where = f": it is at {late[0].outside}" if late[0].outside else ""
             return Cause("stalled", late[0].rank, late[0].host, late[0].pid, f"has {waited}{where}")
@@ -244,7 +246,7 @@ class ControlServer(Relay):
 
         Launchers end the other ranks as soon as one exits, so no rank may exit before all have printed theirs.
         """
-        deadline = time.monotonic() + self._deadlines.exit_grace + 1.0
+        deadline = time.monotonic() + self.deadlines.exit_grace + 1.0
         while time.monotonic() < deadline and not all(
                 member.ended or (member.left and rank != self._own_rank) for rank, member in self._members.items()):
             await asyncio.sleep(0.02)
@@ -271,8 +273,8 @@ class ControlServer(Relay):
         if self.cause is not None:
             return
         for member in list(self._members.values()):
-            if now - member.seen > self._deadlines.liveness and not member.left:
-                error = f"gave no sign of life for {self._deadlines.liveness:g} s (stopped, frozen or cut off)"
+            if now - member.seen > self.deadlines.liveness and not member.left:
+                error = f"gave no sign of life for {self.deadlines.liveness:g} s (stopped, frozen or cut off)"
                 self._end(Cause("silent", member.rank, member.host, member.pid, error))
                 return
         self._check_exits(now)
@@ -300,7 +302,7 @@ class ControlServer(Relay):
         """Reports a rank that has left the job but still runs, since it can no longer report that itself."""
         waited = 0.0 if self._all_ended_at is None else now - self._all_ended_at
         for member in [member for member in self._members.values() if member.left and member.rank != self._own_rank]:
-            limits = self._deadlines
+            limits = self.deadlines
             error = f"has left the job, but its process has not ended, {waited:.0f} s after its script did"
             cause = Cause("stalled", member.rank, member.host, member.pid, error)
             # The process has no thread left that could end it earlier.

@@ -24,7 +24,7 @@ class Stalls:
     """
 
     def __init__(self, warn_after: float, stall_after: float) -> None:
-        self._warn_after, self._stall_after = warn_after, stall_after
+        self.limits = (warn_after, stall_after)
         self._still: dict[int, dict[str, Any]] = {}
         self._next: dict[int, float] = {}
 
@@ -45,13 +45,14 @@ class Stalls:
         Returns:
             `stalled` with the rank that ends the job; else `warning` with each rank that must report its location.
         """
+        warn_after, stall_after = self.limits
         still = {rank: report for rank, report in sorted(self._still.items()) if rank not in waiting}
-        over = [rank for rank, report in still.items() if self._stall_after and report["may_end"]
-                and min(report["for"], report["stood"]) >= self._stall_after]
+        over = [rank for rank, report in still.items() if stall_after and report["may_end"]
+                and min(report["for"], report["stood"]) >= stall_after]
         if over:
             return [self._end(over, still)]
-        due = [rank for rank, report in still.items() if self._warn_after
-               and report["for"] >= self._next.get(rank, self._warn_after)]
+        due = [rank for rank, report in still.items() if warn_after
+               and report["for"] >= self._next.get(rank, warn_after)]
         for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
             self._next[rank] = BACKOFF * still[rank]["for"] if still[rank]["within"] else float("inf")
         return [Finding("warning", rank, self._more(due)) for rank in due[:MAX_WARNINGS]]

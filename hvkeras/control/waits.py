@@ -79,7 +79,7 @@ class Waits:
     def __init__(self, size: int, mismatch_after: float, warn_after: float, stall_after: float) -> None:
         self._ranks = range(size)
         self._exchanges: dict[str, Exchange] = {}
-        self._limits = (mismatch_after, warn_after, stall_after)
+        self.limits = (mismatch_after, warn_after, stall_after)
         self._counts: dict[int, dict[str, int]] = {}
         self._sites: dict[int, dict[str, str]] = {}
         self._plans: dict[str, Describe] = {}
@@ -232,7 +232,7 @@ class Waits:
         return waits
 
     def _mismatches(self, now: float) -> list[Finding]:
-        old = [wait for wait, since in self._since.items() if now - since >= self._limits[0]]
+        old = [wait for wait, since in self._since.items() if now - since >= self.limits[0]]
         for circle in _circles(old):
             stuck = _connected(circle[0].waiter, self._since)
             keys = {wait.key for wait in self._since if wait.waiter in stuck and wait.missing in stuck}
@@ -242,7 +242,7 @@ class Waits:
                 return [Finding("mismatch", None, self._difference(circle), tuple(sorted(keys)))]
             # Some rank is late: it would arrive at a collective that the others have given up.
             waited = now - max(self._since[wait] for wait in circle)
-            if waited >= PATIENCE * self._limits[0] or not keys.isdisjoint(self._exchanges):
+            if waited >= PATIENCE * self.limits[0] or not keys.isdisjoint(self._exchanges):
                 return [Finding("mismatch", None, self._difference(circle))]
         return []
 
@@ -251,12 +251,12 @@ class Waits:
             Finding("left", wait.missing, f"left the job normally while rank {wait.waiter} is still waiting for it in"
                     f" {self._named(wait)}{self._hint(wait)}")
             for wait, since in self._since.items()
-            if wait.missing in self._left and wait.waiter not in self._left and now - since >= self._limits[0]
+            if wait.missing in self._left and wait.waiter not in self._left and now - since >= self.limits[0]
             and wait.key not in self._exchanges
         ][:1]
 
     def _stalls(self, now: float, places: Mapping[int, str]) -> list[Finding]:
-        _, warn_after, stall_after = self._limits
+        _, warn_after, stall_after = self.limits
         oldest: dict[tuple[str, int], tuple[float, Wait]] = {}
         for wait, since in self._since.items():
             if wait.key in self._exchanges:

@@ -63,7 +63,7 @@ class FailureHooks:
         self._client = client
         self._host = host
         self._rank = client.introduction.rank
-        self._grace = exit_grace
+        self.grace = exit_grace
         self._show_secondary = show_secondary
         self._cause_file = cause_file
         self.aborted = threading.Event()  # set once the engines are, after another rank's failure
@@ -219,7 +219,7 @@ class FailureHooks:
                 sys.stdout.flush()
             self._close_record(cause)
             self._last_line(cause)
-            self._client.wait_to_exit(self._grace + 2.0)
+            self._client.wait_to_exit(self.grace + 2.0)
             if cause.rank != self._rank:
                 time.sleep(ROOT_FIRST)
             os._exit(code if code is not None else cause.exit_code if cause.rank == self._rank else 1)
@@ -267,10 +267,10 @@ class FailureHooks:
             if self.when_stuck is not None and not self._noticed.wait(STUCK_AFTER):
                 self.when_stuck(cause)
             return
-        deadline = time.monotonic() + self._grace
+        deadline = time.monotonic() + self.grace
         while time.monotonic() < deadline:
             if self._unwinding.wait(0.05):
-                deadline += self._grace
+                deadline += self.grace
                 self._unwinding.clear()
         # The main thread is busy in Python or stuck in a call that cannot be aborted.
         self._end_process(cause)

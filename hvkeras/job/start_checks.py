@@ -23,7 +23,8 @@ from hvkeras.settings import Settings
 def own_facts(requested: str, launch: Launch, settings: Settings) -> dict[str, Any]:
     """What this rank reports to the others about itself before the engine starts."""
     return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
-            "versions": own_versions(), "gpus": seen_gpus(settings.gpu_placement), **facts_of_rank(requested, launch)}
+            "versions": own_versions(), "settings": settings.shared(), "gpus": seen_gpus(settings.gpu_placement),
+            **facts_of_rank(requested, launch)}
 
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
@@ -47,6 +48,25 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
                           describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
     check_versions(launch, settings, found)
     return found
+
+
+def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> Settings:
+    """Returns this rank's settings, with those that concern the job as rank 0 has them, which says where others differ.
+
+    Args:
+        launch: How this process was launched.
+        settings: The settings of this rank.
+        facts: The facts of each rank.
+    """
+    first = facts[0]["settings"]
+    if launch.rank == 0 and prints_at(settings, "WARNING"):
+        for name, value in first.items():
+            others = {rank: fact["settings"][name] for rank, fact in enumerate(facts)
+                      if fact["settings"][name] != value}
+            if others:
+                values = ", ".join(f"{other} on rank {rank}" for rank, other in others.items())
+                say(f"HVKERAS_{name.upper()} differs: {value} on rank 0, {values}; that of rank 0 counts on all ranks")
+    return settings.with_shared(first)
 
 
 def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> None:

@@ -392,7 +392,7 @@ class ElasticLauncher(Launcher):
         if cause.kind in ("silent", "stalled"):
             self._kill(number)
         else:
-            self._loop.call_later(self._settings.exit_grace + UNWIND, self._kill, number)
+            self._loop.call_later(self._exit_grace + UNWIND, self._kill, number)
         self._signalled.add(number)
         self._handle(Event.LOST, number)
 

@@ -109,6 +109,11 @@ class Launcher:
         return rank
 
     @property
+    def _exit_grace(self) -> float:
+        """Seconds that ranks have after a failure, as rank 0 has told the server."""
+        return (self._server.deadlines if self._server is not None else Deadlines()).exit_grace
+
+    @property
     def _cause(self) -> Cause | None:
         """Why the job ends early; only the server knows it, from the ranks and from `_fail`.
 
@@ -289,7 +294,7 @@ class Launcher:
 
     def _on_end(self) -> None:
         self._loop.call_later(0.0, self._signal_ranks, signal.SIGTERM, True)
-        grace = INTERRUPT_GRACE if self._interrupted else self._settings.exit_grace + UNWIND
+        grace = INTERRUPT_GRACE if self._interrupted else self._exit_grace + UNWIND
         self._loop.call_later(grace, self._signal_ranks, signal.SIGTERM, False)
         self._loop.call_later(grace + KILL_AFTER, self._signal_ranks, signal.SIGKILL, False)
 

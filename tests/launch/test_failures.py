@@ -219,3 +219,13 @@ def test_ranks_of_an_mpirun_that_is_killed_end(tmp_path):
         _, left = psutil.wait_procs(ranks, timeout=30)
         assert left == []  # what they said is lost with mpirun, which wrote it down
         job.wait()
+
+
+@pytest.mark.parametrize("launcher", ["hvkeras_run", pytest.param("mpirun", marks=pytest.mark.slow)])
+def test_settings_of_rank_0_count_whoever_serves_the_control_channel(tmp_path, launcher):
+    with start_job(launcher, WORKER.with_name("own_settings.py"), np=2, folder=tmp_path, backend="native",
+                   expect_failure=True, deadline=60.0) as job:
+        outcome = job.wait()
+    assert "HVKERAS_STALL_SHUTDOWN differs: 3.0 on rank 0, 40.0 on rank 1; that of rank 0 counts" in outcome.stderr(0)
+    assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered an unnamed allreduce .*, in which rank 0 has waited"
+                     r" \d+ s for it \(HVKERAS_STALL_SHUTDOWN", last_line(outcome.stderr(0)))

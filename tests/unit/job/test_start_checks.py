@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvkeras.errors import MachineError
-from hvkeras.job.start_checks import check_versions
+from hvkeras.job.start_checks import check_versions, settings_of_rank_0
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
@@ -31,3 +31,12 @@ def test_other_versions_that_differ_are_said_once(capsys: pytest.CaptureFixture[
     check({"TensorFlow": "2.16.2"}, rank=1)
     check({})
     assert not capsys.readouterr().err
+
+
+def test_settings_of_the_job_are_those_of_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+    mine = [Settings({}), Settings({"HVKERAS_GUARD": "off", "HVKERAS_LOG_LEVEL": "ERROR"})]
+    facts = [{"settings": settings.shared()} for settings in mine]
+    found = [settings_of_rank_0(Launch("none", rank, 2), settings, facts) for rank, settings in enumerate(mine)]
+    assert [(settings.guard, settings.log_level) for settings in found] == [(True, "WARNING"), (True, "ERROR")]
+    assert capsys.readouterr().err == ("hvkeras: HVKERAS_GUARD differs: True on rank 0, False on rank 1; that of rank 0"
+                                       " counts on all ranks\n")
