@@ -30,6 +30,7 @@ UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that connected ranks have for 
 INTERRUPT_GRACE = 1.0  # seconds that they have instead when the launcher is interrupted
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 AGENT_GRACE = 10.0  # seconds within which an agent must end what is left on its host
+TELL_AFTER = 30.0  # seconds until ranks that have not called `hvd.init()` are told what it is for
 STALLS = 100  # stall warnings kept for a report: the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -59,6 +60,7 @@ class Launcher:
         self._stalls: list[str] = []
         self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
         self._lost_output = ""
+        self._told = False  # that the ranks know nothing of each other
         self._lost_hosts: set[str] = set()
         self.exit_report: str = ""
 
@@ -81,6 +83,8 @@ class Launcher:
                     await self._run_ranks(secret)
             finally:
                 await self._clean_up()
+        if self._has_finished:
+            self._tell_if_independent("no rank has called hvd.init(): they were")
         own_codes = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
         if self._cause is not None:
             process = self._process_of(self._cause.rank)
@@ -204,8 +208,11 @@ class Launcher:
         listening = [asyncio.ensure_future(self._listen(agent, order))
                      for agent, order in zip(self._agents, orders, strict=True)]
         watching = asyncio.ensure_future(self._watch())
+        telling = self._loop.call_later(TELL_AFTER, self._tell_if_independent, f"no rank has called hvd.init() in"
+                                        f" {TELL_AFTER:.0f} s; without it, they are")
         await self._all_over.wait()
         watching.cancel()
+        telling.cancel()
         for agent in self._agents:
             agent.release()
         await asyncio.wait(listening, timeout=AGENT_GRACE)
@@ -230,6 +237,15 @@ class Launcher:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(agent.pids[rank], signal.SIGKILL)
                 self._record_exit(rank, -signal.SIGKILL)
+
+    def _tell_if_independent(self, begin: str) -> None:
+        """Says what is wrong with programs that know nothing of each other: each trains alone, on the same files."""
+        if self._job.size > 1 and not self._job.tf_config and self._server is not None and (
+                not self._server.ever_connected) and not self._told:
+            self._told = True
+            self._say(f"hvkeras run: {begin} {self._job.size} programs that know nothing of each other. HINT: call"
+                      " hvd.init(), or start a script of MultiWorkerMirroredStrategy with hvkeras run --tf-config, one"
+                      " of Horovod's with --as-horovod")
 
     # Events of the ranks.
 
