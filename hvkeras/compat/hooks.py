@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvkeras.compat.families import KERAS, loaded_families
+from hvkeras.compat.models import is_synchronized
 from hvkeras.compat.optimizers import reduces_elsewhere
 from hvkeras.compat.summing import summed
 
@@ -42,11 +43,11 @@ def adopt_class(instance: Any, cls: type) -> None:
     object.__setattr__(instance, "__class__", cls)
 
 
-def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
+def hook(cls: Any, method: str, replacement: Callable[..., Any]) -> bool:
     """Replaces a method with `replacement(original, self, *args, **kwargs)`, once for each such function.
 
     Args:
-        cls: The class; its subclasses inherit the hook unless they override the method.
+        cls: The class, whose subclasses inherit the hook unless they override the method; or a module.
         method: The method's name.
         replacement: The function to run instead; it may call `original(self, ...)`.
 
@@ -72,7 +73,7 @@ def hook(cls: type, method: str, replacement: Callable[..., Any]) -> bool:
 
 
 # Class, method name, and the class's own former attribute (None if it was inherited); the latest hook is last.
-_hooked: list[tuple[type, str, Any]] = []
+_hooked: list[tuple[Any, str, Any]] = []
 
 
 def unhook_all() -> None:
@@ -142,6 +143,47 @@ def hook_jit_compile(refuse: Callable[[], bool]) -> None:
         return False if resolved and refuse() else resolved
 
     hook(keras.Model, "_resolve_auto_jit_compile", resolve)
+
+
+def hook_moments(family: str, around: Callable[..., Any]) -> None:
+    """Makes Keras compute the moments of a batch by `around` where they are to be those of all replicas.
+
+    Args:
+        family: The family whose `BatchNormalization` is hooked; in Keras 3, `keras.ops.moments` is as well.
+        around: Takes a function that computes mean and variance as Keras does, the inputs, the axes to reduce over,
+            whether the results keep these axes, and the mask or None; returns mean and variance.
+    """
+    if family == KERAS:
+        import keras
+        from keras.src.backend.tensorflow import nn
+
+        def of_operation(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
+            return around(lambda: original(x, axes, keepdims), x, axes, keepdims, None)
+
+        def of_keras(original: Callable[..., Any], self: Any, inputs: Any, mask: Any = None) -> Any:
+            def own() -> Any:
+                return original(self, inputs, mask)
+
+            return around(own, inputs, self._reduction_axes, False, mask) if is_synchronized(self) else own()
+
+        hook(nn, "_compute_moments_sync", of_operation)
+        hook(keras.layers.BatchNormalization, "_moments", of_keras)
+        return
+    from tf_keras.src.layers.normalization.batch_normalization import BatchNormalization, BatchNormalizationBase
+
+    def with_flag(original: Callable[..., Any], self: Any) -> Any:
+        config = original(self)
+        return {**config, "synchronized": True} if type(self) is BatchNormalization and self.synchronized else config
+
+    def of_tf_keras(original: Callable[..., Any], self: Any, inputs: Any, reduction_axes: Any, keep_dims: bool,
+                    mask: Any = None) -> Any:
+        def own() -> Any:
+            return original(self, inputs, reduction_axes, keep_dims, mask=mask)
+
+        return around(own, inputs, reduction_axes, keep_dims, mask) if is_synchronized(self) else own()
+
+    hook(BatchNormalization, "get_config", with_flag)  # which tf_keras leaves out of files
+    hook(BatchNormalizationBase, "_moments", of_tf_keras)
 
 
 def hook_model_calls(around: Callable[..., Any]) -> None:

@@ -27,14 +27,19 @@ def _has_fixed_shape(weight: Any) -> bool:
 def batch_norm_statistics(model: Any) -> list[Any]:
     """Returns the moving means and variances of the model's BatchNormalization layers that are not frozen.
 
-    Layers with an attribute `over_ranks` are left out: their statistics already include the batches of all ranks.
+    Synchronized layers are left out: their statistics already include the batches of all ranks.
     """
     found: dict[Any, Any] = {}
     for layer in model._flatten_layers():
         is_one = any(cls.__name__.startswith("BatchNormalization") and is_of_keras(cls) for cls in type(layer).__mro__)
-        if is_one and layer.built and layer.trainable and not getattr(layer, "over_ranks", False):
+        if is_one and layer.built and layer.trainable and not is_synchronized(layer):
             found |= {variable_key(variable): variable for variable in (layer.moving_mean, layer.moving_variance)}
     return list(found.values())
+
+
+def is_synchronized(layer: Any) -> bool:
+    """Whether a layer normalizes by the moments of the whole batch, instead of those of parts of it."""
+    return bool(getattr(layer, "synchronized", False)) and getattr(layer, "virtual_batch_size", None) is None
 
 
 def is_whole(model: Any) -> bool:

@@ -25,6 +25,7 @@ from hvkeras.progress import activity
 from hvkeras.training import losses, metrics
 from hvkeras.training.fit_account import FitAccount, account_for, present_share
 from hvkeras.training.fit_run import FitRun, flat, with_callback
+from hvkeras.training.sync_batch_norm import moments_over_ranks
 
 
 class _Calls:
@@ -65,6 +66,7 @@ def install() -> None:
     for family in compat.loaded_families():
         optimizer.install_hooks(family)
         compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh_by_mask, losses.combine)
+        compat.hook_moments(family, _around_moments)
         missing = compat.hook_training(family, hooks)
         job = current_job()
         if missing and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
@@ -102,7 +104,7 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `fit` with arguments that are also `given` by name."""
     process_set = shared_by(model)
-    _forget_other_ranks(model)
+    _forget_other_ranks(model, process_set)
     run = None
     account = account_for(model, given) if _has_ranks() and not _Calls.alone else None
     changed = present_share({"validation_data": given["validation_data"]})
@@ -138,13 +140,13 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
     return history
 
 
-def _forget_other_ranks(model: Any) -> None:
+def _forget_other_ranks(model: Any, process_set: ProcessSet | None) -> None:
     """Makes Keras trace the training step again if it was traced with other ranks, or before this worker had joined."""
-    number = job_number()
-    if model.__dict__.get("_hvkeras_job", number) != number or (
-            "_hvkeras_job" not in model.__dict__ and getattr(model, "train_function", None) is not None):
+    ranks = (job_number(), None if process_set is None else process_set.ranks)
+    if model.__dict__.get("_hvkeras_ranks", ranks) != ranks or (
+            "_hvkeras_ranks" not in model.__dict__ and getattr(model, "train_function", None) is not None):
         compat.forget_train_function(model)
-    model.__dict__["_hvkeras_job"] = number
+    model.__dict__["_hvkeras_ranks"] = ranks
 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,6 +195,25 @@ def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
     averages = part is not None and part._hvkeras_exchange.op == Average
     with losses.averaged_over(shared_by(model) if averages else None):
         return original(model, *args, **kwargs)
+
+
+def _around_moments(own: Callable[[], Any], inputs: Any, axes: Any, keep_dims: bool, mask: Any) -> Any:
+    """Computes the moments of a synchronized BatchNormalization over all ranks that train together.
+
+    A strategy over several processes reduces over all of them by itself.
+    """
+    process_set = _ranks_of_training()
+    if process_set is None or graphs.spans_workers(graphs.reducing_strategy()):
+        return own()
+    return moments_over_ranks(inputs, axes, keep_dims, mask, process_set)
+
+
+def _ranks_of_training() -> ProcessSet | None:
+    """Returns the ranks of the innermost `fit`, or of the job in a training loop; None if this rank trains alone."""
+    if _Calls.alone or not _has_ranks() or current_job().topology.size == 1:
+        return None
+    fits = [run for kind, run in _Calls.stack if kind == "fit"]
+    return global_process_set if not fits else None if fits[-1] is None else fits[-1].process_set
 
 
 def _around_reset(original: Callable[..., Any], model: Any) -> None:

@@ -1,9 +1,12 @@
-"""`SyncBatchNormalization`: batch normalization over the combined batches of all ranks."""
+"""Batch normalization over the batches of all ranks: `SyncBatchNormalization`, and Keras's `synchronized=True`.
+
+Keras's own flag has an effect only under a `tf.distribute` strategy, which reduces over the devices of one rank.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
@@ -12,8 +15,10 @@ from hvkeras import compat
 from hvkeras.collectives.operations import Sum, members
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import UsageError, explain
-from hvkeras.job.process_sets import global_process_set
+from hvkeras.gradients import replicas
+from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.queries import rank
+from hvkeras.job.state import current_job
 from hvkeras.typing import Tensor, TensorLike
 
 if TYPE_CHECKING:
@@ -31,17 +36,18 @@ if TYPE_CHECKING:
 
 def sync_batch_normalization() -> Any:
     """Returns `SyncBatchNormalization` for the Keras in use: Keras 3, or tf_keras under TF_USE_LEGACY_KERAS."""
-    return _class_for(compat.default_keras())
+    return class_for(compat.default_keras())
 
 
 @functools.cache
-def _class_for(keras: Any) -> Any:
-    synchronized = _KerasMoments if compat.is_keras_3(keras) else _TfKerasMoments
+def class_for(keras: Any) -> Any:
+    """Returns the `SyncBatchNormalization` of a Keras."""
 
-    class SyncBatchNormalization(synchronized, keras.layers.BatchNormalization):  # type: ignore[misc,valid-type]
+    class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras ships no types
         """Batch normalization that, in training, uses the mean and variance over the batches of all ranks.
 
-        Ranks are weighted by their number of samples, so the result is that of one process on the whole batch.
+        Ranks are weighted by their number of samples, so the result is that of one process on the whole batch. In a job
+        of several ranks, it is Keras's `BatchNormalization(synchronized=True)`.
 
         Example:
             model = keras.Sequential([keras.layers.Dense(64), hvd.SyncBatchNormalization(), keras.layers.ReLU()])
@@ -55,57 +61,91 @@ def _class_for(keras: Any) -> Any:
             NotInitializedError: The layer is called before `init()`.
         """
 
+        def __init__(self, fused: Any = False, **kwargs: Any) -> None:
+            if fused is not False:
+                raise UsageError(explain("SyncBatchNormalization cannot be fused", "leave out fused", fused=fused))
+            super().__init__(**{**kwargs, "synchronized": True})
+
+        def _moments(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            # Keras's own synchronization subtracts large numbers from each other, for a single replica as well.
+            with compat.attribute(self, "synchronized", current_job().topology.size > 1):
+                moments: tuple[Any, Any] = super()._moments(*args, **kwargs)
+                return moments
+
     return keras.utils.register_keras_serializable("hvkeras")(SyncBatchNormalization)
 
 
-class _KerasMoments:
-    """Moments over all ranks in Keras 3."""
+def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: Any,
+                       process_set: ProcessSet) -> tuple[Any, Any]:
+    """Computes the mean and variance of the batches of all ranks, with the gradients of one process on all of them.
 
-    over_ranks = True  # the moving statistics cover all ranks
-
-    def __init__(self, fused: Any = False, **kwargs: Any) -> None:
-        _require_unfused(fused)
-        super().__init__(**kwargs)
-
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, mask)  # type: ignore[misc]  # the layer's
-        return _over_ranks(inputs, mask, mean, variance)
-
-
-class _TfKerasMoments:
-    """Moments over all ranks in tf_keras, which computes them elsewhere if it is fused."""
-
-    over_ranks = True
-
-    def __init__(self, fused: Any = False, **kwargs: Any) -> None:
-        _require_unfused(fused)
-        super().__init__(fused=False, **kwargs)  # type: ignore[call-arg]  # the layer's
-
-    def _moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, reduction_axes, keep_dims, mask=mask)  # type: ignore[misc]
-        return _over_ranks(inputs, mask, mean, variance)
+    Args:
+        inputs: This rank's batch; under a strategy within each rank, that of one device.
+        axes: The axes to reduce over.
+        keep_dims: Whether the results keep these axes, with length 1.
+        mask: Which samples count, one axis shorter than `inputs`; None for all.
+        process_set: The participating ranks.
+    """
+    ranks = members(process_set, "batch normalization")
+    total: Callable[[Any], Any] = functools.partial(allreduce, op=Sum, process_set=process_set)
+    found = _moments(tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32), axes, mask)
+    shape = found[0].shape
+    moments = tf.stack([tf.reshape(one, [-1]) for one in found])
+    if (strategy := replicas.strategy_within_rank()) is not None:
+        replica = tf.distribute.get_replica_context()
+        moments = _combined(moments, compat.number_of_replica(), strategy.num_replicas_in_sync, functools.partial(
+            replica.all_reduce, tf.distribute.ReduceOp.SUM))
+        total = _once_for_all_replicas(total, strategy.num_replicas_in_sync)
+    _, *combined = tf.unstack(_combined(moments, ranks.index(rank()), len(ranks), total))
+    mean, variance = (tf.reshape(tf.cast(one, inputs.dtype), shape) for one in combined)
+    return (mean, variance) if keep_dims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
-def _require_unfused(fused: Any) -> None:
-    if fused is not False:
-        raise UsageError(explain("SyncBatchNormalization cannot be fused", "leave out fused", fused=fused))
+def _moments(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
+    """Returns numbers of samples, means and variances, with the reduced axes."""
+    if mask is None:
+        mean, variance = tf.nn.moments(inputs, axes, keepdims=True)
+        count = tf.cast(tf.size(inputs) // tf.maximum(tf.size(mean), 1), inputs.dtype)
+        return tf.fill(mean.shape, count), mean, variance
+    kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+    counts = tf.reduce_sum(tf.cast(kept, inputs.dtype), axes, keepdims=True)
+
+    def mean_of(values: Any) -> Any:
+        total = tf.reduce_sum(tf.where(kept, values, tf.zeros([], values.dtype)), axes, keepdims=True)
+        return tf.math.divide_no_nan(total, counts)
+
+    mean = mean_of(inputs)
+    return counts, mean, mean_of(tf.square(inputs - mean))
 
 
-def _over_ranks(inputs: Any, mask: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
-    """Combines the moments of the ranks (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
-    ranks = members(global_process_set, "batch normalization")
-    if len(ranks) == 1:
-        return mean, variance
-    number = tf.float64 if mean.dtype == tf.float64 else tf.float32
-    channels = tf.size(mean)
-    count = tf.cast(tf.size(inputs) // channels if mask is None else tf.math.count_nonzero(mask), number)
-    moments = tf.concat([tf.reshape(tf.cast(part, number), [-1]) for part in (mean, variance)], axis=0)
-    row = tf.concat([[count], tf.where(count > 0, moments, tf.zeros_like(moments))], axis=0)
-    # Each rank adds its row to zeros: this gathers the rows, with a gradient that is a sum and a shape that is known.
-    rows = allreduce(tf.pad(row[tf.newaxis], [[rank(), len(ranks) - 1 - rank()], [0, 0]]), op=Sum)
-    shares = rows[:, :1] / tf.reduce_sum(rows[:, :1])
-    means, variances = rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
-    whole = tf.reduce_sum(shares * means, axis=0)
-    spread = tf.reduce_sum(shares * (variances + tf.square(means - whole)), axis=0)
-    return (tf.reshape(tf.cast(whole, mean.dtype), tf.shape(mean)),
-            tf.reshape(tf.cast(spread, variance.dtype), tf.shape(variance)))
+def _combined(moments: Any, place: int, number: int, total: Callable[[Any], Any]) -> Any:
+    """Combines the moments of several parts (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
+
+    Args:
+        moments: The numbers of samples of this part, their means and their variances, of shape `[3, channels]`.
+        place: The number of this part.
+        number: How many parts there are.
+        total: Sums a tensor over the parts.
+
+    Returns:
+        The same of all parts together.
+    """
+    moments = tf.where(moments[:1] > 0, moments, tf.zeros([], moments.dtype))  # without samples, there is no mean
+    # Each part adds its rows to zeros: this gathers the rows, with a gradient that is a sum and a shape that is known.
+    gathered = total(tf.pad(moments[tf.newaxis], [[place, number - 1 - place], [0, 0], [0, 0]]))
+    counts, means, variances = tf.unstack(gathered, axis=1)
+    count = tf.reduce_sum(counts, axis=0)
+    shares = tf.math.divide_no_nan(counts, count)
+    mean = tf.reduce_sum(shares * means, axis=0)
+    return tf.stack([count, mean, tf.reduce_sum(shares * (variances + tf.square(means - mean)), axis=0)])
+
+
+def _once_for_all_replicas(over_ranks: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
+    """Returns what sums over the ranks a tensor that all replicas of this rank have, and its gradient."""
+
+    def sum_once(tensor: Any) -> Any:
+        share = tensor / tf.cast(number, tensor.dtype)
+        return replicas.reduce_over_both([share], lambda summed: [over_ranks(summed[0])])[0]
+
+    total: Callable[[Any], Any] = tf.custom_gradient(lambda tensor: (sum_once(tensor), sum_once))
+    return total

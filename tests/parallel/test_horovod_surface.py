@@ -134,6 +134,12 @@ def test_batch_normalization_is_that_of_the_whole_batch(outcome: Outcome) -> Non
             assert max(found.values()) < 1e-9, found
 
 
+def test_batch_normalization_leaves_out_what_is_masked(outcome: Outcome) -> None:
+    for rank in outcome.results("batch_normalization_of_masked_samples"):
+        for found in rank.values():
+            assert max(found.values()) < 1e-6, found
+
+
 def test_batch_normalization_is_a_layer_like_others(outcome: Outcome) -> None:
     for found in outcome.results("batch_normalization_elsewhere"):
         assert not any(found["inference changes"])

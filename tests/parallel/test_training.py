@@ -206,6 +206,7 @@ def test_moving_statistics_are_averaged_where_all_ranks_are(outcome: Outcome) ->
         assert largest_difference(found["averaged"], [first, first, last, last, last]) < TOLERANCE
         for case in ("averaged", "synchronized"):
             assert found[case] == results[0][case]
+        assert found["flag"] == found["synchronized"]
         means = [mean for mean, _ in found["local mean"]]
         assert largest_difference(means, [own[epoch][0] for epoch in (0, 0, 1, 1, 1)]) < TOLERANCE
         assert [other for _, other in found["local mean"]] == [other for _, other in found["averaged"]]

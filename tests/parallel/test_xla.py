@@ -68,7 +68,7 @@ def test_entries_are_counted_as_they_happen(outcome: Outcome) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "compressed", "two passes", "mixed precision", "sparse gradients",
-                                  "sparse as dense"])
+                                  "sparse as dense", "synchronized normalization"])
 def test_training_gives_the_weights_that_it_gives_without_xla(case: str, outcome: Outcome) -> None:
     if case not in outcome.results("training")[0]:
         pytest.skip("trained in `make test-soak`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -356,28 +357,97 @@ def with_normalization(layer: Any, shape: Any) -> Any:
                              keras.layers.Dense(2, dtype=layer.dtype)])
 
 
+BEFORE_INIT = with_normalization(keras.layers.BatchNormalization(synchronized=True, dtype="float64"), (5,))
+
+
+class Normalized(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras ships no types
+    """A user's own layer, which overrides what Keras's calls."""
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return super().call(inputs, training=training, mask=mask)
+
+
+def saved_and_loaded() -> Any:
+    layer = keras.layers.BatchNormalization(synchronized=True, dtype="float64")
+    path = str(Path(os.environ["HARNESS_RESULTS"]) / f"synchronized.{hvd.rank()}.keras")
+    with_normalization(layer, (5,)).save(path)
+    return keras.models.load_model(path)
+
+
+def compared(model: Any, truth: Any, mine: Any, everything: Any, first: int) -> dict[str, Any]:
+    """The largest differences between a model on this rank's samples, and one process on those of all ranks."""
+    found = {}
+    truth.set_weights(model.get_weights())
+    for graph in (False, True):
+        run = tf.function(normalized, autograph=False) if graph else normalized
+        out, gradients = run(model, tf.constant(mine))
+        summed = [hvd.allreduce(gradient, op=hvd.Sum) for gradient in gradients]
+        whole, true_gradients = run(truth, tf.constant(everything))
+        found["graph" if graph else "eager"] = {
+            "outputs": float(np.max(np.abs(out.numpy() - whole.numpy()[first : first + len(mine)]))),
+            "gradients": max(relative(*pair) for pair in zip(summed, true_gradients, strict=True)),
+            "statistics": max(float(np.max(np.abs(one - other))) for one, other in
+                              zip(model.get_weights(), truth.get_weights(), strict=True)),
+        }
+    return found
+
+
 @check
 def batch_normalization_over_all_ranks() -> Any:
     """The largest differences to one process on the whole batch; ranks have unlike numbers of samples."""
     found = {}
-    for name, shape in (("vectors", (5,)), ("images", (4, 4, 5))):
+    plain = keras.layers.BatchNormalization
+    models = {
+        "vectors": (with_normalization(hvd.SyncBatchNormalization(dtype="float64"), (5,)), {}),
+        "images": (with_normalization(hvd.SyncBatchNormalization(dtype="float64"), (4, 4, 5)), {}),
+        "flag, images": (with_normalization(plain(synchronized=True, dtype="float64"), (4, 4, 5)), {}),
+        "flag, own layer": (with_normalization(Normalized(synchronized=True, dtype="float64"), (5,)), {}),
+        "flag, before init()": (BEFORE_INIT, {}),
+        "flag, from a file": (saved_and_loaded(), {}),
+    }
+    if "renorm" in inspect.signature(plain.__init__).parameters:
+        renorm = {"renorm": True, "renorm_clipping": {"rmax": 1.5, "rmin": 0.6, "dmax": 0.5}}
+        models["flag, renorm"] = (with_normalization(plain(synchronized=True, dtype="float64", **renorm), (5,)), renorm)
+    for name, (model, options) in models.items():
+        shape = model.input_shape[1:]
         everything = np.random.default_rng(9).normal(loc=10.0, size=(2 * hvd.size() + 3, *shape))
         first = 2 * hvd.rank()
         mine = everything[first : first + 2] if hvd.rank() < hvd.size() - 1 else everything[first:]
-        model = with_normalization(hvd.SyncBatchNormalization(dtype="float64"), shape)
-        truth = with_normalization(keras.layers.BatchNormalization(dtype="float64"), shape)
-        truth.set_weights(model.get_weights())
-        for graph in (False, True):
-            run = tf.function(normalized, autograph=False) if graph else normalized
-            out, gradients = run(model, tf.constant(mine))
-            summed = [hvd.allreduce(gradient, op=hvd.Sum) for gradient in gradients]
-            whole, true_gradients = run(truth, tf.constant(everything))
-            found[f"{name} {'graph' if graph else 'eager'}"] = {
-                "outputs": float(np.max(np.abs(out.numpy() - whole.numpy()[first : first + len(mine)]))),
-                "gradients": max(relative(*pair) for pair in zip(summed, true_gradients, strict=True)),
-                "statistics": max(float(np.max(np.abs(one - other))) for one, other in
-                                  zip(model.get_weights(), truth.get_weights(), strict=True)),
-            }
+        truth = with_normalization(plain(dtype="float64", **options), shape)
+        found |= {f"{name} {how}": differences for how, differences in
+                  compared(model, truth, mine, everything, first).items()}
+    return found
+
+
+@check
+def batch_normalization_of_masked_samples() -> Any:
+    """The same with masks, which leave the last rank nothing."""
+    steps = np.random.default_rng(4).normal(loc=3.0, size=(hvd.size(), 2, 6, 3))
+    kept = np.arange(6) < np.asarray([[5, 2], *[[3, 4]] * (hvd.size() - 1)])[..., np.newaxis]
+    kept[-1] = False
+    found = {}
+    for name, layer in (("flag", keras.layers.BatchNormalization(synchronized=True, dtype="float64", momentum=0.5)),
+                        ("hvd", hvd.SyncBatchNormalization(dtype="float64", momentum=0.5))):
+        truth = keras.layers.BatchNormalization(dtype="float64", momentum=0.5)
+        with tf.GradientTape(persistent=True) as tape:
+            mine, everything = (tf.constant(one) for one in (steps[hvd.rank()], steps.reshape(-1, 6, 3)))
+            tape.watch([mine, everything])
+            out = layer(mine, training=True, mask=tf.constant(kept[hvd.rank()]))
+            whole = truth(everything, training=True, mask=tf.constant(kept.reshape(-1, 6)))
+            loss, true_loss = (tf.reduce_sum(tf.square(one) * tf.constant([1.0, 2.0, 3.0], tf.float64) * mask) for
+                               one, mask in ((out, kept[hvd.rank()][..., np.newaxis]),
+                                             (whole, kept.reshape(-1, 6)[..., np.newaxis])))
+        rows = slice(2 * hvd.rank(), 2 * hvd.rank() + 2)
+        found[name] = {
+            "outputs": float(np.max(np.abs(out.numpy() - whole.numpy()[rows]))),
+            "gradients": float(np.max(np.abs(tape.gradient(loss, mine) - tape.gradient(true_loss, everything)[rows]))),
+            "statistics": max(float(np.max(np.abs(one - other))) for one, other in
+                              zip(layer.get_weights(), truth.get_weights(), strict=True)),
+        }
+    if hasattr(keras, "ops"):
+        moments = np.stack(keras.ops.moments(steps[hvd.rank()], (0, 1), synchronized=True))
+        truth = np.stack([steps.mean((0, 1, 2)), steps.var((0, 1, 2))])
+        found["operation"] = {"moments": float(np.max(np.abs(moments - truth)))}
     return found
 
 

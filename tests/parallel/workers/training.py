@@ -569,7 +569,9 @@ def moving_statistics() -> dict[str, Any]:
     """Moving means and variances in fit: averaged, with a mean that each rank keeps, and synchronized."""
     return {"averaged": normalized(keras.layers.BatchNormalization(momentum=0.5)),
             "local mean": normalized(keras.layers.BatchNormalization(momentum=0.5), mean=True),
-            "synchronized": normalized(hvd.SyncBatchNormalization(momentum=0.5)), "truth": statistics_truth()}
+            "synchronized": normalized(hvd.SyncBatchNormalization(momentum=0.5)),
+            "flag": normalized(keras.layers.BatchNormalization(momentum=0.5, synchronized=True)),
+            "truth": statistics_truth()}
 
 
 @check

@@ -62,6 +62,12 @@ def fit_with_adam() -> Any:
 
 
 @check
+def synchronized_normalization() -> Any:
+    """Over the devices of all ranks, in one reduction over the ranks for all devices of a rank."""
+    return apart(build=lambda: dense(keras.layers.BatchNormalization(synchronized=True, momentum=0.5)))
+
+
+@check
 def sparse_gradients() -> Any:
     def build() -> Any:
         return keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: tf.cast(tf.abs(x) * 3, tf.int32)),

@@ -158,6 +158,11 @@ def dense() -> list[Any]:
     return [keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1, dtype="float32")]
 
 
+def synchronized() -> list[Any]:
+    return [keras.Input((6,)), keras.layers.Dense(4), keras.layers.BatchNormalization(synchronized=True, momentum=0.5),
+            keras.layers.Dense(1)]
+
+
 def embedding() -> list[Any]:
     return [keras.Input((6,), dtype="int32"), keras.layers.Embedding(10, 4), keras.layers.Flatten(),
             keras.layers.Dense(1)]
@@ -184,6 +189,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {}, "compressed": {"compression": hvd.Compression.fp16, "optimizer": "SGD"},
     "two passes": {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
     "mixed precision": {"policy": "mixed_float16", "data": OVERFLOWING, "optimizer": "SGD"},
+    "synchronized normalization": {"layers": synchronized, "optimizer": "SGD"},
     "sparse gradients": {"layers": embedding, "data": WORDS},
     "sparse as dense": {"layers": embedding, "data": WORDS, "sparse_as_dense": True},
 }
