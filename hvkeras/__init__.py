@@ -71,6 +71,7 @@ _HOMES = {
     "hvkeras.training.model_loading": ("load_model",),
     "hvkeras.training.verbosity": ("verbose", "rank0_callbacks"),
     "hvkeras.training.fit_hooks": ("alone",),
+    "hvkeras.training.moving_statistics": ("register_statistic",),
     "hvkeras.launcher.functions": ("run",),
     "hvkeras.comparison.functions": ("compare",),
     "hvkeras.collectives.join": ("join",),
@@ -173,6 +174,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.training.adaptation import adapt as adapt
     from hvkeras.training.fit_hooks import alone as alone
     from hvkeras.training.model_loading import load_model as load_model
+    from hvkeras.training.moving_statistics import register_statistic as register_statistic
     from hvkeras.training.prediction import predict as predict
     from hvkeras.training.verbosity import rank0_callbacks as rank0_callbacks
     from hvkeras.training.verbosity import verbose as verbose

@@ -224,8 +224,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("guard", _switch, True, "Whether fit checks that all ranks keep the same weights."),
     Setting("guard_steps", _positive, 200, "Steps between two such checks; fit also checks after the first step and at"
             " the end of each epoch."),
-    Setting("average_statistics", _switch, True, "Whether fit averages the moving statistics of BatchNormalization over"
-            " the ranks, before validation and at the end of an epoch."),
+    Setting("average_statistics", _switch, True, "Whether fit averages moving statistics over the ranks, before"
+            " validation and at the end of an epoch: those of BatchNormalization, and registered ones."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
     Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, by which"

@@ -95,10 +95,11 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
             microseconds(lambda: run.before_step(0)) + microseconds(lambda: self.model.stop_training))
         self.costs |= {f"thread {name}": 1e6 * (seconds - self._threads.get(name, 0.0)) / STEPS
                        for name, seconds in spent.items()}
-        check = DivergenceCheck(self.model, hvd.global_process_set, set(), False)
-        check.check(1, False)
+        check = DivergenceCheck(self.model, hvd.global_process_set, set, False, True)
+        check.check(1, False, False)
         every = current_job().settings.guard_steps
-        self.costs[f"divergence check, every {every} steps"] = microseconds(lambda: check.check(1, False), 50) / every
+        self.costs[f"divergence check, every {every} steps"] = microseconds(
+            lambda: check.check(1, False, False), 50) / every
         own = metrics.own_states(self.model)
         self.costs[f"metrics of all ranks, once in {STEPS} steps"] = microseconds(
             lambda: metrics.merge(self.model, hvd.global_process_set, "fit", own), 50) / STEPS

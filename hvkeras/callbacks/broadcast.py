@@ -82,7 +82,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     def _broadcast(self) -> None:
         broadcast_learned(self.model, self.root_rank, self.local_keys)
-        variables = compat.model_weights(self.model)
+        kept = [one.variable for one in compat.kept_variables(self.model)]
+        by_key = {compat.variable_key(one): one for one in [*compat.model_weights(self.model), *kept]}
+        variables = list(by_key.values())
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None:
             compat.build_optimizer(optimizer, self.model.trainable_variables)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.compat.families import KERAS, TF_KERAS, default_keras, family_of, is_of_keras, loaded_families
-from hvkeras.compat.variables import native, variable_key
+from hvkeras.compat.variables import native
 
 
 def model_weights(model: Any) -> list[Any]:
@@ -22,19 +22,6 @@ def model_weights(model: Any) -> list[Any]:
 
 def _has_fixed_shape(weight: Any) -> bool:
     return hasattr(weight, "shape") and bool(weight.shape.is_fully_defined())
-
-
-def batch_norm_statistics(model: Any) -> list[Any]:
-    """Returns the moving means and variances of the model's BatchNormalization layers that are not frozen.
-
-    Synchronized layers are left out: their statistics already include the batches of all ranks.
-    """
-    found: dict[Any, Any] = {}
-    for layer in model._flatten_layers():
-        is_one = any(cls.__name__.startswith("BatchNormalization") and is_of_keras(cls) for cls in type(layer).__mro__)
-        if is_one and layer.built and layer.trainable and not is_synchronized(layer):
-            found |= {variable_key(variable): variable for variable in (layer.moving_mean, layer.moving_variance)}
-    return list(found.values())
 
 
 def is_synchronized(layer: Any) -> bool:

@@ -36,7 +36,7 @@ class Distributed:
         """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
 
         Args:
-            var: A variable of the model.
+            var: A variable of the model; also one without a gradient, which `fit` then neither averages nor compares.
         """
         self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
 
@@ -131,7 +131,7 @@ class Distributed:
     def _hvkeras_local_keys(self) -> dict[Any, str]:
         """Returns the names of the variables that each rank keeps for itself, by their keys."""
         for layer in self.__dict__.get("_hvkeras_local_layers", ()):
-            for weight in layer.trainable_weights:
+            for weight in compat.model_weights(layer):
                 self.register_local_var(weight)
         found: dict[Any, str] = self.__dict__.get("_hvkeras_local", {})
         return found

@@ -1,16 +1,8 @@
-"""Divergence check: verifies that all ranks still hold the same weights.
-
-Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The difference of two sketches
-estimates the norm of the variables' difference (Alon, Matias, Szegedy: "The space complexity of approximating the
-frequency moments", 1996), whatever the difference looks like. Sums without signs would miss differences in the bias of
-a softmax layer, whose gradients add up to zero.
-"""
+"""Divergence check: verifies that all ranks still hold the same weights, and the same state that layers keep."""
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,108 +10,75 @@ import tensorflow as tf
 
 from hvkeras import as_horovod, compat
 from hvkeras.collectives.broadcasts import allgather_object
-from hvkeras.collectives.operations import Max
-from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.state import current_job
+from hvkeras.training import moving_statistics
 from hvkeras.training.learned_state import Learned, first_difference, require_same_layers, shared_layers, summary_of
-
-SKETCHES = 4  # sums per variable
-WIDTH = 4096  # elements per row; every row uses the same column signs
-_NOT_FINITE = 3e38  # replaces infinity and NaN, so that they show as a difference if only some ranks have them
+from hvkeras.training.sketches import all_diverged, first_diverged, sketches, spread
 
 _UNEQUAL_START = "that the ranks did not start from the same weights"
-
-_signs = np.random.default_rng(0)
-_COLUMNS = _signs.choice([-1.0, 1.0], (WIDTH, SKETCHES)).astype(np.float32)
-
-
-def tolerance(steps: int) -> float:
-    """Returns how far weights may be apart, relative to their norm.
-
-    Ranks apply the same gradients, so weights differ at most by the rounding of different processors, which
-    accumulates like a random walk.
-
-    Args:
-        steps: Steps since the start.
-    """
-    return 1e-5 + 2e-7 * math.sqrt(steps)
-
-
-# For each model: the keys of its variables, and the function that sketches them: tracing takes longer than running.
-_functions: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any]] = weakref.WeakKeyDictionary()
-
-
-def _sketch_all(variables: Sequence[Any]) -> Any:
-    columns = tf.constant(_COLUMNS)
-    return tf.stack([sketch(variable, columns) for variable in variables])
-
-
-def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
-    """Computes the sketch of a variable.
-
-    Args:
-        variable: A floating-point variable or tensor.
-        columns: The signs of the elements in a row.
-
-    Returns:
-        A float32 tensor of shape `[SKETCHES + 1]`: the signed sums and the norm.
-    """
-    values = tf.cast(tf.reshape(variable, [-1]), tf.float32)
-    size = values.shape[0]
-    rows, rest = divmod(size, WIDTH)
-    sums = tf.linalg.matvec(columns[:rest], values[rows * WIDTH :], transpose_a=True)
-    if rows:
-        signs = np.random.default_rng(1).choice([-1.0, 1.0], (rows, 1)).astype(np.float32)
-        sums += tf.reduce_sum(tf.matmul(tf.reshape(values[: rows * WIDTH], [rows, WIDTH]), columns) * signs, 0)
-    sketched = tf.concat([sums, tf.norm(values)[tf.newaxis]], 0)
-    return tf.where(tf.math.is_finite(sketched), sketched, _NOT_FINITE)
+_BROADCAST = "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks"
 
 
 class DivergenceCheck:
-    """Compares the trainable variables of a model across the ranks during training.
+    """Compares the variables of a model across the ranks during training.
 
     Args:
         model: The model.
         process_set: The ranks that train it.
-        local: Keys of variables that may differ between ranks.
+        local: Returns the keys of variables that may differ between ranks.
         broadcasts: Whether a callback gives all ranks the same initial weights.
+        averages: Whether `fit` averages moving statistics; otherwise each rank keeps its own.
     """
 
-    def __init__(self, model: Any, process_set: ProcessSet, local: Collection[Any], broadcasts: bool) -> None:
-        self._model, self._process_set, self._local, self._broadcasts = model, process_set, local, broadcasts
+    def __init__(self, model: Any, process_set: ProcessSet, local: Callable[[], Collection[Any]], broadcasts: bool,
+                 averages: bool) -> None:
+        self._model, self._process_set, self._local = model, process_set, local
+        self._broadcasts, self._averages = broadcasts, averages
         self._started_equal: bool | None = None
+        self._kept_apart: set[Any] = set()  # keys of what layers keep, if it differed before the first step
         self._tolerates = False  # whether different weights on the ranks are accepted
+        self._warned = False  # that layers keep different state
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Compares the weights and the learned state of layers before the first step.
 
         Unequal weights raise no error yet, since they may still be corrected.
 
+        Returns:
+            Whether all ranks have built the model.
+
         Raises:
             DivergenceError: The ranks' models have different variables, or layers with different learned state.
         """
-        built, layers = bool(self._model.built), shared_layers(self._model, self._local)
-        variables = self._variables() if built else []
-        mine = (built, [(compat.variable_name(one), tuple(one.shape)) for one in variables],
-                self._sketches(variables).numpy(), [summary_of(layer) for layer in layers])
+        built, layers = bool(self._model.built), shared_layers(self._model, self._local())
+        variables = self._trained() if built else []
+        kept = self._kept() if built else []
+        mine = (built, [_shape_of(one) for one in variables], [_shape_of(one.variable) for one in kept],
+                self._sketches(variables).numpy(), self._sketches_of_kept(kept).numpy(),
+                [summary_of(layer) for layer in layers])
         everyone = allgather_object(mine, name="the weights at the start of fit", process_set=self._process_set)
-        self._require_same_learned(layers, [learned for _, _, _, learned in everyone])
-        if not all(there for there, _, _, _ in everyone):
-            return
-        self._require_same_variables([names for _, names, _, _ in everyone])
-        sketches = np.stack([found for _, _, found, _ in everyone])
-        self._started_equal = _first_diverged(sketches.max(0), sketches.min(0), 0) is None
+        self._require_same_learned(layers, [learned for *_, learned in everyone])
+        if not all(there for there, *_ in everyone):
+            return False
+        self._require_same_variables([names for _, names, *_ in everyone], "trainable variable")
+        self._require_same_variables([names for _, _, names, *_ in everyone], "variable that layers keep,")
+        found, of_kept = (np.stack(ranks) for ranks in zip(*(rank[3:5] for rank in everyone), strict=True))
+        self._started_equal = first_diverged(found.max(0), found.min(0), 0) is None
+        self._kept_apart = {kept[place].key for place in all_diverged(of_kept.max(0), of_kept.min(0), 0)}
+        return True
 
-    def check(self, steps: int, flag: bool) -> bool:
+    def check(self, steps: int, flag: bool, at_end: bool) -> bool:
         """Compares the weights; all ranks call it at the same step.
 
         Args:
             steps: Steps since the start.
             flag: A flag of this rank, shared with all ranks in the same collective.
+            at_end: Whether this is the end of an epoch, where moving statistics are averaged and everything else that
+                layers keep by themselves must be equal.
 
         Returns:
             Whether any rank set the flag.
@@ -127,33 +86,35 @@ class DivergenceCheck:
         Raises:
             DivergenceError: A variable differs between ranks.
         """
-        variables = self._variables()
-        mine = self._sketches(variables)
-        flat = tf.reshape(mine, [-1])
-        largest = allreduce(tf.concat([[float(flag)], flat, -flat], 0), op=Max, name="the divergence check of fit",
-                            process_set=self._process_set).numpy()
-        high, low = largest[1 : 1 + len(flat)], -largest[1 + len(flat) :]
-        place = _first_diverged(high.reshape(mine.shape), low.reshape(mine.shape), steps)
+        trained, kept = self._trained(), self._kept() if at_end else []
+        mine = self._sketches(trained)
+        if kept:
+            mine = tf.concat([mine, self._sketches_of_kept(kept)], 0)
+        high, low, flagged = spread(mine, "the divergence check of fit", self._process_set, flag)
+        place = first_diverged(high, low, steps)
         if place is not None and not self._tolerates:
-            self._explain(steps, variables[place], mine[place].numpy())
-        return bool(largest[0])
+            if place < len(trained):
+                self._explain(steps, trained[place], mine[place].numpy())
+            else:
+                self._explain_kept(steps, kept[place - len(trained)], mine[place].numpy())
+        return flagged
 
-    def _variables(self) -> list[Any]:
+    def _trained(self) -> list[Any]:
+        local = self._local()
         return [variable for variable in self._model.trainable_variables
-                if compat.variable_key(variable) not in self._local and _is_floating(variable)]
+                if compat.variable_key(variable) not in local and _is_floating(variable)]
+
+    def _kept(self) -> list[compat.Kept]:
+        """Returns what layers keep by themselves and must be equal, which leaves out statistics of each rank's own."""
+        local = self._local()
+        return [one for one in compat.kept_variables(self._model) if one.key not in local and (
+            self._averages or not moving_statistics.is_statistic(one))]
 
     def _sketches(self, variables: Sequence[Any]) -> Any:
-        """Sketches all variables, with a function that is retraced when the variables change."""
-        natives = [compat.native(variable) for variable in variables]
-        keys = [compat.variable_key(variable) for variable in variables]
-        if not natives:
-            return tf.zeros([0, SKETCHES + 1])
-        known = _functions.get(self._model)
-        if known is None or known[0] != keys:
-            # Keep the concrete function: TensorFlow would warn about many tf.functions where many models are trained.
-            known = (keys, tf.function(lambda: _sketch_all(natives), autograph=False).get_concrete_function())
-            _functions[self._model] = known
-        return known[1]()
+        return sketches(self._model, "trained", variables)
+
+    def _sketches_of_kept(self, kept: Sequence[compat.Kept]) -> Any:
+        return sketches(self._model, "kept", [one.variable for one in kept])
 
     def _require_same_learned(self, layers: Sequence[Any], everyone: Sequence[Sequence[Learned]]) -> None:
         ranks = self._process_set.ranks
@@ -174,7 +135,7 @@ class DivergenceCheck:
             " data), or give all ranks the root's with hvd.callbacks.BroadcastGlobalVariablesCallback(0)", layer=name,
             **{key: count for key, count in tokens.items() if count is not None}))
 
-    def _require_same_variables(self, everyone: Sequence[Sequence[tuple[str, tuple[int, ...]]]]) -> None:
+    def _require_same_variables(self, everyone: Sequence[Sequence[tuple[str, tuple[int, ...]]]], what: str) -> None:
         for rank, variables in zip(self._process_set.ranks, everyone, strict=True):
             shapes, first = [shape for _, shape in variables], [shape for _, shape in everyone[0]]
             if shapes == first:
@@ -182,27 +143,51 @@ class DivergenceCheck:
             place = next((place for place, pair in enumerate(zip(shapes, first, strict=False)) if pair[0] != pair[1]),
                          min(len(shapes), len(first)))
             raise DivergenceError(explain(
-                f"All ranks must train the same model, but trainable variable {place + 1} differs",
+                f"All ranks must train the same model, but {what} {place + 1} differs",
                 "build the model alike on every rank; register layers that are meant to differ with"
                 " optimizer.register_local_var(variable)",
                 **{f"rank_{self._process_set.ranks[0]}": _one_of(everyone[0], place),
                    f"rank_{rank}": _one_of(variables, place)}))
 
     def _explain(self, steps: int, variable: Any, mine: Any) -> None:
-        everyone = allgather_object(mine, name="the diverged variable of fit", process_set=self._process_set)
-        ranks = self._process_set.ranks
-        other = max(range(1, len(ranks)), key=lambda rank: float(np.abs(everyone[rank] - everyone[0]).max()))
-        gaps = np.abs(everyone[other] - everyone[0])[:-1]
-        distance = float(np.sqrt(np.mean(gaps**2)) / max(everyone[0][-1], everyone[other][-1], 1e-30))
+        first, other, distance = self._distance(mine)
         cause, hint = self._cause()
         if cause == _UNEQUAL_START and as_horovod.is_installed():
             self._tolerate()
             return
         raise DivergenceError(explain(
             f"All ranks must hold the same weights, but after {steps} step{'s' * (steps != 1)} of fit"
-            f" {compat.variable_name(variable)} differs between ranks {ranks[0]} and {ranks[other]}; the likely cause"
-            f" is {cause}", hint, variable=compat.variable_name(variable),
-            relative_difference=float(f"{distance:.2g}")))
+            f" {compat.variable_name(variable)} differs between ranks {first} and {other}; the likely cause"
+            f" is {cause}", hint, variable=compat.variable_name(variable), relative_difference=distance))
+
+    def _explain_kept(self, steps: int, kept: compat.Kept, mine: Any) -> None:
+        first, other, distance = self._distance(mine)
+        name, layer = compat.variable_name(kept.variable), f"{kept.layer.name} ({type(kept.layer).__name__})"
+        if as_horovod.is_installed():
+            if not self._warned:
+                self._warn(f"the layer {layer} keeps other values of {name} on rank {other} than on rank {first}: the"
+                           " file of one rank fits no other (an error without --as-horovod)")
+            self._warned = True
+            return
+        differed = kept.key in self._kept_apart and not self._broadcasts
+        raise DivergenceError(explain(
+            f"All ranks must hold the same state, but after {steps} step{'s' * (steps != 1)} of fit {name}, which the"
+            f" layer {layer} keeps by itself, differs between ranks {first} and {other}"
+            + f", as it did before the first step; the likely cause is {_UNEQUAL_START}" * differed,
+            _BROADCAST if differed else
+            "if it is a moving average, let fit average it with hvd.register_statistic(layer); otherwise assign what"
+            " hvd.allreduce makes of the ranks' values, or register it as one that is meant to differ with"
+            " optimizer.register_local_var(variable)",
+            variable=name, layer=kept.layer.name, relative_difference=distance))
+
+    def _distance(self, mine: Any) -> tuple[int, int, float]:
+        """Returns the first rank, the one whose sketch differs most from its, and their relative difference."""
+        everyone = allgather_object(mine, name="the diverged variable of fit", process_set=self._process_set)
+        ranks = self._process_set.ranks
+        other = max(range(1, len(ranks)), key=lambda rank: float(np.abs(everyone[rank] - everyone[0]).max()))
+        gaps = np.abs(everyone[other] - everyone[0])[:-1]
+        distance = float(np.sqrt(np.mean(gaps**2)) / max(everyone[0][-1], everyone[other][-1], 1e-30))
+        return ranks[0], ranks[other], float(f"{distance:.2g}")
 
     def _tolerate(self) -> None:
         """Lets this `fit` continue, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
@@ -217,27 +202,22 @@ class DivergenceCheck:
 
     def _cause(self) -> tuple[str, str]:
         """Returns the likely cause and its remedy."""
-        broadcast = "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks"
         if distributed_part(self._model.optimizer) is None:
             if compat.steps_by_itself(self._model):
                 hint = "compile with hvd.DistributedOptimizer(optimizer)"
             else:
                 hint = ("average the gradients in your train_step: compile with hvd.DistributedOptimizer(optimizer), or"
                         " use hvd.DistributedGradientTape")
-            return "an optimizer that is not distributed", hint + ("" if self._broadcasts else f", and {broadcast}")
+            return "an optimizer that is not distributed", hint + ("" if self._broadcasts else f", and {_BROADCAST}")
         if self._started_equal is False or (self._started_equal is None and not self._broadcasts):
-            return _UNEQUAL_START, broadcast
+            return _UNEQUAL_START, _BROADCAST
         return ("a layer or an assignment that depends on the rank",
                 ("update weights through the optimizer alone and alike on every rank, or register those that are meant"
                  " to differ with optimizer.register_local_var(variable)"))
 
 
-def _first_diverged(high: Any, low: Any, steps: int) -> int | None:
-    """Returns the index of the first variable whose sketches differ by more than the tolerance, or None."""
-    difference = (high.astype(np.float64) - low)[:, :-1].max(1, initial=0.0)
-    allowed = tolerance(steps) * high[:, -1].astype(np.float64)
-    places = np.flatnonzero(difference > allowed)
-    return int(places[0]) if len(places) else None
+def _shape_of(variable: Any) -> tuple[str, tuple[int, ...]]:
+    return compat.variable_name(variable), tuple(variable.shape)
 
 
 def _is_floating(variable: Any) -> bool:

@@ -22,7 +22,7 @@ from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized, job_number
 from hvkeras.profiling import recorder, timeline
 from hvkeras.progress import activity
-from hvkeras.training import losses, metrics
+from hvkeras.training import losses, metrics, moving_statistics
 from hvkeras.training.fit_account import FitAccount, account_for, present_share
 from hvkeras.training.fit_run import FitRun, flat, with_callback
 from hvkeras.training.sync_batch_norm import moments_over_ranks
@@ -159,6 +159,8 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
     if run is not None:
         run.average_statistics(kind)
+    elif (process_set := shared_by(model)) is not None:
+        _average_renewed_statistics(model, process_set)
     _Calls.stack.append((kind, None))
     try:
         # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
@@ -168,6 +170,13 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
             return original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
+
+
+def _average_renewed_statistics(model: Any, process_set: ProcessSet) -> None:
+    """Averages moving statistics that the ranks have computed again since they trained a model together."""
+    part, settings = distributed_part(getattr(model, "optimizer", None)), current_job().settings
+    if part is not None and settings.guard and settings.average_statistics and compat.step_counter(part) > 0:
+        moving_statistics.average_if_renewed(model, process_set, part._hvkeras_local_keys(), "evaluate")
 
 
 def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

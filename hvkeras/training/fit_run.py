@@ -63,7 +63,7 @@ class FitRun:
         settings = current_job().settings
         self._every = settings.guard_steps
         self._averages, self._stepped = settings.average_statistics, False  # no step since the last averaging
-        self._divergence_check = (DivergenceCheck(model, process_set, self._local(), self._broadcasts())
+        self._divergence_check = (DivergenceCheck(model, process_set, self._local, self._broadcasts(), self._averages)
                                   if settings.guard else None)
 
     def callbacks(self, given: Any) -> Any:
@@ -121,8 +121,8 @@ class FitRun:
 
     def begin(self) -> None:
         """Starts the run; called before the first step."""
-        if self._divergence_check is not None:
-            self._divergence_check.start()
+        if self._divergence_check is not None and self._divergence_check.start():
+            self.average_renewed_statistics("the start of fit")
         if self._common_end is not None:
             self._common_end.armed = True
         if (state := state_of_model(self.model)) is not None:
@@ -163,15 +163,20 @@ class FitRun:
         return self.stops
 
     def average_statistics(self, what: str) -> None:
-        """Averages the moving statistics of BatchNormalization; called when all ranks are between the same steps."""
+        """Averages the moving statistics; called when all ranks are between the same steps."""
         if self._averages and self._stepped:
             moving_statistics.average(self.model, self.process_set, self._local(), what)
         self._stepped = False
 
+    def average_renewed_statistics(self, what: str) -> None:
+        """Averages moving statistics that callbacks, or the program since the last `fit`, have computed again."""
+        if self._averages and self._divergence_check is not None:
+            moving_statistics.average_if_renewed(self.model, self.process_set, self._local(), what)
+
     def epoch_end(self, epoch: int, steps: int) -> None:
         """Ends an epoch; called after all other callbacks."""
         self._steps += steps
-        self._check(self._steps)
+        self._check(self._steps, at_end=True)
         if self._timers:
             everyone = allgather_object([timer.rank_times() for timer in self._timers], name="the times of TensorBoard",
                                         process_set=self.process_set)
@@ -214,14 +219,14 @@ class FitRun:
             joining.stop()
             compat.forget_train_function(self.model)
 
-    def _check(self, steps: int) -> None:
+    def _check(self, steps: int, at_end: bool = False) -> None:
         """Compares the weights, and stops all ranks if any rank wants to; the first call also checks the metrics."""
         if self._checked == 0:
             metrics.check(self.model)
         wish = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps
         if self._divergence_check is not None:
-            stops = self._divergence_check.check(steps, wish)
+            stops = self._divergence_check.check(steps, wish, at_end)
         else:
             stops = any(allgather_object(wish, name="stop_training", process_set=self.process_set))
         if stops and not self.stops:
@@ -257,7 +262,7 @@ class FitRun:
     def _local(self) -> set[Any]:
         """Returns the keys of variables that may differ: those that the optimizer or broadcast leaves to each rank."""
         part = distributed_part(getattr(self.model, "optimizer", None))  # Keras itself rejects an uncompiled model
-        found = set(part.__dict__.get("_hvkeras_local", ())) if part is not None else set()
+        found = set(part._hvkeras_local_keys()) if part is not None else set()
         for callback in flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
@@ -347,6 +352,7 @@ def _watch(run: FitRun) -> Any:
             run.before_step(batch)
 
         def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.average_renewed_statistics("the end of fit")
             run.end()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature

@@ -38,6 +38,7 @@ FEWEST = {
     "logs_of_an_own_step": "test_logs_that_are_no_metrics_are_averaged",
     "stopping": "test_callbacks_decide_in_the_same_way",
     "uneven_data": "test_uneven_data_ends_on_all_ranks",
+    "kept_state": "test_state_that_layers_keep_is_that_of_all_ranks",
     "hooks_are_undone": "test_hooks_are_reversible",
     "joined": "test_joined_ranks_train_on_all_batches_as_one_process_does",
 }
@@ -210,6 +211,30 @@ def test_moving_statistics_are_averaged_where_all_ranks_are(outcome: Outcome) ->
         means = [mean for mean, _ in found["local mean"]]
         assert largest_difference(means, [own[epoch][0] for epoch in (0, 0, 1, 1, 1)]) < TOLERANCE
         assert [other for _, other in found["local mean"]] == [other for _, other in found["averaged"]]
+
+
+def test_state_that_layers_keep_is_that_of_all_ranks(outcome: Outcome) -> None:
+    results = outcome.results("kept_state")
+    for rank, found in enumerate(results):
+        for said in ("DivergenceError", "which the layer center (Center) keeps by itself", "differs between ranks 0",
+                     "hvd.register_statistic", "register_local_var", "hvd.allreduce"):
+            assert said in found["own"]
+        mean = np.mean(found["truth"], 0).tolist()
+        for case in ("over ranks", "registered", "registered variable"):
+            assert largest_difference(found[case], mean) < TOLERANCE, case
+        for case in ("local", "as horovod"):
+            assert largest_difference(found[case], found["truth"][rank]) < TOLERANCE, case
+        assert "as it did before the first step" in found["frozen"] and "add hvd.callbacks.Broadcast" in found["frozen"]
+        assert "UsageError: A moving statistic is a floating-point variable" in found["refused"]
+        size = outcome.np
+        assert found["renewed"]["all"] == (size + 1) / 2
+        assert found["renewed"]["between"] == [(size + 5) / 2] * 2
+        if rank == 0:  # which has loaded weights that no other rank has
+            assert found["renewed"]["alone"] == 1.0
+        if found["renorm"] is not None:
+            variance, derived, weights = found["renorm"]
+            assert largest_difference(variance, derived) < TOLERANCE
+            assert weights == results[0]["renorm"][2]
 
 
 def test_a_setting_leaves_moving_statistics_to_each_rank(outcome: Outcome) -> None:

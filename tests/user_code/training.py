@@ -42,12 +42,19 @@ class Optimizer:
         """Applies gradients."""
 
 
+@hvd.register_statistic
+class Normalization:
+    """A user's own layer."""
+
+
 class Tuner:
     """A tuner whose class a checker knows, where Keras Tuner is not installed."""
 
 
 def build() -> keras.Model:
-    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), hvd.SyncBatchNormalization()])
+    normalization = hvd.register_statistic(Normalization())
+    assert_type(normalization, Normalization)
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), normalization, hvd.SyncBatchNormalization()])
 
 
 def training_with_fit(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:

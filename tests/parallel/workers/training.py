@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras import compat
+from hvkeras import as_horovod, compat
 
 keras: Any = tf.keras
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
@@ -572,6 +572,123 @@ def moving_statistics() -> dict[str, Any]:
             "synchronized": normalized(hvd.SyncBatchNormalization(momentum=0.5)),
             "flag": normalized(keras.layers.BatchNormalization(momentum=0.5, synchronized=True)),
             "truth": statistics_truth()}
+
+
+class Center(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
+    """A user's own layer: it subtracts the moving mean of its inputs, and counts its calls."""
+
+    def __init__(self, over_ranks: bool = False) -> None:
+        super().__init__(name="center")
+        self.over_ranks = over_ranks
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(name="mean", shape=shape[-1:], initializer="zeros", trainable=False)
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False, dtype="int32")
+        self.built = True
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        if training:
+            mean = tf.reduce_mean(inputs, 0)
+            self.mean.assign(0.5 * self.mean + 0.5 * (hvd.allreduce(mean) if self.over_ranks else mean))
+            self.calls.assign_add(1 + hvd.rank())
+        return inputs - self.mean
+
+
+class Renewing(keras.callbacks.Callback):  # type: ignore[misc]
+    """Computes the moving statistics again from this rank's data, as callbacks that average weights do."""
+
+    def __init__(self, alone: bool = False) -> None:
+        super().__init__()
+        self.alone = alone
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if not self.alone or hvd.rank() == 0:
+            self.model.layers[0].moving_mean.assign([float(hvd.rank() + 1)] * FEATURES)
+            if self.alone:
+                self.model.layers[-1].bias.assign([5.0])
+
+
+def with_layer(layer: Any, prepare: Any = None) -> Any:
+    made = keras.Sequential([keras.Input((FEATURES,)), layer, keras.layers.Dense(1, kernel_initializer="zeros")])
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
+    if prepare is not None:
+        prepare(made)
+    return made
+
+
+def centers(layer: Any, prepare: Any = None) -> Any:
+    """What is in the layer after each of two epochs of two batches, or the error."""
+    made, seen = with_layer(layer, prepare), []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(np.asarray(layer.mean).tolist()))
+    told = mistake(lambda: made.fit(*share((8,), hvd.rank()), batch_size=4, epochs=2, shuffle=False, verbose=0,
+                                    callbacks=[note]))
+    return seen if told == "no error" else told
+
+
+def mean_of(made: Any) -> float:
+    return float(np.asarray(made.layers[0].moving_mean)[0])
+
+
+def renewed() -> dict[str, Any]:
+    """The moving mean after a fit that ends with one of each rank's own, in the next evaluation, and the next fit."""
+    found: dict[str, Any] = {}
+    data = share((8,), hvd.rank())
+    for name, alone in (("all", False), ("alone", True)):
+        made = with_layer(keras.layers.BatchNormalization())
+        made.fit(*data, batch_size=8, verbose=0, callbacks=[Renewing(alone)])
+        found[name] = mean_of(made)
+    made, means = with_layer(keras.layers.BatchNormalization()), []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: means.append(mean_of(made)))
+    for _ in range(2):
+        made.fit(*data, batch_size=8, verbose=0, callbacks=[note])
+        made.layers[0].moving_mean.assign([float(hvd.rank() + 3)] * FEATURES)
+    made.evaluate(*data, verbose=0)
+    found["between"] = [means[1], mean_of(made)]
+    return found
+
+
+def renormalized() -> Any:
+    """The moving variance after two epochs with `renorm`, and what its standard deviation makes of it."""
+    if "renorm" not in inspect.signature(keras.layers.BatchNormalization.__init__).parameters and KERAS_3:
+        return None
+    layer = keras.layers.BatchNormalization(renorm=True, momentum=0.5)
+    made = with_layer(layer)
+    made.fit(*share((8,), hvd.rank()), batch_size=4, epochs=2, shuffle=False, verbose=0)
+    derived = np.square(layer.moving_stddev) - layer.epsilon
+    return [np.asarray(layer.moving_variance).tolist(), derived.tolist(), [one.tolist() for one in made.get_weights()]]
+
+
+def as_in_horovod(train: Callable[[], Any]) -> Any:
+    as_horovod.install()
+    try:
+        return train()
+    finally:
+        as_horovod.uninstall()
+
+
+@check
+def kept_state() -> dict[str, Any]:
+    """State that layers keep by themselves: of a user's own layer, and of BatchNormalization."""
+    own, registered, late = Center(), Center(), Center()
+    frozen = keras.layers.Dense(FEATURES, trainable=False, kernel_initializer=keras.initializers.Constant(hvd.rank()))
+    found = {
+        "own": centers(own), "as horovod": as_in_horovod(lambda: centers(Center())),
+        "frozen": mistake(lambda: with_layer(frozen).fit(*share((8,), hvd.rank()), verbose=0)),
+        "over ranks": centers(Center(over_ranks=True)),
+        "registered": centers(hvd.register_statistic(registered)),
+        "registered variable": centers(late, lambda _: hvd.register_statistic(late.mean)),
+        "local": centers(Center(), lambda made: made.optimizer.register_local_var(made.layers[0].mean)),
+        "refused": mistake(lambda: hvd.register_statistic(late.calls)),
+        "renewed": renewed(), "renorm": renormalized(), "truth": [],
+    }
+    for rank in range(hvd.size()):
+        mean, (x, _), epochs = np.zeros(FEATURES), share((8,), rank), []
+        for _ in range(2):
+            for batch in (x[:4], x[4:]):
+                mean = 0.5 * mean + 0.5 * batch.mean(0)
+            epochs.append(mean.tolist())
+        found["truth"].append(epochs)
+    return found
 
 
 @check

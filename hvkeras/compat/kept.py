@@ -1,0 +1,96 @@
+"""State that layers keep by themselves: variables that no optimizer trains, and that the layer's call may assign."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.compat.families import is_of_keras
+from hvkeras.compat.models import model_weights
+from hvkeras.compat.variables import local_parts, variable_key
+
+# The moving statistics of BatchNormalization. With `renorm`, each step derives the variance from `moving_stddev`.
+_STATISTICS = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A floating-point variable that no optimizer trains.
+
+    Attributes:
+        variable: The variable.
+        layer: The layer that keeps it, the innermost of several.
+        layers: That layer, and those around it.
+        is_statistic: Whether Keras's own layers name it as a moving statistic.
+    """
+
+    variable: Any
+    layer: Any
+    layers: Sequence[Any]
+    is_statistic: bool
+
+    @property
+    def key(self) -> Any:
+        """The key of the variable."""
+        return variable_key(self.variable)
+
+
+def kept_variables(model: Any) -> list[Kept]:
+    """Returns what the layers of a model keep by themselves, in the same order on all ranks.
+
+    Metrics and the states of random generators and stateful RNNs, which Keras does not count among the weights, are
+    left out, and so are integers, such as counters.
+    """
+    if not hasattr(model, "_flatten_layers"):
+        return []
+    trained = {variable_key(variable) for variable in model.trainable_variables}
+    owners: dict[Any, list[Any]] = {}
+    found: dict[Any, Any] = {}
+    for layer in model._flatten_layers():
+        for variable in [*model_weights(layer), *_untracked(layer)]:
+            key = variable_key(variable)
+            if key not in trained and tf.as_dtype(variable.dtype).is_floating:
+                found[key] = variable
+                owners.setdefault(key, []).append(layer)
+    return [Kept(variable, owners[key][-1], owners[key], _is_statistic(owners[key][-1], key))
+            for key, variable in found.items()]
+
+
+def derive_statistics(model: Any, local: Collection[Any]) -> None:
+    """Computes again what layers derive from other moving statistics, as Keras does in each step.
+
+    Args:
+        model: The model.
+        local: Keys of variables that each rank keeps for itself.
+    """
+    for layer in model._flatten_layers():
+        if _normalizes(layer) and layer.built and layer.trainable and getattr(layer, "renorm", False) and not any(
+                variable_key(one) in local for one in (layer.moving_variance, layer.moving_stddev)):
+            for variance, stddev in zip(*map(local_parts, (layer.moving_variance, layer.moving_stddev)), strict=True):
+                variance.assign(tf.nn.relu(stddev * stddev - tf.cast(layer.epsilon, stddev.dtype)))
+
+
+def _normalizes(layer: Any) -> bool:
+    return any(cls.__name__.startswith("BatchNormalization") and is_of_keras(cls) for cls in type(layer).__mro__)
+
+
+def _is_statistic(layer: Any, key: Any) -> bool:
+    return _normalizes(layer) and bool(layer.trainable) and any(
+        variable_key(variable) == key for variable in (getattr(layer, name, None) for name in _STATISTICS)
+        if variable is not None)
+
+
+def _untracked(layer: Any) -> list[tf.Variable]:
+    """Returns TensorFlow's own variables in a layer of Keras 3, and in its modules, which are not among its weights."""
+    if isinstance(layer, tf.Module):  # tf_keras counts them
+        return []
+    found: list[tf.Variable] = []
+    for part in layer._trackable_children().values():
+        if isinstance(part, tf.Variable):
+            found.append(part)
+        elif isinstance(part, tf.Module) and not hasattr(part, "_flatten_layers"):
+            found += part.variables
+    return found

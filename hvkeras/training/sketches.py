@@ -1,0 +1,141 @@
+"""Sketches of variables: a few numbers for each, by which ranks compare what they hold.
+
+Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The difference of two sketches
+estimates the norm of the variables' difference (Alon, Matias, Szegedy: "The space complexity of approximating the
+frequency moments", 1996), whatever the difference looks like. Sums without signs would miss differences in the bias of
+a softmax layer, whose gradients add up to zero.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.operations import Max
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.job.process_sets import ProcessSet
+
+SKETCHES = 4  # sums per variable
+WIDTH = 4096  # elements per row; every row uses the same column signs
+_NOT_FINITE = 3e38  # replaces infinity and NaN, so that they show as a difference if only some ranks have them
+
+_signs = np.random.default_rng(0)
+_COLUMNS = _signs.choice([-1.0, 1.0], (WIDTH, SKETCHES)).astype(np.float32)
+
+
+def tolerance(steps: int) -> float:
+    """Returns how far weights may be apart, relative to their norm.
+
+    Ranks apply the same gradients, so weights differ at most by the rounding of different processors, which
+    accumulates like a random walk.
+
+    Args:
+        steps: Steps since the start.
+    """
+    return 1e-5 + 2e-7 * math.sqrt(steps)
+
+
+def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
+    """Computes the sketch of a variable.
+
+    Args:
+        variable: A floating-point variable or tensor.
+        columns: The signs of the elements in a row.
+
+    Returns:
+        A float32 tensor of shape `[SKETCHES + 1]`: the signed sums and the norm.
+    """
+    values = _flat(variable)
+    rows, rest = divmod(values.shape[0], WIDTH)
+    sums = tf.matmul(values[tf.newaxis, rows * WIDTH :], columns[:rest])
+    if rows:
+        signs = np.random.default_rng(1).choice([-1.0, 1.0], (rows, 1)).astype(np.float32)
+        whole = tf.matmul(tf.reshape(values[: rows * WIDTH], [rows, WIDTH]), columns)
+        sums += tf.reduce_sum(whole * signs, 0, keepdims=True)
+    return _finite(sums, values[tf.newaxis])[0]
+
+
+def _sketch_all(variables: Sequence[Any]) -> Any:
+    """Sketches variables, all short ones of a length together: tracing takes milliseconds for each operation."""
+    columns = tf.constant(_COLUMNS)
+    places: dict[int, list[int]] = {}
+    for place, variable in enumerate(variables):
+        places.setdefault(variable.shape.num_elements(), []).append(place)
+    found = []
+    for length, those in places.items():
+        if length > WIDTH:
+            found += [sketch(variables[place], columns)[tf.newaxis] for place in those]
+        else:
+            values = tf.stack([_flat(variables[place]) for place in those])
+            found.append(_finite(tf.matmul(values, columns[:length]), values))
+    return tf.gather(tf.concat(found, 0), np.argsort([place for those in places.values() for place in those]))
+
+
+def _flat(variable: Any) -> Any:
+    return tf.cast(variable if len(variable.shape) == 1 else tf.reshape(variable, [-1]), tf.float32)
+
+
+def _finite(sums: Any, values: Any) -> Any:
+    """Returns rows of sketches: the sums, and the norms of the values that are summed."""
+    sketched = tf.concat([sums, tf.norm(values, axis=1, keepdims=True)], 1)
+    return tf.where(tf.math.is_finite(sketched), sketched, _NOT_FINITE)
+
+
+# For each model and purpose: the keys of variables, and the function that sketches them: tracing takes longer than
+# running.
+_functions: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[Any], Any]]] = weakref.WeakKeyDictionary()
+
+
+def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
+    """Sketches variables, with a function that is retraced when the variables change.
+
+    Args:
+        model: The model.
+        purpose: What they are compared for; each has a function of its own.
+        variables: The variables.
+
+    Returns:
+        A float32 tensor of shape `[variables, SKETCHES + 1]`.
+    """
+    natives = [compat.native(variable) for variable in variables]
+    keys = [compat.variable_key(variable) for variable in variables]
+    if not natives:
+        return tf.zeros([0, SKETCHES + 1])
+
+    known = _functions.setdefault(model, {})
+    if purpose not in known or known[purpose][0] != keys:
+        # Keep the concrete function: TensorFlow would warn about many tf.functions where many models are trained.
+        known[purpose] = (keys, tf.function(lambda: _sketch_all(natives), autograph=False).get_concrete_function())
+    return known[purpose][1]()
+
+
+def spread(mine: Any, name: str, process_set: ProcessSet, flag: bool = False) -> tuple[Any, Any, bool]:
+    """Returns the largest and smallest numbers of the ranks' sketches, and whether any rank set the flag."""
+    flat = tf.reshape(mine, [-1])
+    largest = allreduce(tf.concat([[float(flag)], flat, -flat], 0), op=Max, name=name, process_set=process_set).numpy()
+    high, low = largest[1 : 1 + len(flat)], -largest[1 + len(flat) :]
+    return high.reshape(mine.shape), low.reshape(mine.shape), bool(largest[0])
+
+
+def first_diverged(high: Any, low: Any, steps: int) -> int | None:
+    """Returns the index of the first variable whose sketches differ by more than the tolerance, or None."""
+    return next(iter(all_diverged(high, low, steps)), None)
+
+
+def all_diverged(high: Any, low: Any, steps: int) -> list[int]:
+    """Returns the indices of the variables whose sketches differ by more than the tolerance.
+
+    Args:
+        high: The largest numbers of the ranks' sketches, of shape `[variables, SKETCHES + 1]`.
+        low: The smallest ones.
+        steps: Steps since the start.
+    """
+    difference = (high.astype(np.float64) - low)[:, :-1].max(1, initial=0.0)
+    allowed = tolerance(steps) * high[:, -1].astype(np.float64)
+    return [int(place) for place in np.flatnonzero(difference > allowed)]
