@@ -78,6 +78,14 @@ def variable_like(variable: Any, shape: Sequence[int], name: str = "") -> Any:
         return made
 
 
+def is_overwritten(variable: Any) -> bool:
+    """Whether a variable's "gradient" is its new value, as of the scales in float8 training.
+
+    Of several such values, Keras's `gradient_accumulation_steps` takes the largest.
+    """
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
 def aggregation_of(variable: Any) -> str:
     """Returns how a metric's variable is merged between replicas: "sum" (the default), "mean", ..."""
     aggregation = getattr(variable, "aggregation", None)

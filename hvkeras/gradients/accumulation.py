@@ -13,7 +13,8 @@ from hvkeras import compat
 class Accumulation:
     """Sums gradients on this rank, and releases the sum on every `passes`-th pass.
 
-    Sparse gradients are summed in dense accumulators.
+    Sparse gradients are summed in dense accumulators. Of new values of variables (`compat.is_overwritten`), the largest
+    is released, as by Keras.
 
     Args:
         passes: The number of backward passes per update.
@@ -47,7 +48,7 @@ class Accumulation:
         sums, due = self._add(gradients, variables)
 
         def finish() -> None:
-            update(self._taken(sums, gradients))
+            update(self._taken(sums, gradients, variables))
             self._reset(sums)
 
         where_due(due, finish, wait)
@@ -71,7 +72,7 @@ class Accumulation:
         results: list[Any] = [None] * len(sums)
 
         def finish() -> Any:
-            reduced = reduce(self._taken(sums, gradients))
+            reduced = reduce(self._taken(sums, gradients, variables))
             self._reset(sums)
             return [tf.convert_to_tensor(reduced[place]) for place in places]
 
@@ -88,18 +89,24 @@ class Accumulation:
                 for gradient, variable in zip(gradients, variables, strict=True)]
         gradient: Any
         total: Any
-        for gradient, total in zip(gradients, sums, strict=True):
-            if isinstance(gradient, tf.IndexedSlices):
+        for gradient, total, variable in zip(gradients, sums, variables, strict=True):
+            if gradient is not None and compat.is_overwritten(variable):
+                total.assign(tf.maximum(total, gradient))
+            elif isinstance(gradient, tf.IndexedSlices):
                 total.scatter_add(tf.IndexedSlices(tf.cast(gradient.values, total.dtype), gradient.indices))
             elif gradient is not None:
                 total.assign_add(tf.cast(gradient, total.dtype))
         return sums, tf.equal(self._counter().assign_add(1) % self._passes, 0)
 
-    def _taken(self, sums: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    def _taken(self, sums: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the sums or means in the dtypes of the gradients."""
         factor = 1.0 / self._passes if self._average else 1.0
-        return [None if total is None else tf.cast(total * tf.constant(factor, total.dtype), gradient.dtype)
-                for total, gradient in zip(sums, gradients, strict=True)]
+
+        def finished(total: Any, variable: Any) -> Any:
+            return total if compat.is_overwritten(variable) else total * tf.constant(factor, total.dtype)
+
+        return [None if total is None else tf.cast(finished(total, variable), gradient.dtype)
+                for total, gradient, variable in zip(sums, gradients, variables, strict=True)]
 
     def _reset(self, sums: Sequence[Any]) -> None:
         for total in sums:

@@ -16,6 +16,7 @@ from hvkeras.collectives.differentiable import combined, combined_slices, gather
 from hvkeras.collectives.mismatch import raise_if_refused
 from hvkeras.collectives.operations import (
     Adasum,
+    Max,
     Scaling,
     Sent,
     Sum,
@@ -25,6 +26,7 @@ from hvkeras.collectives.operations import (
     scale,
     shaped,
 )
+from hvkeras.collectives.reductions import grouped_allreduce
 from hvkeras.collectives.run_time_shapes import compared
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
@@ -43,7 +45,7 @@ def reduce_gradients(
     gradients: Sequence[Any], variables: Sequence[Any], exchange: Exchange, local: Collection[Any] = (),
     all_ranks_skip: bool = False, differentiable: bool = False, parts: StepParts | None = None,
 ) -> list[Any]:
-    """Reduces gradients over the ranks.
+    """Reduces gradients over the ranks; of new values of variables (`compat.is_overwritten`), takes the largest.
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
@@ -70,8 +72,10 @@ def reduce_gradients(
     if len(ranks) == 1 or not exchange.process_set.included() or not current_job().backend.has_ranks:
         return list(gradients)
     require_kernels(current_job().backend)
+    overwritten = [place for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+                   if gradient is not None and compat.is_overwritten(variable)]
     if joining.active:
-        gradients = joining.apply_weights(gradients, exchange.op, exchange.process_set)
+        gradients = joining.apply_weights(gradients, exchange.op, exchange.process_set, overwritten)
     results = [
         gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
         else tf.convert_to_tensor(gradient) for gradient in gradients
@@ -80,7 +84,8 @@ def reduce_gradients(
             if results[place] is not None and local and compat.variable_key(variable) in local]
     names = [compat.variable_name(variable) for variable in variables]
     nan_flag = _nan_flag([results[place] for place in kept]) if kept and all_ranks_skip else None
-    shared = [None if place in kept else gradient for place, gradient in enumerate(results)]
+    apart = {*kept, *overwritten}
+    shared = [None if place in apart else gradient for place, gradient in enumerate(results)]
     if nan_flag is not None:
         shared, names, variables = [*shared, nan_flag], [*names, "local gradients are finite"], [*variables, None]
     if differentiable and graphs.under_tape():
@@ -90,9 +95,15 @@ def reduce_gradients(
                               parts)
     for place in kept:
         mine = results[place]
-        factor = 1.0 / len(ranks) if exchange.scale_local_gradients else 1.0
+        factor = 1.0 / len(ranks) if exchange.scale_local_gradients and place not in overwritten else 1.0
         reduced[place] = _with_values(mine, lambda values: _add_flag(scale(values, factor),  # noqa: B023  # called at once
                                                                      reduced[-1] if nan_flag is not None else None))
+    if largest := [place for place in overwritten if place not in kept]:
+        with on_device(exchange.device_dense):
+            values = grouped_allreduce([tf.stop_gradient(results[place]) for place in largest], op=Max,
+                                       process_set=exchange.process_set, name=f"the new values of {exchange.name}")
+        for place, value in zip(largest, values, strict=True):
+            reduced[place] = value
     return reduced[: len(gradients)]
 
 

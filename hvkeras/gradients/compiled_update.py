@@ -95,7 +95,8 @@ class CompiledUpdate:
             self._plain(part, reason, "DEBUG")
             return None
         specs = part._hvkeras_exchange.specs_of_results(gradients, variables)
-        dense = {place: spec for place, spec in enumerate(specs) if isinstance(spec, tf.TensorSpec)}
+        dense = {place: spec for place, spec in enumerate(specs)
+                 if isinstance(spec, tf.TensorSpec) and not compat.is_overwritten(variables[place])}
         is_whole = len(dense) == sum(spec is not None for spec in specs)
         known = tuple(dense.items())  # not more: a rank that joins the job later must decide alike
         update_dense = None if is_whole else part._hvkeras_dense_update()
@@ -207,7 +208,8 @@ def _applying(part: Distributed, apply: Apply, pieces: Sequence[Piece], dense: S
     return apply_in_parts
 
 
-_SPARSE = "it has sparse gradients, and only optimizers of Keras 3 itself can be updated in two parts"
+_SPARSE = ("it has gradients that are sparse, or new values of variables, and only optimizers of Keras 3 itself can be"
+           " updated in two parts")
 
 
 def _objection_to_place(wanted: bool | str, part: Distributed) -> str:

@@ -69,14 +69,20 @@ def update_parts(part: Distributed, step: StepParts, apply: Apply, optimizer: An
     own = [(number, result) for number, gradient, result in zip(numbers, gradients, reduced, strict=True)
            if result is not None or gradient is None]
     given, over = [result for _, result in own], [shards.parts[number] for number, _ in own]
+
+    def updated() -> list[int]:
+        """The places of gradients that Keras clips and applies, instead of assigning them."""
+        return [place for place, result in enumerate(given)
+                if result is not None and not compat.is_overwritten(over[place])]
+
     if any(gradient is not None for gradient in gradients):
         is_scaled = compat.inner_optimizer(optimizer) is not None
-        if is_scaled or all(result is None for result in given):
+        if is_scaled or not updated():
             dtype = compat.native(shards.stand_in).dtype
             given = [*given, tf.zeros([1], dtype) + (tf.cast(_unless_finite(part, given), dtype) if is_scaled else 0)]
             over = [*over, shards.stand_in]
         if not is_scaled and clips_by_norm(part) and not _clips_later(part):
-            places = [place for place, result in enumerate(given) if result is not None]
+            places = updated()
             clipped = clip(part, [given[place] for place in places], [over[place] for place in places])
             for place, result in zip(places, clipped, strict=True):
                 given[place] = result
@@ -85,8 +91,7 @@ def update_parts(part: Distributed, step: StepParts, apply: Apply, optimizer: An
             unclipped = contextlib.nullcontext()
     else:
         unclipped = contextlib.nullcontext()
-    applied = [one for one, result in zip(over, given, strict=True) if result is not None]
-    with unclipped, compat.attribute(part, "_hvkeras_over", applied):
+    with unclipped, compat.attribute(part, "_hvkeras_over", [over[place] for place in updated()]):
         def apply_own(results: list[Any]) -> Any:
             return apply(results, over)
 

@@ -54,7 +54,8 @@ class Sharded(Distributed):
                                            "leave it out where a strategy of tf.distribute keeps copies of the model"))
         local = self._hvkeras_local_keys()
         extents = {number: extent_of(variable, self._hvkeras_kind == "elements")
-                   for number, variable in enumerate(variables) if compat.variable_key(variable) not in local}
+                   for number, variable in enumerate(variables)
+                   if compat.variable_key(variable) not in local and not compat.is_overwritten(variable)}
         dealt = (by_elements(list(extents.values()), len(ranks), current_job().settings.bucket_size)
                  if self._hvkeras_kind == "elements" else by_variables(list(extents.values()), len(ranks)))
         bounds = dict(zip(extents, dealt, strict=True))

@@ -100,6 +100,7 @@ class _Source:
     def __init__(self, source: Any, number: int) -> None:
         self.source = source
         self._unique_id = _key(source)
+        self.overwrite_with_gradient = compat.is_overwritten(source)
         self.name = compat.variable_name(source) if hasattr(source, "trainable") else f"source {number}"
 
 

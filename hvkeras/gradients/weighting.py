@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,19 +36,23 @@ class Joining:
         """Sets the weight of the next step, depending on whether its batch is this rank's own."""
         self._weight.assign(float(own))
 
-    def apply_weights(self, gradients: Sequence[Any], op: int, process_set: ProcessSet) -> list[Any]:
+    def apply_weights(self, gradients: Sequence[Any], op: int, process_set: ProcessSet,
+                      overwritten: Collection[int] = ()) -> list[Any]:
         """Scales this rank's gradients, so that the average over all ranks equals the average over those with weight 1.
 
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None.
             op: How the gradients are reduced afterwards, Average or Sum.
             process_set: The participating ranks.
+            overwritten: The places of new values of variables, of which the largest counts.
         """
+        mine = self._weight > 0.0
         factor = self._weight.read_value()
         if op == Average:
             total = allreduce(factor, op=Sum, name="the weights of ranks in a joined step", process_set=process_set)
             factor *= len(process_set.members()) / total
-        return [_times(gradient, factor) for gradient in gradients]
+        return [tf.where(mine, gradient, gradient.dtype.min) if place in overwritten else _times(gradient, factor)
+                for place, gradient in enumerate(gradients)]
 
 
 joining = Joining()

@@ -53,6 +53,20 @@ def test_compression_rounds_what_travels(outcome: Outcome) -> None:
         assert len({found[name][1] for name in ("none", "fp16", "bf16")}) == 3
 
 
+def test_of_new_values_of_a_variable_the_largest_counts(outcome: Outcome) -> None:
+    for rank, found in enumerate(outcome.results("new_values")):
+        if found:
+            assert {name: value for name, value in found["largest"].items() if value != [20.0, 5.0]} == {}
+            assert found["passes"] == [[60.0, 15.0]] * 3
+            assert found["local"] == [10.0 * (rank + 1), 5.0 - rank]
+
+
+@pytest.mark.slow
+def test_float8_trains_as_one_process_does(outcome: Outcome) -> None:
+    for found in outcome.results("float8_training"):
+        assert {name: others for name, others in found.items() if others} == {}
+
+
 def test_gradients_that_are_none_stay_none(outcome: Outcome) -> None:
     assert outcome.results("gradients_that_are_none") == [[1.5, 0.0, 1.5]] * 2
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -292,6 +294,89 @@ def two_optimizers_in_one_step() -> list[Any]:
     step()
     step()
     return [-float(np.asarray(each)[0]) for each in (one, other)]
+
+
+def overwritten(optimizer: Any, graph: bool = False, passes: int = 1, local: bool = False, **options: Any) -> Any:
+    """What a variable holds whose gradient is its new value: of each pass [10, 5] on rank 0 and [20, 4] on rank 1."""
+    scale, weight = variable([1.0, 1.0]), variable([1.0] * 70)
+    scale.overwrite_with_gradient = True
+    distributed = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes, **options)
+    if local:
+        distributed.register_local_var(scale)
+    distributed.build([weight, scale])
+    value = tf.constant([10.0 * (hvd.rank() + 1), 5.0 - hvd.rank()])
+
+    def step(factor: Any) -> None:
+        distributed.apply([tf.fill([70], 1.0), value * factor], [weight, scale])
+
+    run = tf.function(step) if graph else step
+    for number in range(passes):
+        run(tf.constant(3.0 if number == 0 and passes > 1 else 1.0))
+    return scale.numpy().tolist()
+
+
+@check
+def new_values() -> dict[str, Any]:
+    """Of the ranks' new values of a variable, whichever way they are applied; nothing in a Keras without them."""
+    if not hasattr(getattr(keras, "Variable", None), "overwrite_with_gradient"):
+        return {}
+    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+    scale = variable([1.0, 1.0])
+    scale.overwrite_with_gradient = True
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(scale * tf.constant([10.0 * (hvd.rank() + 1), 5.0 - hvd.rank()]))
+    return {
+        "largest": {
+            "average": overwritten(sgd(1.0)), "sum": overwritten(sgd(1.0), op=hvd.Sum),
+            "adasum": overwritten(sgd(1.0), op=hvd.Adasum), "in a graph": overwritten(adam(1.0), graph=True),
+            "compressed": overwritten(sgd(1.0), compression=hvd.Compression.fp16, gradient_predivide_factor=2.0),
+            "compiled": overwritten(adam(1.0), graph=True, compile_update=True),
+            "clipped": overwritten(sgd(1.0, global_clipnorm=0.1)),
+            "shared": overwritten(adam(1.0), shard_update=True),
+            "shared, clipped": overwritten(adam(1.0, clipnorm=0.1), shard_update=True, graph=True),
+            "shared, compiled": overwritten(adam(1.0), shard_update=True, compile_update=True, graph=True),
+            "tape": hvd.DistributedGradientTape(tape).gradient(loss, [scale])[0].numpy().tolist(),
+        },
+        "passes": [overwritten(sgd(1.0), passes=2, average_aggregated_gradients=True, **options)
+                   for options in ({}, {"graph": True}, {"shard_update": True})],
+        "local": overwritten(sgd(1.0), local=True),
+    }
+
+
+def in_float8(optimizer: Callable[..., Any], accumulation: Any = None, tolerance: float = 0.01,
+              **options: Any) -> list[str]:
+    """Variables that training in float8 leaves other than one process does on the same global batches."""
+    random = np.random.default_rng(0)
+    x = (random.normal(size=(4, hvd.size(), 4, 6)) * np.arange(1, 1 + hvd.size()).reshape(-1, 1, 1)).astype("float32")
+
+    def trained(mine: Any, given: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, dtype="float8_from_float32"),
+                                 keras.layers.Dense(1)])
+        made.compile(given, keras.losses.MeanSquaredError(reduction="sum"))
+        rows = mine.reshape(-1, 6)
+        made.fit(rows, rows[:, :1], batch_size=len(rows) // 4, shuffle=False, verbose=0)
+        return made.trainable_variables
+
+    found = trained(x[:, hvd.rank()], hvd.DistributedOptimizer(optimizer(), op=hvd.Sum, **options))
+    with hvd.alone():
+        truth = trained(x, optimizer(**(accumulation or {})))
+    return [one.path for one, other in zip(found, truth, strict=True)
+            if not np.allclose(one, other, rtol=1e-4 if "amax" in one.path or "scale" in one.path else tolerance,
+                               atol=tolerance * float(np.max(np.abs(other))) if "amax" not in one.path else 0.0)]
+
+
+@check
+def float8_training() -> dict[str, list[str]]:
+    if not hasattr(getattr(keras, "Variable", None), "overwrite_with_gradient"):
+        return {}
+    sgd, adam = functools.partial(keras.optimizers.SGD, 1e-4), functools.partial(keras.optimizers.Adam, 1e-3)
+    return {
+        "plain": in_float8(sgd), "loss scale": in_float8(lambda: keras.optimizers.LossScaleOptimizer(sgd(), 16.0)),
+        "two passes": in_float8(sgd, {"gradient_accumulation_steps": 2}, backward_passes_per_step=2,
+                                average_aggregated_gradients=True),
+        "shared": in_float8(adam, shard_update=True), "compiled": in_float8(adam, compile_update=True),
+    }
 
 
 @check
