@@ -10,7 +10,7 @@
 #              distribution; make test-wheels: builds and checks them
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 # make test-arm   the C++ core for 64-bit ARM, under qemu; make test-gpu: what needs a GPU, and says so where there is none
-# make test-trackers   MLflow, Weights & Biases, TensorBoard, Keras Tuner and Optuna, in an environment of their own
+# make test-trackers   MLflow, Weights & Biases, TensorBoard, Keras Tuner, Optuna and Orbax, in an environment of their own
 # make import-cost   how long `import hvkeras` and `hvkeras --help` take
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
@@ -334,7 +334,7 @@ $(CLUSTERS)/.has-slurm: | $(CLUSTERS)/.has-python
 
 $(TRACKERS)/.has-trackers: $(TRACKERS)/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW), trackers and tuners"
-	@$(call pip,$(TRACKERS)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" keras-tuner mlflow optuna tensorboard wandb
+	@$(call pip,$(TRACKERS)) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*" keras-tuner mlflow optuna orbax-checkpoint tensorboard wandb
 	@touch $@
 
 $(TRACKERS)/.has-hvkeras: $(TRACKERS)/.has-trackers $(VENV)/.has-wheel

@@ -192,6 +192,14 @@ def hook_model_calls(around: Callable[..., Any]) -> None:
         hook(sys.modules[family].Model, "__call__", around)
 
 
+def hook_orbax(around: Callable[..., Any]) -> None:
+    """Wraps every save of Keras 3's `OrbaxCheckpoint` in `around(original, callback, *args, **kwargs)`."""
+    import keras
+
+    if hasattr(keras.callbacks, "OrbaxCheckpoint"):
+        hook(keras.callbacks.OrbaxCheckpoint, "_save_checkpoint", around)
+
+
 def hook_train_calls(on_call: Callable[[float, float, Any], None]) -> None:
     """Calls `on_call(began, ended, logs)` after each call of a model's train function, with times since the epoch.
 

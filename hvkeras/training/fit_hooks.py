@@ -15,6 +15,7 @@ from hvkeras import as_horovod, compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs, strategies
+from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import optimizer
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import prints_at, say
@@ -67,6 +68,8 @@ def install() -> None:
         optimizer.install_hooks(family)
         compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh_by_mask, losses.combine)
         compat.hook_moments(family, _around_moments)
+        if family == compat.KERAS:
+            compat.hook_orbax(_around_orbax)
         missing = compat.hook_training(family, hooks)
         job = current_job()
         if missing and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
@@ -223,6 +226,22 @@ def _ranks_of_training() -> ProcessSet | None:
         return None
     fits = [run for kind, run in _Calls.stack if kind == "fit"]
     return global_process_set if not fits else None if fits[-1] is None else fits[-1].process_set
+
+
+def _around_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves on the first of the ranks that train a model; Keras distinguishes processes of JAX alone.
+
+    Raises:
+        UnsupportedError: The model was created under a strategy over several processes, all of which Keras would have
+            to involve.
+    """
+    model = callback.model
+    if graphs.spans_workers(graphs.reducing_strategy(model)):
+        raise UnsupportedError(explain("OrbaxCheckpoint cannot save a model of a strategy over several processes",
+                                       "use hvd.callbacks.ModelCheckpoint", directory=callback.directory))
+    process_set = shared_by(model)
+    if process_set is None or current_job().topology.rank == process_set.ranks[0]:
+        original(callback, *args, **kwargs)
 
 
 def _around_reset(original: Callable[..., Any], model: Any) -> None:
