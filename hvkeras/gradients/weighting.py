@@ -36,6 +36,10 @@ class Joining:
         """Sets the weight of the next step, depending on whether its batch is this rank's own."""
         self._weight.assign(float(own))
 
+    def weight(self) -> Any:
+        """Returns this rank's weight in the step, a float32 scalar, while weighting is enabled."""
+        return self._weight.read_value()
+
     def apply_weights(self, gradients: Sequence[Any], op: int, process_set: ProcessSet,
                       overwritten: Collection[int] = ()) -> list[Any]:
         """Scales this rank's gradients, so that the average over all ranks equals the average over those with weight 1.

@@ -16,6 +16,7 @@ from hvkeras.collectives.operations import Sum, members
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
+from hvkeras.gradients.weighting import joining
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.queries import rank
 from hvkeras.job.state import current_job
@@ -88,16 +89,18 @@ def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: 
     """
     ranks = members(process_set, "batch normalization")
     total: Callable[[Any], Any] = functools.partial(allreduce, op=Sum, process_set=process_set)
-    found = _moments(tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32), axes, mask)
-    shape = found[0].shape
-    moments = tf.stack([tf.reshape(one, [-1]) for one in found])
+    counts, *found = _moments(tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32), axes, mask)
+    if joining.active:
+        weight = tf.cast(joining.weight(), counts.dtype)
+        counts, total = counts * weight, _weighted(total, weight)
+    moments = tf.stack([tf.reshape(one, [-1]) for one in (counts, *found)])
     if (strategy := replicas.strategy_within_rank()) is not None:
         replica = tf.distribute.get_replica_context()
         moments = _combined(moments, compat.number_of_replica(), strategy.num_replicas_in_sync, functools.partial(
             replica.all_reduce, tf.distribute.ReduceOp.SUM))
         total = _once_for_all_replicas(total, strategy.num_replicas_in_sync)
     _, *combined = tf.unstack(_combined(moments, ranks.index(rank()), len(ranks), total))
-    mean, variance = (tf.reshape(tf.cast(one, inputs.dtype), shape) for one in combined)
+    mean, variance = (tf.reshape(tf.cast(one, inputs.dtype), counts.shape) for one in combined)
     return (mean, variance) if keep_dims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
@@ -138,6 +141,16 @@ def _combined(moments: Any, place: int, number: int, total: Callable[[Any], Any]
     shares = tf.math.divide_no_nan(counts, count)
     mean = tf.reduce_sum(shares * means, axis=0)
     return tf.stack([count, mean, tf.reduce_sum(shares * (variances + tf.square(means - mean)), axis=0)])
+
+
+def _weighted(total: Callable[[Any], Any], weight: Any) -> Callable[[Any], Any]:
+    """Returns a sum whose gradient counts the loss of this rank by its weight in the step, as its own gradients are."""
+
+    def weighted(tensor: Any) -> Any:
+        found = total(tensor)
+        return weight * found + tf.stop_gradient((1.0 - weight) * found)
+
+    return weighted
 
 
 def _once_for_all_replicas(over_ranks: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:

@@ -47,10 +47,11 @@ def union(counts: tuple[int, ...], batch: int, steps: int | None = None, seed: i
     return tuple(np.concatenate([one[part][place] for one, place in places]) for part in (0, 1))  # type: ignore[return-value]
 
 
-def model(seed: int = 1, width: int = 8, dropout: float = 0.0) -> Any:
+def model(seed: int = 1, width: int = 8, dropout: float = 0.0, normalization: Any = None) -> Any:
     keras.utils.set_random_seed(seed)
+    more = [] if normalization is None else [normalization]
     return keras.Sequential([
-        keras.Input((FEATURES,)), keras.layers.Dense(width, activation="tanh"), keras.layers.Dropout(dropout),
+        keras.Input((FEATURES,)), keras.layers.Dense(width, activation="tanh"), keras.layers.Dropout(dropout), *more,
         keras.layers.Dense(1, activation="sigmoid"),
     ])
 
@@ -64,7 +65,7 @@ def metrics() -> list[Any]:
 
 
 def compiled(optimizer: Any = None, seed: int = 1, metrics: Any = None, **options: Any) -> Any:
-    made = model(seed, **{name: options.pop(name) for name in ("width", "dropout") if name in options})
+    made = model(seed, **{name: options.pop(name) for name in ("width", "dropout", "normalization") if name in options})
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)) if optimizer is None else optimizer
     made.compile(optimizer, "binary_crossentropy", metrics=metrics, **options)
     return made
@@ -765,7 +766,8 @@ def joined() -> dict[str, Any]:
     """Training on all batches of uneven shards, and what one process makes of them."""
     counts = (12, 20)
     x, y = share(counts, hvd.rank())
-    mine = compiled(metrics=["accuracy", keras.metrics.AUC()])
+    normalization = keras.layers.BatchNormalization
+    mine = compiled(metrics=["accuracy", keras.metrics.AUC()], normalization=normalization(synchronized=True))
     history = mine.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
     shares = [share(counts, rank) for rank in range(hvd.size())]
 
@@ -775,7 +777,8 @@ def joined() -> dict[str, Any]:
             yield tuple(np.concatenate([part[one] for part in parts]) for one in (0, 1))
 
     def one_process() -> list[Any]:
-        one = compiled(keras.optimizers.SGD(0.1), metrics=["accuracy", keras.metrics.AUC()], run_eagerly=True)
+        one = compiled(keras.optimizers.SGD(0.1), metrics=["accuracy", keras.metrics.AUC()], run_eagerly=True,
+                       normalization=normalization())
         signature = (tf.TensorSpec((None, FEATURES)), tf.TensorSpec((None, 1)))
         data = tf.data.Dataset.from_generator(generate, output_signature=signature).apply(
             tf.data.experimental.assert_cardinality(5))
