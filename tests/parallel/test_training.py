@@ -44,7 +44,8 @@ FEWEST = {
 }
 
 
-LONGER = (FEWEST["uneven_data"], FEWEST["joined"])  # which `native-keras3-2-few` trains in `make test-all`
+# Which `native-keras3-2-few` trains in `make test-all`.
+LONGER = (FEWEST["uneven_data"], FEWEST["joined"], FEWEST["kept_state"])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
