@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.compat.batches import batches_base, count_batches
 from hvkeras.errors import UnsupportedError, explain
 
 
@@ -18,7 +20,11 @@ class KerasData:
         batches: The number of batches in one pass over the data; None if unknown, -1 if infinite.
         last_rows: The number of rows in the last batch; None if unknown.
         element_spec: The type specification of a batch, as in a `tf.data.Dataset`.
+        source: The `PyDataset` or `Sequence` that they come from; None for other data.
+        renews: Whether each epoch starts to read the data as they are then.
     """
+
+    renews = True
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -26,24 +32,54 @@ class KerasData:
         adapter = iterator.data_adapter
         self._strategy: Any = getattr(iterator, "_distribute_strategy", None)
         self._is_distributed = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
-        whole = self._whole()
-        self.batches: int | None = _batches(adapter.num_batches, whole)
-        self.element_spec = whole.element_spec
+        self._given = self._whole()
+        self.batches: int | None = _batches(adapter.num_batches, self._given)
+        self.element_spec = self._given.element_spec
+        self.source: Any = _source(getattr(adapter, "py_dataset", None))
         self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
         """Replaces the data.
 
         Args:
-            dataset: Maps the old dataset to the new one.
+            dataset: Maps the dataset that Keras made of the user's data to the new one.
             batches: The number of batches of the new dataset; None if unknown.
         """
-        changed = dataset(self._whole())
+        iterator = self._iterator
+        changed = dataset(self._given)
         if self._is_distributed:
             changed = self._strategy.experimental_distribute_dataset(changed)
-        self._iterator._distributed_dataset = changed
-        self._iterator.data_adapter = _Counted(self._iterator.data_adapter, batches)
-        self._iterator._num_batches = batches
+        iterator._distributed_dataset = changed
+        self._adapted().num_batches = batches
+        iterator._num_batches = batches
+        if iterator.steps_per_epoch:  # the next pass was prepared when the last one ended
+            iterator._current_iterator = None
+
+    @property
+    def is_amid_pass(self) -> bool:
+        """Whether an epoch that begins now goes on with the pass of the last one, as with `steps_per_epoch`."""
+        return bool(self._iterator.steps_per_epoch and self._iterator._steps_seen)
+
+    def count(self) -> int | None:
+        """Returns the number of batches in a pass that begins now; None if unknown."""
+        return _count_now(self.source, self.batches)
+
+    def at_each_pass(self, function: Callable[[], None]) -> bool:
+        """Calls `function` before each epoch reads its first batch.
+
+        Returns:
+            Whether this version of Keras makes that possible; else it must be called in `on_epoch_begin`.
+        """
+        steps = [getattr(type(self._iterator), name, None) for name in ("_enumerate_iterator", "enumerate_epoch")]
+        if not any("on_epoch_begin" in inspect.unwrap(made).__code__.co_names for made in steps if made is not None):
+            return False
+        self._adapted().before_pass = function
+        return True
+
+    def _adapted(self) -> _Adapted:
+        if not isinstance(self._iterator.data_adapter, _Adapted):
+            self._iterator.data_adapter = _Adapted(self._iterator.data_adapter)
+        return self._iterator.data_adapter
 
     def _whole(self) -> Any:
         """Returns the data before a strategy splits each batch between its replicas."""
@@ -68,9 +104,14 @@ class KerasData:
 class TfKerasData:
     """The data that tf_keras's `fit` or `evaluate` iterates over; attributes as in `KerasData`."""
 
+    is_amid_pass = False  # data of batches begin again with each epoch, and other data do not change
+
     def __init__(self, handler: Any) -> None:
         self._handler = handler
         adapter = handler._adapter
+        self._given = handler._dataset
+        self.renews: bool = adapter.should_recreate_iterator()
+        self.source: Any = _source(getattr(adapter, "_keras_sequence", None))
         self.steps: int | None = handler._steps_per_epoch
         self.element_spec = handler._dataset.element_spec
         size = adapter.get_size()
@@ -80,7 +121,7 @@ class TfKerasData:
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
         """Replaces the data; as in `KerasData`."""
         handler = self._handler
-        handler._dataset = dataset(handler._dataset)
+        handler._dataset = dataset(self._given)
         if self.steps is None:
             handler._inferred_steps = batches
             handler._infer_steps = lambda *_: batches
@@ -88,15 +129,30 @@ class TfKerasData:
     def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
         """Transforms the data of each pass; for arrays, a single dataset holds all passes."""
         passes = self.batches
-        if self._handler._adapter.should_recreate_iterator() or not passes:
+        if self.renews or not passes:
             self.change(of_one_pass, batches)
             return
         self.change(lambda dataset: dataset.window(passes).flat_map(
             lambda *parts: of_one_pass(_zipped(parts))), batches)
 
+    def count(self) -> int | None:
+        """Returns the number of batches in a pass that begins now; as in `KerasData`."""
+        return _count_now(self.source, self.batches)
+
+    def at_each_pass(self, function: Callable[[], None]) -> bool:
+        """Calls `function` before each epoch reads its first batch; as in `KerasData`."""
+        self._handler._adapter = _Adapted(self._handler._adapter)
+        self._handler._adapter.before_pass = function
+        return True
+
     def take_steps(self, steps: int) -> None:
         """Sets `steps_per_epoch`; as in `KerasData`."""
         self._handler._steps_per_epoch = self._handler._inferred_steps = steps
+
+
+def empty_optional(spec: Any) -> Any:
+    """Returns a value of a `tf.OptionalSpec`: one that holds nothing."""
+    return tf.experimental.Optional.empty(spec._element_spec)
 
 
 def _rows(ask: Callable[[], Any]) -> int | None:
@@ -122,12 +178,38 @@ def _batches(counted: Any, dataset: Any) -> int | None:
     return number if number >= 0 else None
 
 
-class _Counted:
-    """A Keras 3 data adapter with a different number of batches."""
+def _source(data: Any) -> Any:
+    """Returns a `PyDataset` or `Sequence` of known length; None for anything else."""
+    return data if batches_base(data) is not None and count_batches(data) is not None else None
 
-    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+
+def _count_now(source: Any, before: int | None) -> int | None:
+    now = None if source is None else count_batches(source)
+    return before if now is None else now
+
+
+class _Adapted:
+    """A data adapter with another number of batches in Keras 3, or something to do before each pass over the data."""
+
+    num_batches: int | None  # if it is set; else that of the adapter
+
+    def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
-        self.num_batches = num_batches
+        self.before_pass: Callable[[], None] = _nothing
+
+    def on_epoch_begin(self) -> None:
+        """Called by Keras 3 when a pass begins."""
+        self._adapter.on_epoch_begin()
+        self.before_pass()
+
+    def should_recreate_iterator(self) -> bool:
+        """Called by tf_keras when a pass begins."""
+        self.before_pass()
+        return bool(self._adapter.should_recreate_iterator())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
+
+
+def _nothing() -> None:
+    """Does nothing before a pass."""

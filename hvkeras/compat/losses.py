@@ -13,7 +13,7 @@ _MEANS = ("auto", "mean", "sum_over_batch_size")
 
 
 def hook_losses(family: str, step: Callable[..., Any], around: Callable[..., Any], weigh: Callable[[Any, Any], Any],
-                combine: Callable[[Any, str, Any], Any]) -> None:
+                combine: Callable[[Any, str, Any, Any], Any]) -> None:
     """Hooks the losses of one Keras.
 
     Args:
@@ -22,8 +22,9 @@ def hook_losses(family: str, step: Callable[..., Any], around: Callable[..., Any
         around: Wraps `compute_loss` in the same way.
         weigh: Takes the weights that a mask leads to in a mean over unmasked values, and the mask; returns the weights
             to use.
-        combine: Takes a reduced loss, the name of its reduction, and the sample weights (None where they do not
-            matter); returns the loss to use. It is not called for losses that are scalars before the reduction.
+        combine: Takes a reduced loss, the name of its reduction, the sample weights (None where they do not matter),
+            and the values that were reduced; returns the loss to use. It is not called for losses that are scalars
+            before the reduction.
     """
     hook(sys.modules[family].Model, "train_step", step)
     hook(sys.modules[family].Model, "compute_loss", around)
@@ -34,7 +35,7 @@ def hook_losses(family: str, step: Callable[..., Any], around: Callable[..., Any
             return loss
         reduction = kwargs.get("reduction", args[-1] if args else "sum_over_batch_size")
         weights = kwargs.get("sample_weight", args[0] if len(args) > 1 else None)
-        return combine(loss, "none" if reduction is None else str(reduction), weights)
+        return combine(loss, "none" if reduction is None else str(reduction), weights, values)
 
     if family == KERAS:
         from keras.src.losses import loss as losses

@@ -144,6 +144,11 @@ def forget_train_function(model: Any) -> None:
     model.train_function = None
 
 
+def make_train_function(model: Any) -> None:
+    """Makes the training step again while `fit` runs, which calls it through `model.train_function`."""
+    model.make_train_function(force=True)
+
+
 def metric_groups(model: Any) -> list[list[Any]]:
     """Returns the model's metrics in order, in one list per entry of `model.metrics`; empty if not built yet."""
     return [list(metric.metrics) if type(metric).__name__ == "CompileMetrics" else [metric] for metric in model.metrics]

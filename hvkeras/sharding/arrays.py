@@ -35,9 +35,7 @@ def shard_arrays(data: Any, partition: Partition, shuffle: Any, seed: int,
 def split_arrays(data: Any, partition: Partition, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
     """Returns this rank's rows of a structure of arrays that all ranks hold."""
     count = count_rows(data)
-    if partition.training and count < partition.size:
-        raise UsageError(explain("Training needs at least one sample per rank", "start fewer ranks, or train without"
-                                 " hvd.shard", samples=count, ranks=partition.size))
+    partition.require_one_each(count)
     rows = partition.rows(count)
     coverage = Coverage(len(rows), count, partition.dropped(count))
     if shuffle:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
 from hvkeras.sharding.accounts import Account, account_of, rough
@@ -75,6 +76,7 @@ class DealtBatches:
 
         def begin() -> Any:
             self._catch_up()
+            self._require_same_number()
             number = next(self._numbers)
             self._plans[number] = self.plan(shuffles)
             self._plans.pop(number - KEPT, None)
@@ -121,6 +123,13 @@ class DealtBatches:
             self._end.apply(self._ended)
         if hasattr(self._data, "on_epoch_begin"):
             self._data.on_epoch_begin()
+
+    def _require_same_number(self) -> None:
+        count, before = compat.count_batches(self._data), self.batches.full + bool(self.batches.last)
+        if count != before:
+            raise UsageError(explain("In an elastic job, data that hvd.shard has dealt must keep the number of their"
+                                     " batches", "change the contents of batches in on_epoch_end, not __len__",
+                                     batches=count, before=before))
 
     def _step(self, pieces: Pieces) -> list[Any]:
         """Returns the leaves of a step's batch."""

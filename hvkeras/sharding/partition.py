@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hvkeras.errors import UsageError, explain
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -47,6 +49,20 @@ class Partition:
         """Returns how many of `count` rows no rank gets."""
         return count % self.size if self.training else 0
 
+    def require_one_each(self, count: int, what: str = "sample") -> None:
+        """Checks that every rank gets something to train on.
+
+        Args:
+            count: The number of samples, or of elements.
+            what: What is counted, in the singular.
+
+        Raises:
+            UsageError: There are fewer than ranks, in training.
+        """
+        if self.training and count < self.size:
+            raise UsageError(explain(f"Training needs at least one {what} per rank", "start fewer ranks, or train"
+                                     " without hvd.shard", **{f"{what}s": count, "ranks": self.size}))
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -57,18 +73,21 @@ class Coverage:
         total: The number of all samples; None if unknown.
         dropped: The number of samples that no rank gets.
         note: Other information that the user needs, as text.
+        what: What is counted, in the singular.
     """
 
     mine: int | None
     total: int | None
     dropped: int
     note: str = ""
+    what: str = "sample"
 
     def line(self, rank: int) -> str:
         """Returns the line to print: `rank 1: 718 of 1,437, overlap 0, dropped 1`."""
         if self.mine is None or self.total is None:
             return f"rank {rank}: {self.note}"
-        line = f"rank {rank}: {self.mine:,} of {self.total:,}, overlap 0, dropped {self.dropped:,}"
+        of = f"{self.total:,}" if self.what == "sample" else f"{self.total:,} {self.what}s"
+        line = f"rank {rank}: {self.mine:,} of {of}, overlap 0, dropped {self.dropped:,}"
         return f"{line} ({self.note})" if self.note else line
 
     def doubtful(self) -> Coverage:

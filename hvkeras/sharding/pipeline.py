@@ -20,6 +20,7 @@ _ONE_TO_ONE = {"Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle", 
                "CopyToDevice", "MaxIntraOpParallelism", "PrivateThreadPool", "Restructured", "Snapshot"}
 # Also stages that drop or repeat elements, and do not change whether elements are batches.
 _KEEPING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique", "IgnoreErrors"}
+_MAPPING = {"Map", "ParallelMap", "Scan", "Restructured"}
 _JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
 
 
@@ -83,6 +84,30 @@ def static_rows(dataset: Any) -> int | None:
         if spec.shape.rank:
             return None if spec.shape[0] is None else int(spec.shape[0])
     return None
+
+
+def zipped_batches(dataset: Any, unmapped: bool = False) -> list[Any]:
+    """Returns the batched pipelines that a pipeline zips; none unless there are several.
+
+    Their rows are not those of the same samples: each may have a batch size of its own.
+
+    Args:
+        dataset: The pipeline.
+        unmapped: Whether the arrays of an element must be those of the pipelines, in their order.
+    """
+    while _stage(dataset) in _KEEPING and len(_inputs(dataset)) == 1:
+        if unmapped and _stage(dataset) in _MAPPING:
+            return []
+        dataset = _inputs(dataset)[0]
+    if _stage(dataset) != "Zip":
+        return []
+    found = [one for source in _inputs(dataset) for one in zipped_batches(source, unmapped) or [source]]
+    return found if len(found) > 1 and all(map(is_batched, found)) else []
+
+
+def has_stage(dataset: Any, is_sought: Callable[[Any], bool]) -> bool:
+    """Whether a pipeline has such a stage."""
+    return any(map(is_sought, _stages(dataset)))
 
 
 def batch_size(dataset: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,8 +52,12 @@ def _has_rows(leaf: Any) -> bool:
     return hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__")
 
 
-def count_rows(data: Any) -> int:
+def count_rows(data: Any, way_out: str = "pass arrays such as (x, y), whose first dimension counts the samples") -> int:
     """Returns the number of rows that every array of a structure has.
+
+    Args:
+        data: The structure.
+        way_out: What to do if they have different numbers of rows, for the message.
 
     Raises:
         UsageError: Arrays have different lengths, or there are no arrays.
@@ -60,8 +65,7 @@ def count_rows(data: Any) -> int:
     counts = [int(leaf.shape[0]) if getattr(leaf, "shape", None) is not None else len(leaf) for leaf in leaves(data)
               if leaf is not None]
     if not counts or len(set(counts)) > 1:
-        raise UsageError(explain("Arrays that belong together must have the same number of rows",
-                                 "pass arrays such as (x, y), whose first dimension counts the samples", rows=counts))
+        raise UsageError(explain("Arrays that belong together must have the same number of rows", way_out, rows=counts))
     return counts[0]
 
 
@@ -103,10 +107,34 @@ def concatenate(parts: Sequence[Any]) -> Any:
     """Concatenates arrays of one kind along their rows."""
     if len(parts) == 1:
         return parts[0]
+    if isinstance(parts[0], tf.sparse.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
     if isinstance(parts[0], (tf.Tensor, tf.RaggedTensor)):
         return tf.concat(list(parts), axis=0)
+    if hasattr(parts[0], "tocsr"):
+        return sys.modules["scipy.sparse"].vstack(list(parts), format=parts[0].format)
     return np.concatenate([np.asarray(part) for part in parts])
 
 
+def with_rows(leaf: Any) -> Any:
+    """Returns an array with rows for one of any kind: a single number becomes a row of its own.
+
+    None for what is not an array, such as a `tf.experimental.Optional`.
+    """
+    shape = getattr(leaf, "shape", None)
+    if shape is None and not hasattr(leaf, "__len__"):
+        return np.asarray([leaf]) if np.isscalar(leaf) else None
+    if isinstance(leaf, (str, bytes)):
+        return np.asarray([leaf])
+    return leaf if shape is None or len(shape) else tf.expand_dims(leaf, 0) if tf.is_tensor(leaf) \
+        else np.asarray(leaf)[None]
+
+
 def _indexed(leaf: Any, rows: Any) -> Any:
+    if isinstance(leaf, tf.sparse.SparseTensor):
+        sizes = [int(size) for size in leaf.shape]
+        first, after, _ = rows.indices(sizes[0])
+        return tf.sparse.slice(leaf, [first, *[0] * len(sizes[1:])], [after - first, *sizes[1:]])
+    if hasattr(leaf, "tocsr"):  # of scipy, some of whose sparse matrices have no rows to pick
+        return leaf.tocsr()[rows].asformat(leaf.format)
     return leaf.iloc[rows] if hasattr(leaf, "iloc") else leaf[rows]

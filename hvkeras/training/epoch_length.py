@@ -8,11 +8,12 @@ together: before each step, the ranks ask each other over the control channel wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.compat import fit_data
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.state import current_job
@@ -39,6 +40,8 @@ class Facts:
         compiled: The arguments of `compile`, see `hvkeras.training.compile_arguments`.
         model: The digest of the model's layers, see `hvkeras.training.model_layers`.
         saves: Whether a callback may save the model on this rank.
+        by_rows: Whether `hvd.shard` has dealt whole elements, so that ranks have unlike numbers of rows in a step.
+        may_change: Whether the data may have another number of batches in each epoch.
     """
 
     steps: int | None
@@ -54,6 +57,23 @@ class Facts:
     compiled: Arguments = ()
     model: str = ""
     saves: bool = False
+    by_rows: bool = False
+    may_change: bool = False
+
+
+@dataclass(frozen=True)
+class Length:
+    """What one rank reports when an epoch begins, if numbers of batches may have changed.
+
+    Attributes:
+        batches: The number of its batches.
+        of_all: The number of batches of the data that `hvd.shard` has dealt; None for other data.
+        renews: Whether the rank reads its data anew in each epoch.
+    """
+
+    batches: int
+    of_all: int | None = None
+    renews: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,11 +112,7 @@ def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Deci
     for name, wrong in (("epochs", "run the same number of epochs"), ("initial_epoch", "start with the same epoch"),
                         ("validates", "run validation, or none")):
         _require_equal(ranks, [getattr(facts, name) for facts in everyone], name, wrong)
-    empty = [rank for rank, facts in zip(ranks, everyone, strict=True) if facts.batches == 0]
-    if empty:
-        raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data)"
-                                 " splits the same data over all ranks in equal parts",
-                                 **{f"rank_{empty[0]}": "0 batches"}))
+    _require_batches(ranks, [facts.batches for facts in everyone])
     warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
     given = [facts.steps for facts in everyone if facts.steps is not None]
     batches = [facts.batches for facts in everyone]
@@ -112,16 +128,79 @@ def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Deci
     return _even_out(ranks, [has for has in batches if has is not None], policy, warnings)
 
 
-def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warnings: tuple[str, ...]) -> Decision:
+def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warnings: tuple[str, ...],
+              unit: str = "epoch") -> Decision:
     least, most = min(batches), max(batches)
     if policy == "error":
         few, many = ranks[batches.index(least)], ranks[batches.index(most)]
-        raise UsageError(explain("All ranks must have the same number of batches per epoch (HVKERAS_UNEVEN=error)",
+        raise UsageError(explain(f"All ranks must have the same number of batches per {unit} (HVKERAS_UNEVEN=error)",
                                  "hvd.shard(data) splits the data in equal parts",
                                  **{f"rank_{few}": least, f"rank_{many}": most}))
-    text = _uneven(ranks, [str(has) for has in batches], "batches per epoch", least if policy == "trim" else None)
+    text = _uneven(ranks, [str(has) for has in batches], f"batches per {unit}", least if policy == "trim" else None,
+                   unit)
     joined = policy == "join"
     return Decision(batches=most if joined else least, joined=joined, warnings=(*warnings, text))
+
+
+def require_same_data_to_share(ranks: Sequence[int], lengths: Sequence[Length]) -> None:
+    """Checks that data which `hvd.shard` has dealt have changed in the same way on all ranks.
+
+    Args:
+        ranks: The global ranks that train together.
+        lengths: What they report, in the same order.
+
+    Raises:
+        UsageError: They have not.
+    """
+    for rank, length in zip(ranks, lengths, strict=True):
+        if length.of_all != lengths[0].of_all:
+            raise UsageError(explain("All ranks must have the same data to share, but the numbers of their batches have"
+                                     " changed in different ways", "change the data in the same way on every rank,"
+                                     " in their on_epoch_end", **{f"rank_{ranks[0]}": lengths[0].of_all,
+                                                                  f"rank_{rank}": length.of_all}))
+
+
+def decide_again(ranks: Sequence[int], lengths: Sequence[Length], before: Decision, policy: str,
+                 by_steps: bool = False) -> Decision:
+    """Makes the decision for the epochs from now on, as numbers of batches have changed.
+
+    Args:
+        ranks: The global ranks that train together.
+        lengths: Their numbers of batches, in the same order.
+        before: The decision until now.
+        policy: How to treat batches that only some ranks have, as in `decide`.
+        by_steps: Whether the user gave `steps_per_epoch`.
+
+    Returns:
+        The decision; the one until now if Keras itself can go on with the new numbers.
+
+    Raises:
+        UsageError: The ranks cannot train together.
+    """
+    batches = [length.batches for length in lengths]
+    _require_batches(ranks, batches)
+    if len(set(batches)) == 1 and before.batches is None:
+        return before
+    fixed = next((rank for rank, length in zip(ranks, lengths, strict=True) if not length.renews), None)
+    if fixed is not None:
+        raise UsageError(explain("Numbers of batches can change between epochs only if all ranks read their data anew"
+                                 " in each epoch", "pass the same kind of data on every rank", **{
+                                     f"rank_{rank}": number for rank, number in zip(ranks, batches, strict=True)}))
+    if len(set(batches)) == 1:
+        return replace(before, batches=batches[0])
+    if by_steps:
+        policy = "error" if policy == "error" else "trim"
+    anew = _even_out(ranks, batches, policy, (), "pass over the data" if by_steps else "epoch")
+    changed = tuple(f"numbers of batches have changed since the last epoch, and {text}" for text in anew.warnings)
+    return replace(before, batches=anew.batches, joined=anew.joined, warnings=changed)
+
+
+def _require_batches(ranks: Sequence[int], batches: Sequence[int | None]) -> None:
+    empty = [rank for rank, has in zip(ranks, batches, strict=True) if has == 0]
+    if empty:
+        raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data)"
+                                 " splits the same data over all ranks in equal parts",
+                                 **{f"rank_{empty[0]}": "0 batches"}))
 
 
 def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong: str) -> None:
@@ -162,10 +241,11 @@ def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, .
     return ()
 
 
-def _uneven(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None) -> str:
+def _uneven(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None, unit: str = "epoch") -> str:
     counts = ", ".join(f"{number} on rank {rank}" for rank, number in zip(ranks, numbers, strict=True))
-    how = (f"every epoch ends after {end} on all ranks, and the rest is not trained on; hvd.shard(data) gives equal"
-           " parts, HVKERAS_UNEVEN=join trains on all" if end is not None else
+    join = ", HVKERAS_UNEVEN=join trains on all" if unit == "epoch" else ""
+    how = (f"every {unit} ends after {end} on all ranks, and the rest is not trained on; hvd.shard(data) gives equal"
+           f" parts{join}" if end is not None else
            "ranks that have no more batches continue with zero weight until all are done")
     return f"the ranks have different numbers of {what} ({counts}): {how}"
 
@@ -247,6 +327,10 @@ def _empty(spec: Any) -> Any:
         return tf.ragged.constant([], dtype=spec.dtype, ragged_rank=spec.ragged_rank,
                                    inner_shape=tuple(size or 0 for size in spec.shape[spec.ragged_rank + 1 :]),
                                    row_splits_dtype=spec.row_splits_dtype)
-    raise UnsupportedError(explain("Data of unknown length must be made of tensors, dense, sparse or ragged",
+    if isinstance(spec, tf.OptionalSpec):  # Keras puts an empty one where a generator yields None
+        return fit_data.empty_optional(spec)
+    if isinstance(spec, tf.NoneTensorSpec):
+        return None
+    raise UnsupportedError(explain("Data of unknown length must be made of tensors, dense, sparse or ragged, or None",
                                    "set its length: dataset.apply(tf.data.experimental.assert_cardinality(batches))",
                                    element_spec=spec))

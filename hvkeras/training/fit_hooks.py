@@ -205,7 +205,8 @@ def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
     trains = _Calls.in_train_step or bool(_Calls.stack and _Calls.stack[-1][0] == "fit")
     part = distributed_part(getattr(model, "optimizer", None)) if trains else None
     averages = part is not None and part._hvkeras_exchange.op == Average
-    with losses.averaged_over(shared_by(model) if averages else None):
+    run = _run_of(model)
+    with losses.averaged_over(shared_by(model) if averages else None, run is not None and run.by_rows):
         return original(model, *args, **kwargs)
 
 

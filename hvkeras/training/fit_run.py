@@ -19,9 +19,20 @@ from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
+from hvkeras.sharding.datasets import keeps_elements_whole
+from hvkeras.sharding.sequences import Share
 from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
-from hvkeras.training.epoch_length import CommonEnd, Decision, Facts, decide, gather_timeout
+from hvkeras.training.epoch_length import (
+    CommonEnd,
+    Decision,
+    Facts,
+    Length,
+    decide,
+    decide_again,
+    gather_timeout,
+    require_same_data_to_share,
+)
 
 # Keras's callbacks that do not save models.
 _SAVES_NOTHING = frozenset({
@@ -50,11 +61,16 @@ class FitRun:
         self.stops: bool = False  # as agreed by all ranks
         self.exact: set[str] = set()  # names of logs that cover the data of all ranks
         model.__dict__["stop_training"] = False
+        self.by_rows: bool = False  # whether losses are weighted by the rows that each rank has in a step
         self.frozen: Any = None  # metric states before the steps with zero weight
         self._arguments = arguments
         self._decision: Decision | None = None
         self._common_end: CommonEnd | None = None
         self._own_batches: int | None = None
+        self._data: Any = None
+        self._lengths: list[int] = []  # batches of all ranks when the last epoch began; none if they cannot change
+        self._asks_at_begin = False  # whether lengths are compared in on_epoch_begin
+        self._says_changes, self._begun = True, False
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
         self._fit = ""  # name of this fit, the same on all ranks
@@ -82,7 +98,8 @@ class FitRun:
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
                       len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
-                      model_layers.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))))
+                      model_layers.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
+                      keeps_elements_whole(given["x"]), data.source is not None)
         everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
@@ -93,19 +110,67 @@ class FitRun:
         compile_arguments.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
-        decision = self._decision = decide(self.process_set.ranks, everyone, job.settings.uneven)
-        if job.topology.rank == self.process_set.ranks[0] and prints_at(job.settings, "WARNING"):
-            for warning in decision.warnings:
-                say(warning)
-        self._own_batches = data.batches
+        self.by_rows = any(fact.by_rows for fact in everyone)
+        if self.by_rows:
+            compat.forget_train_function(self.model)
+        self._data = data
+        self._follow(decide(self.process_set.ranks, everyone, job.settings.uneven))
+        if any(fact.may_change for fact in everyone) and self._common_end is None:
+            self._lengths = [fact.batches or 0 for fact in everyone]
+            self._asks_at_begin = not data.at_each_pass(self._agree_anew)
+
+    def _follow(self, decision: Decision) -> None:
+        """Adjusts the data to the first decision."""
+        data, self._decision, self._own_batches = self._data, decision, self._data.batches
+        self._warn(decision)
         if decision.steps is not None:
             data.take_steps(decision.steps)
         if decision.common_end:
-            self._use_common_end(data)
-        elif decision.batches is not None and decision.joined:
-            self._join(data, decision.batches)
-        elif decision.batches is not None and decision.batches != data.batches:
-            data.pass_by_pass(lambda dataset: dataset.take(decision.batches), decision.batches)
+            self._use_common_end()
+        elif decision.batches is not None and (decision.joined or decision.batches != data.batches):
+            self._adapt_length(decision)
+
+    def _warn(self, decision: Decision) -> None:
+        job = current_job()
+        if job.topology.rank == self.process_set.ranks[0] and prints_at(job.settings, "WARNING"):
+            for warning in decision.warnings:
+                say(warning)
+
+    def _agree_anew(self) -> None:
+        """Agrees on the number of steps again if ranks have other numbers of batches than in the last epoch."""
+        data, before = self._data, self._decision
+        assert before is not None
+        if before.common_end or data.is_amid_pass:
+            return
+        is_share = isinstance(data.source, Share)
+        if is_share:
+            data.source.renew()
+        own = Length(data.count() or 0, data.source.count if is_share else None, data.renews)
+        lengths = allgather_object(own, name="the numbers of batches", process_set=self.process_set)
+        require_same_data_to_share(self.process_set.ranks, lengths)
+        batches = [length.batches for length in lengths]
+        if batches == self._lengths:
+            return
+        self._lengths = batches
+        decision = decide_again(self.process_set.ranks, lengths, before, current_job().settings.uneven,
+                                data.steps is not None)
+        if decision is before:
+            return
+        if self._says_changes:
+            self._warn(decision)
+        self._says_changes = self._says_changes and not decision.warnings
+        self._decision, self._own_batches = decision, own.batches
+        self._adapt_length(decision, not before.joined)
+
+    def _adapt_length(self, decision: Decision, begins_to_join: bool = True) -> None:
+        """Gives the data as many batches per epoch as all ranks have agreed on."""
+        batches, own = decision.batches, self._own_batches
+        if decision.joined:
+            if begins_to_join:
+                self._begin_to_join()
+            self._data.pass_by_pass(lambda dataset: dataset.take(own).repeat().take(batches), batches)
+        else:
+            self._data.pass_by_pass(lambda dataset: dataset.take(batches), batches)
 
     def _build(self, data: Any) -> str:
         """Builds the model before the first step if its weights are to be broadcast; returns why that failed, or ""."""
@@ -123,12 +188,18 @@ class FitRun:
         """Starts the run; called before the first step."""
         if self._divergence_check is not None and self._divergence_check.start():
             self.average_renewed_statistics("the start of fit")
+        self._begun = True
         if self._common_end is not None:
             self._common_end.armed = True
         if (state := state_of_model(self.model)) is not None:
             state.forget()
         for timer in self._timers:
             timer.gathers = True
+
+    def begin_epoch(self) -> None:
+        """Starts an epoch; called before it reads its first batch."""
+        if self._asks_at_begin:
+            self._agree_anew()
 
     def before_step(self, step: int) -> None:
         """Prepares a step; called before each call of the train function. `step` counts within the epoch."""
@@ -217,6 +288,7 @@ class FitRun:
             self._common_end.armed = False
         if self._decision is not None and self._decision.joined:
             joining.stop()
+        if self.by_rows or (self._decision is not None and self._decision.joined):
             compat.forget_train_function(self.model)
 
     def _check(self, steps: int, at_end: bool = False) -> None:
@@ -241,23 +313,23 @@ class FitRun:
             say(f"stop_training was set on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} alone: all"
                 f" ranks stop after {steps} steps")
 
-    def _use_common_end(self, data: Any) -> None:
+    def _use_common_end(self) -> None:
         if self.process_set.ranks != global_process_set.ranks:
             raise UsageError(explain("Data of unknown length needs all ranks of the job in fit", "set the length:"
                                      " dataset.apply(tf.data.experimental.assert_cardinality(batches))",
                                      process_set=self.process_set))
         self._common_end = CommonEnd(self._number)
-        data.change(self._common_end.wrap, None)
+        self._data.change(self._common_end.wrap, None)
 
-    def _join(self, data: Any, batches: int) -> None:
+    def _begin_to_join(self) -> None:
         if compat.steps_per_execution(self.model) > 1:
             raise UsageError(explain("HVKERAS_UNEVEN=join needs one step in each execution", "compile with"
                                      " steps_per_execution=1, or set HVKERAS_UNEVEN=trim",
                                      steps_per_execution=compat.steps_per_execution(self.model)))
         joining.start()
         compat.forget_train_function(self.model)
-        own = data.batches
-        data.pass_by_pass(lambda dataset: dataset.take(own).repeat().take(batches), batches)
+        if self._begun:
+            compat.make_train_function(self.model)
 
     def _local(self) -> set[Any]:
         """Returns the keys of variables that may differ: those that the optimizer or broadcast leaves to each rank."""
@@ -346,6 +418,9 @@ def _watch(run: FitRun) -> Any:
 
         def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
             run.begin()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+            run.begin_epoch()
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
             self._last = batch

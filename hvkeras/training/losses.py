@@ -7,6 +7,10 @@ model are unaffected (docs/decisions/losses-of-all-ranks.md):
 - a sum is multiplied by the number of ranks;
 - a mean over unmasked values, or one divided by the sum of weights, is multiplied by the number of ranks and by this
   rank's share of the total weight, which the ranks sum up in the step.
+
+Where ranks get whole elements of data, which have unlike numbers of rows, the gradient of a plain mean is multiplied by
+the number of ranks and by this rank's share of the rows. The mean itself is left as it is: Keras weights it by the rows
+when it averages the losses of an epoch.
 """
 
 from __future__ import annotations
@@ -29,16 +33,24 @@ class _Step:
     """The ranks whose losses are averaged in the current step; None outside of steps."""
 
     process_set: ProcessSet | None = None
+    by_rows = False  # whether ranks may have unlike numbers of rows
+    masked = False  # whether the loss that is being reduced is weighted by its mask
 
 
 @contextlib.contextmanager
-def averaged_over(process_set: ProcessSet | None) -> Iterator[None]:
-    """Declares that losses reduced in the body belong to a step whose gradients are averaged over these ranks."""
-    before, _Step.process_set = _Step.process_set, process_set
+def averaged_over(process_set: ProcessSet | None, by_rows: bool = False) -> Iterator[None]:
+    """Declares that losses reduced in the body belong to a step whose gradients are averaged over these ranks.
+
+    Args:
+        process_set: The ranks; None for a step of this rank alone.
+        by_rows: Whether the ranks may have unlike numbers of rows, by which means are weighted then.
+    """
+    before = _Step.process_set, _Step.by_rows
+    _Step.process_set, _Step.by_rows = process_set, by_rows
     try:
         yield
     finally:
-        _Step.process_set = before
+        _Step.process_set, _Step.by_rows = before
 
 
 @graphs.unconverted
@@ -51,22 +63,25 @@ def weigh_by_mask(weights: Any, mask: Any) -> Any:
     """
     if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate in a step
         return weights
+    _Step.masked = True
     return weights * _share(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
 
 
 @graphs.unconverted
-def combine(loss: Any, reduction: str, weights: Any) -> Any:
+def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
     """Scales a reduced loss.
 
     Args:
         loss: The loss on this rank.
         reduction: How Keras reduced it over the samples.
         weights: The sample weights, if any.
+        values: The values that were reduced.
 
     Raises:
         UsageError: It was not reduced.
         UnsupportedError: Joined ranks without data participate, and the loss is not a plain mean over samples.
     """
+    masked, _Step.masked = _Step.masked, False
     if _Step.process_set is None:
         return loss
     if reduction == "none":
@@ -77,6 +92,9 @@ def combine(loss: Any, reduction: str, weights: Any) -> Any:
         return loss * tf.cast(len(_Step.process_set.members()), loss.dtype)
     if reduction == "mean_with_sample_weight" and weights is not None and graphs.reducing_strategy() is None:
         return loss * _share(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
+    if _Step.by_rows and not masked and graphs.reducing_strategy() is None:
+        factor = _share(tf.cast(tf.size(values), tf.float32), _Step.process_set)
+        return loss + (tf.cast(factor, loss.dtype) - 1) * (loss - tf.stop_gradient(loss))
     return loss
 
 

@@ -114,34 +114,49 @@ def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
 def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set: ProcessSet) -> Any:
     """Predicts every size-th batch on this rank, and restores the order of all rows.
 
-    The number of rows in each batch is recorded as it is read.
+    The number of rows of each array in each batch is recorded as it is read. An output has those of the first array
+    with as many rows on every rank: of a batch of graphs, an output may be one for each node, or for each graph.
     """
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UsageError(explain("Only finite data can be predicted", "take() some batches", cardinality="infinite"))
     require_same_dataset("predict", data, "predict", process_set)
     size, place = _place(process_set)
-    rows: dict[int, int] = {}
+    rows: dict[int, list[int]] = {}
     part = _noting_rows(data.shard(size, place), rows)
+    of_outputs: list[int] = []
 
     def work() -> Any:
         if place > 0 and not any(True for _ in part.take(1)):
+            rows.clear()
             return None
-        return model.predict(part, **options)
+        outputs = model.predict(part, **options)
+        of_outputs[:] = [len(leaf) for leaf in tf.nest.flatten(outputs)]
+        return outputs
 
-    outputs, sizes = _gathered(work, process_set, lambda: [rows[number] for number in sorted(rows)])
-    return map_leaves(lambda leaf: leaf[_original_order(sizes)], outputs)
+    outputs, everyone = _gathered(work, process_set, lambda: ([rows[number] for number in sorted(rows)], of_outputs))
+    with_data = [(batches, found) for batches, found in everyone if batches]
+    flat = tf.nest.flatten(outputs)
+    for number, leaf in enumerate(flat):
+        array = next((array for array in range(len(with_data[0][0][0])) if all(
+            sum(batch[array] for batch in batches) == found[number] for batches, found in with_data)), None)
+        if array is None:
+            raise UsageError(explain("hvd.predict puts outputs in the order of the rows of an array of the dataset, so"
+                                     " one must have as many rows as the output", "add an array with a row for each row"
+                                     " of the output, or pass a PyDataset", output=number, rows=len(leaf)))
+        flat[number] = leaf[_original_order([[batch[array] for batch in batches] for batches, _ in everyone])]
+    return tf.nest.pack_sequence_as(outputs, flat)
 
 
-def _noting_rows(dataset: Any, rows: dict[int, int]) -> Any:
-    """Returns the same dataset, which records the number of rows of each batch, under its index, as it is read."""
+def _noting_rows(dataset: Any, rows: dict[int, list[int]]) -> Any:
+    """Returns the same dataset, which records the rows of each array of a batch, under its index, as it is read."""
 
-    def note(number: Any, count: Any) -> Any:
-        rows[int(number)] = int(count)
-        return count
+    def note(number: Any, counts: Any) -> Any:
+        rows[int(number)] = counts.tolist()
+        return number
 
     def noted(number: Any, batch: Any) -> Any:
-        count = leading_rows(tf.nest.flatten(batch)[0])
-        with tf.control_dependencies([tf.numpy_function(note, [number, count], tf.int64)]):
+        counts = [count for count in map(leading_rows, tf.nest.flatten(batch)) if count is not None]
+        with tf.control_dependencies([tf.numpy_function(note, [number, tf.stack(counts)], tf.int64)]):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
     return dataset.enumerate().map(noted)

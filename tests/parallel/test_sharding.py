@@ -96,7 +96,38 @@ def test_sequences_leave_the_ranks_own_state(outcome: Outcome) -> None:
     assert all(len(rank["loaded"]) <= 11 // len(found) + 4 for rank in found)
 
 
+def test_whole_elements_count_by_their_rows(outcome: Outcome) -> None:
+    for found in outcome.results("whole_elements"):
+        for kind in ("dataset", "sequence"):
+            assert found["found"][kind] == pytest.approx(found["truth"], rel=1e-5), kind
+        assert found["predicted"] is not False
+        assert found["predicted"] <= 1e-6
+        assert found["few"] == pytest.approx(found["few truth"]), "ranks without elements participate"
+    size = len(outcome.results("whole_elements"))
+    assert f"hvkeras: rank 0: 3 of {3 * size + 1} elements, overlap 0, dropped 1" in outcome.stderr(0)
+
+
+def test_each_array_is_cut_by_its_own_rows(outcome: Outcome) -> None:
+    results = outcome.results("unlike_numbers_of_rows")
+    size = len(results)
+    for rank, found in enumerate(results):
+        firsts = [(4 * size * step + rows * rank, rows) for step, rows in ((0, 4), (1, 4), (2, 1))]
+        assert found["in ratio"] == [[[first, rows], [3 * first, 3 * rows]] for first, rows in firsts]
+        assert found["mapped"][:2] == found["in ratio"][:2]
+        assert found["mapped"][2] == [[8 * size + rank, 1], [24 * size + 12 * rank, 12]], "no ratio: each by itself"
+        assert found["to evaluate"] == ([[[9 * size - 1, 1], [0, 3 * size]]] if rank == size - 1 else [[[-1, 0]] * 2])
+        assert found["lengths"] == [3, 3, 1]
+        assert found["torn"][0] == "InvalidArgumentError"
+        assert "All arrays of every batch must have the same number of rows" in found["torn"][1]
+        assert "[8 5]" in found["torn"][1]
+    assert f"rank 0: {9 * 4} of {36 * size} rows, overlap 0, dropped 0" in outcome.stderr(0)
+
+
 @pytest.mark.parametrize(("misuse", "words"), [
+    ("graphs as batches", 'by="elements"'), ("graphs in a sequence", 'by="elements"'), ("views", "rows=[8, 24]"),
+    ("no ratio for the ranks", "choose batch sizes"), ("arrays by elements", "arrays are dealt row by row"),
+    ("by something else", "rows or elements"), ("fewer elements than ranks", "at least one element per rank"),
+    ("fewer batches than ranks", "evaluate on one"),
     ("different lengths", "rank_0='12 samples', rank_1='13 samples'"), ("sharded before", "not a part of them"),
     ("shuffled before", "with the same seed on every rank"), ("different arguments", "training=False"),
     ("two arguments", r"x, y = hvd.shard((x, y))"), ("dataset sharded before", "not a part of it"),

@@ -39,13 +39,14 @@ FEWEST = {
     "stopping": "test_callbacks_decide_in_the_same_way",
     "uneven_data": "test_uneven_data_ends_on_all_ranks",
     "kept_state": "test_state_that_layers_keep_is_that_of_all_ranks",
+    "changing_lengths": "test_numbers_of_batches_may_change_between_epochs",
     "hooks_are_undone": "test_hooks_are_reversible",
     "joined": "test_joined_ranks_train_on_all_batches_as_one_process_does",
 }
 
 
 # Which `native-keras3-2-few` trains in `make test-all`.
-LONGER = (FEWEST["uneven_data"], FEWEST["joined"], FEWEST["kept_state"])
+LONGER = (FEWEST["uneven_data"], FEWEST["changing_lengths"], FEWEST["joined"], FEWEST["kept_state"])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -135,6 +136,26 @@ def test_uneven_data_ends_on_all_ranks(outcome: Outcome) -> None:
         assert found["repeated, other steps"][0] == [3, 3]
         assert found["too few for the steps"][0] == [3]
         assert found["generator"][0] == [2, 2]
+
+
+def test_numbers_of_batches_may_change_between_epochs(outcome: Outcome) -> None:
+    for found in outcome.results("changing_lengths"):
+        assert found["same"], "the ranks' weights differ"
+        assert found["one rank"][0] == [4, 2, 3, 4]
+        assert found["steps"][0][:2] == [2, 2]
+        # Old Keras 3 makes an empty epoch between two passes, on one process as well.
+        assert set(found["steps"][0]) <= {0, 2}, "a pass that has begun goes on with the numbers with which it began"
+        assert found["to share"][0][0] == 6
+        assert found["to share"][1] == pytest.approx(found["truth"], abs=2e-5)
+        assert "All ranks must pass the same data" in found["unlike"]
+        assert "Each rank needs at least one batch to train on" in found["none left"]
+    assert outcome.stderr(0).count("(4 on rank 0, 2 on rank 1") == 2, "once in each fit"
+
+
+def test_a_generator_may_leave_out_an_optional_input(outcome: Outcome) -> None:
+    for found in outcome.results("optional_inputs"):
+        for form, weights in found["found"].items():
+            assert largest_difference(weights, found["truth"]) < 1e-6, form
 
 
 def test_a_model_without_a_shape_starts_from_the_root(outcome: Outcome) -> None:
@@ -266,6 +287,9 @@ def test_joined_ranks_train_on_all_batches_as_one_process_does(outcome: Outcome)
         assert largest_difference(found["found"][0], found["truth"][0]) < TOLERANCE
         assert largest_difference(found["found"][1], found["truth"][1]) < 1e-5
     assert all(found["found"] == results[0]["found"] for found in results)
+    for found in results:
+        assert found["steps"] == [3, 5]
+        assert largest_difference(found["changing"], found["changing truth"]) < 2e-6
 
 
 def test_the_user_is_warned_once(outcome: Outcome) -> None:

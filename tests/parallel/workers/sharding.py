@@ -127,6 +127,101 @@ def sequences() -> dict[str, Any]:
     return found
 
 
+class Graphs(PyDataset):  # type: ignore[misc, valid-type]
+    """Elements that are no batches: `2 + 3 (i mod 3)` nodes, each with a label, and a number of the graph."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        x = np.random.default_rng(index).normal(size=(2 + 3 * (index % 3), 2)).astype("float32")
+        return {"nodes": x, "of_graph": np.asarray([index], "int32")}, x.sum(1, keepdims=True) * index
+
+
+class OfNodes(keras.layers.Layer):  # type: ignore[misc]
+    """Hands on the nodes."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs["nodes"] + 0.0 * tf.cast(tf.reduce_sum(inputs["of_graph"]), tf.float32)
+
+
+def of_nodes(optimizer: Any) -> Any:
+    """A model with an output for each node."""
+    inputs = {"nodes": keras.Input((2,), name="nodes"), "of_graph": keras.Input((), dtype="int32", name="of_graph")}
+    dense = keras.layers.Dense(1, kernel_initializer="ones")
+    model = keras.Model(inputs, dense(OfNodes()(inputs)))
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def graphs(count: int) -> Any:
+    data = Graphs(count)
+    signature = ({"nodes": tf.TensorSpec([None, 2]), "of_graph": tf.TensorSpec([None], tf.int32)},
+                 tf.TensorSpec([None, 1]))
+    return Dataset.from_generator(lambda: (data[index] for index in range(count)), output_signature=signature).apply(
+        tf.data.experimental.assert_cardinality(count))
+
+
+@check
+def whole_elements() -> dict[str, Any]:
+    """What ranks make of elements with unlike numbers of rows, and what one process makes of those of each step."""
+    size = hvd.size()
+    count, data = 3 * size + 1, Graphs(3 * size + 1)  # in training, the last one is left out
+
+    def steps() -> Any:
+        for step in range(3):
+            parts = [data[step * size + rank] for rank in range(size)]
+            x, y = ([part[place] for part in parts] for place in (0, 1))
+            yield {name: np.concatenate([one[name] for one in x]) for name in ("nodes", "of_graph")}, np.concatenate(y)
+
+    def learned(model: Any, given: Any, evaluated: Any) -> list[float]:
+        history = model.fit(given, epochs=2, shuffle=False, verbose=0).history
+        weights = [float(value) for weight in model.get_weights() for value in np.ravel(weight)]
+        return [*weights, *history["loss"], *history["mae"], *model.evaluate(evaluated, verbose=0)]
+
+    found = {}
+    for name, whole in (("dataset", graphs(count)), ("sequence", Graphs(count))):
+        given, evaluated = hvd.shard(whole, by="elements"), hvd.shard(whole, training=False, by="elements")
+        given = given.prefetch(1) if name == "dataset" else given
+        found[name] = learned(of_nodes(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))), given, evaluated)
+    with hvd.alone():
+        one = graphs(count)
+        in_steps = Dataset.from_generator(steps, output_signature=one.element_spec).apply(
+            tf.data.experimental.assert_cardinality(3))
+        truth = learned(of_nodes(keras.optimizers.SGD(0.01)), in_steps, one)
+    model, few = of_nodes("sgd"), hvd.shard(graphs(1), training=False, by="elements")
+    with hvd.alone():
+        one_graph = model.evaluate(graphs(1), verbose=0)
+    together, alone = hvd.predict(model, graphs(count)), model.predict(graphs(count), verbose=0)
+    return {"found": found, "truth": truth,
+            "predicted": together.shape == alone.shape and float(np.abs(together - alone).max()),
+            "few": model.evaluate(few, verbose=0), "few truth": one_graph}
+
+
+@check
+def unlike_numbers_of_rows() -> dict[str, Any]:
+    """The first rows and the numbers of rows of each array in each step, and what is said of batches that are torn."""
+    size = hvd.size()
+    labelled, unlabelled = Dataset.range(9 * size), Dataset.range(1000)
+    shares = {
+        "in ratio": hvd.shard(Dataset.zip((labelled.batch(4 * size), unlabelled.take(27 * size).batch(12 * size)))),
+        "mapped": hvd.shard(Dataset.zip((labelled.batch(4 * size), unlabelled.batch(12 * size))).map(
+            lambda few, many: {"few": few, "many": many})),
+        "to evaluate": hvd.shard(Dataset.zip((labelled.skip(9 * size - 1).batch(size), unlabelled.batch(3 * size))),
+                                 training=False),
+    }
+    later = Dataset.from_generator(lambda: ((np.ones(8), np.ones(rows)) for rows in (8, 8, 5)),
+                                   output_signature=(tf.TensorSpec([None]), tf.TensorSpec([None])))
+    read = {name: [[[int(leaf[0]) if len(leaf) else -1, len(leaf)] for leaf in tf.nest.flatten(element)]
+                   for element in share] for name, share in shares.items()}
+    return {**read, "lengths": [int(share.cardinality()) for share in shares.values()],
+            "torn": error_of(lambda: list(hvd.shard(later, batched=True)))}
+
+
 def error_of(function: Callable[[], Any]) -> list[str]:
     try:
         function()
@@ -171,6 +266,14 @@ def errors() -> dict[str, list[str]]:
         "sequence in another order": lambda: hvd.shard(Numbers(start=own.permutation(24))),
         "sequence of another length": lambda: hvd.shard(Numbers(24 + 4 * rank)),
         "sequence shuffled apart": lambda: steps_of_fit(hvd.shard(Shuffling(24, own.shuffle))),
+        "graphs as batches": lambda: hvd.shard(graphs(size), batched=True),
+        "graphs in a sequence": lambda: hvd.shard(Graphs(size)),
+        "views": lambda: hvd.shard(samples.batch(8).map(lambda rows: (rows, tf.tile(rows, [3])))),
+        "no ratio for the ranks": lambda: hvd.shard(Dataset.zip((samples.batch(7), samples.batch(8)))),
+        "arrays by elements": lambda: hvd.shard(x, by="elements"),
+        "by something else": lambda: hvd.shard(x, by="files"),
+        "fewer elements than ranks": lambda: hvd.shard(graphs(size - 1), by="elements"),
+        "fewer batches than ranks": lambda: hvd.shard(Graphs(size - 1), training=False, by="elements"),
         "predict of parts": lambda: hvd.predict(small_model(), x[rank::size]),
         "predict of other lengths": lambda: hvd.predict(small_model(), Numbers(24 + 4 * rank)),
         "predict fails on rank 1": lambda: hvd.predict(small_model(fail=rank == 1), np.ones((70, 2))),

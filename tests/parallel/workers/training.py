@@ -20,6 +20,7 @@ from harness.checks import check, run_checks
 from hvkeras import as_horovod, compat
 
 keras: Any = tf.keras
+PyDataset = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
 FEATURES = 6
 # Keras 3.3 has no logs, on one process either, where the batches do not fill an execution.
@@ -312,23 +313,47 @@ def stopping() -> dict[str, Any]:
 def iterations_after(data: Callable[[], Any], **arguments: Any) -> list[Any]:
     """Batches of each epoch that the ranks made, and a number that is equal where weights are."""
     mine = compiled(run_eagerly=True)
-    count = Batches()
-    mine.fit(data(), verbose=0, callbacks=[count], **arguments)
+    given = data()
+    count = Batches(getattr(given, "data", given))
+    mine.fit(given, verbose=0, callbacks=[count], **arguments)
     return [count.seen, float(sum(np.sum(np.abs(one)) for one in mine.get_weights()))]
 
 
 class Batches(keras.callbacks.Callback):  # type: ignore[misc]
     """Counts the batches of each epoch that were trained on."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Any = None) -> None:
         super().__init__()
         self.seen: list[int] = []
+        self.data = data
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if isinstance(self.data, Changing):
+            self.data.has_begun = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.seen.append(0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen[-1] += 1
+
+
+class Changing(PyDataset):  # type: ignore[misc, valid-type]
+    """Batches of 4 rows of a rank, more or fewer in each epoch."""
+
+    def __init__(self, lengths: tuple[int, ...], rank: int = 0) -> None:
+        super().__init__()
+        self.lengths, self.epoch, self.has_begun = lengths, 0, False
+        self.x, self.y = rows(4 * max(lengths), rank)
+
+    def __len__(self) -> int:
+        return self.lengths[min(self.epoch, len(self.lengths) - 1)]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[4 * index : 4 * index + 4], self.y[4 * index : 4 * index + 4]
+
+    def on_epoch_end(self) -> None:
+        self.epoch += self.has_begun  # newer Keras 3 also calls this before the first epoch
 
 
 def batches(count: int, form: str) -> Any:
@@ -356,6 +381,69 @@ def uneven_data() -> dict[str, Any]:
         "generator": iterations_after(lambda: batches(count, "generator"), epochs=2, steps_per_epoch=2),
     }
     return {**found, "same": len(set(map(str, hvd.allgather_object(found)))) == 1}
+
+
+@check
+def changing_lengths() -> dict[str, Any]:
+    """Numbers of batches change between epochs: on one rank, with steps given, of data to share, and in other ways."""
+    few, rank, size = (4, 2, 3, 4) if hvd.rank() else (4, 4, 5, 4), hvd.rank(), hvd.size()
+    shared = (6 * size, 5 * size + 1, 4 * size)
+    found = {
+        "one rank": iterations_after(lambda: Changing(few, rank), epochs=4),
+        "steps": iterations_after(lambda: Changing((4, 4, 2) if rank else (4,), rank), epochs=5, steps_per_epoch=2),
+        "to share": iterations_after(lambda: hvd.shard(Changing(shared)), epochs=3, shuffle=False),
+    }
+
+    def one_process() -> Any:
+        one = compiled(keras.optimizers.SGD(0.1), run_eagerly=True)
+        data = Changing(shared)
+        for count in shared:
+            for step in range(count // size):
+                parts = [data[step * size + part] for part in range(size)]
+                one.train_on_batch(*(np.concatenate([part[place] for part in parts]) for place in (0, 1)))
+            if count % size:  # the last batch is cut into equal parts
+                one.train_on_batch(*(part[: 4 // size * size] for part in data[count - 1]))
+        return float(sum(np.sum(np.abs(weight)) for weight in one.get_weights()))
+
+    return {**found, "same": len(set(map(str, hvd.allgather_object(found)))) == 1,
+            "truth": by_one_process(one_process),
+            "unlike": mistake(lambda: iterations_after(lambda: hvd.shard(Changing((8, 8 - 2 * rank))), epochs=2)),
+            "none left": mistake(lambda: iterations_after(lambda: Changing((4, 4 * (rank < 1)), rank), epochs=2))}
+
+
+class Plus(keras.layers.Layer):  # type: ignore[misc]
+    """Adds a second input, if there is one."""
+
+    def call(self, x: Any, more: Any = None) -> Any:
+        return x if more is None else x + more
+
+
+@check
+def optional_inputs() -> dict[str, Any]:
+    """Weights after training on generators that yield None for an input; in Keras without optional inputs, none."""
+    if "optional" not in inspect.signature(keras.Input).parameters:
+        return {"found": {}, "truth": []}
+
+    def trained(optimizer: Any, data: Any, **options: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        inputs = {"x": keras.Input((FEATURES,), name="x"), "more": keras.Input((FEATURES,), name="more", optional=True)}
+        made = keras.Model(inputs, keras.layers.Dense(1)(Plus()(inputs["x"], inputs["more"])))
+        made.compile(optimizer, "mse")
+        made.fit(data, verbose=0, **options)
+        return [np.asarray(weight).tolist() for weight in made.get_weights()]
+
+    shares = [rows(16 if rank else 12, rank) for rank in range(hvd.size())]
+
+    def generate(parts: Any) -> Any:
+        for step in range(3 if len(parts) > 1 else len(parts[0][0]) // 4):
+            x, y = (np.concatenate([part[place][4 * step : 4 * step + 4] for part in parts]) for place in (0, 1))
+            yield {"x": x, "more": None}, y
+
+    def own(**options: Any) -> Any:
+        return trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), generate([shares[hvd.rank()]]), **options)
+
+    return {"found": {"all": own(), "by steps": own(steps_per_epoch=5)},
+            "truth": by_one_process(lambda: trained(keras.optimizers.SGD(0.1), generate(shares)))}
 
 
 class ByValue(keras.Model):  # type: ignore[misc]
@@ -761,6 +849,9 @@ def statistics_of_ones_own() -> dict[str, Any]:
     return {"own": normalized(keras.layers.BatchNormalization(momentum=0.5)), "truth": statistics_truth()}
 
 
+CHANGING = ((3, 5), (3, 2))  # numbers of batches of the even ranks and of the odd ones, by epoch
+
+
 @check
 def joined() -> dict[str, Any]:
     """Training on all batches of uneven shards, and what one process makes of them."""
@@ -785,8 +876,23 @@ def joined() -> dict[str, Any]:
         return [values(one.fit(data, epochs=2, verbose=0).history),
                 [np.asarray(weight).tolist() for weight in one.get_weights()]]
 
+    changing = compiled()
+    count = Batches(Changing(CHANGING[hvd.rank() % 2], hvd.rank()))
+    changing.fit(count.data, epochs=2, shuffle=False, verbose=0, callbacks=[count])
+
+    def changing_by_one_process() -> list[Any]:
+        one = compiled(keras.optimizers.SGD(0.1))
+        data = [Changing(CHANGING[rank % 2], rank) for rank in range(hvd.size())]
+        for epoch in range(2):
+            for step in range(max(lengths[epoch] for lengths in CHANGING)):
+                parts = [each[step] for each in data if step < each.lengths[epoch]]
+                one.train_on_batch(*(np.concatenate([part[place] for part in parts]) for place in (0, 1)))
+        return [np.asarray(weight).tolist() for weight in one.get_weights()]
+
     return {"found": [values(history), [np.asarray(weight).tolist() for weight in mine.get_weights()]],
-            "truth": by_one_process(one_process)}
+            "truth": by_one_process(one_process),
+            "changing": [np.asarray(weight).tolist() for weight in changing.get_weights()], "steps": count.seen,
+            "changing truth": by_one_process(changing_by_one_process)}
 
 
 if __name__ == "__main__":

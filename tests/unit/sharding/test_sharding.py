@@ -16,7 +16,7 @@ from hvkeras.sharding.datasets import split_batches, split_samples
 from hvkeras.sharding.partition import Batches, Coverage, Partition
 from hvkeras.sharding.pipeline import batches_of, is_batched, is_nondeterministic, shuffle_seeds
 from hvkeras.sharding.proof import differing, fingerprint
-from hvkeras.sharding.sequences import split_sequence
+from hvkeras.sharding.sequences import split_sequence, split_whole
 from hvkeras.sharding.structure import require_arrays
 
 Dataset = tf.data.Dataset
@@ -64,6 +64,81 @@ def test_steps_of_all_ranks_are_the_batches_of_one_process() -> None:
     shares = [split_arrays(np.arange(20), partition)[0] for partition in deals(2, True)]
     steps = [sorted(np.concatenate([share[start:start + 4] for share in shares])) for start in (0, 4, 8)]
     assert steps == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
+
+
+@pytest.mark.parametrize(("size", "training"), [(2, True), (3, False), (4, True)])
+def test_arrays_of_every_kind_are_cut_by_their_own_rows(size: int, training: bool) -> None:
+    def with_rows(count: int) -> Any:
+        return Dataset.range(count).map(lambda row: {
+            "id": row, "ragged": tf.RaggedTensor.from_row_lengths(tf.fill([2], row), [2]),
+            "sparse": tf.sparse.from_dense(tf.reshape(row + 1, [1]))})
+
+    whole = Dataset.zip((with_rows(20).batch(8), with_rows(60).batch(24)))
+    first = tf.nest.flatten(next(iter(whole)))
+    shares = [split_batches(whole, partition, first) for partition in deals(size, training)]
+    for array in (0, 1):
+        steps = [[element[array]["id"].numpy().tolist() for element in share] for share, _ in shares]
+        seen = sorted(row for rank in steps for step in rank for row in step)
+        assert seen == list(range((20, 60)[array]))
+        for share, _ in shares:
+            for element in share:
+                ids = element[array]["id"].numpy().tolist()
+                assert element[array]["ragged"].to_list() == [[[row, row]] for row in ids]
+                assert tf.sparse.to_dense(element[array]["sparse"])[:, 0].numpy().tolist() == [row + 1 for row in ids]
+    assert all(coverage.total == 80 and coverage.dropped == 0 for _, coverage in shares)
+    with pytest.raises(UsageError, match="choose batch sizes"):
+        split_batches(Dataset.zip((with_rows(9).batch(3), with_rows(9).batch(4))), Partition(0, 2, True), first)
+
+
+@pytest.mark.parametrize("scipy", [False, True])
+def test_batches_of_sparse_and_ragged_arrays_are_cut_and_joined(scipy: bool) -> None:
+    sparse = pytest.importorskip("scipy.sparse").coo_matrix if scipy else tf.sparse.from_dense
+
+    def dense(array: Any) -> Any:
+        return array.toarray().tolist() if scipy else tf.sparse.to_dense(array).numpy().tolist()
+
+    class Mixed(compat.batches_base(sequence(4))):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            array = np.arange(1, 9).reshape(4, 2) + 8 * index
+            return {"sparse": sparse(array), "ragged": tf.RaggedTensor.from_tensor(array)}
+
+    shares = [split_sequence(Mixed(), partition, Batches(4, 3, 0), 4)[0] for partition in deals(2, True)]
+    for rank, share in enumerate(shares):
+        last = share[1]
+        expected = (np.arange(1, 9).reshape(4, 2) + 16)[2 * rank : 2 * rank + 2].tolist()
+        assert dense(last["sparse"]) == last["ragged"].to_list() == expected
+    five = [split_sequence(Mixed(), partition, Batches(4, 3, 0), 4)[0] for partition in deals(5, False)]
+    found = [row for share in five for step in range(len(share)) for row in dense(share[step]["sparse"])]
+    assert np.ravel(found).tolist() == list(range(1, 25)), "some ranks have parts of two batches"
+
+
+def test_batches_are_dealt_again_when_their_number_changes() -> None:
+    class Changing(compat.batches_base(sequence(4))):  # type: ignore[misc]
+        count = 20
+
+        def __len__(self) -> int:
+            return (self.count + 3) // 4
+
+        def __getitem__(self, index: int) -> Any:
+            return np.arange(4 * index, min(4 * index + 4, self.count))
+
+    data = Changing()
+    shares = [split_sequence(data, partition, Batches(4, 5, 0), 4)[0] for partition in deals(2, True)]
+    whole = [split_whole(data, partition, 5)[0] for partition in deals(2, True)]
+    for count, steps in ((20, 3), (14, 2), (28, 4)):
+        data.count = count
+        assert [len(share) for share in shares] == [steps, steps]
+        assert sorted(np.concatenate([share[step] for share in shares for step in range(steps)])) == list(range(count))
+        assert [len(share) for share in whole] == [-(-count // 4) // 2] * 2
+    data.count = 4
+    with pytest.raises(UsageError, match="elements=1, ranks=2"):
+        len(whole[0])
+    data.count = 0
+    with pytest.raises(UsageError, match="batches=0"):
+        len(shares[0])
 
 
 class Rows:

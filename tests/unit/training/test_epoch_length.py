@@ -8,7 +8,15 @@ import pytest
 import tensorflow as tf
 
 from hvkeras.errors import UnsupportedError, UsageError
-from hvkeras.training.epoch_length import CommonEnd, Decision, Facts, decide
+from hvkeras.training.epoch_length import (
+    CommonEnd,
+    Decision,
+    Facts,
+    Length,
+    decide,
+    decide_again,
+    require_same_data_to_share,
+)
 
 
 def decision(*everyone: Facts, policy: str = "trim") -> Decision:
@@ -36,6 +44,32 @@ def test_different_numbers_of_batches_are_evened_out(policy: str, batches: int, 
 def test_different_numbers_of_batches_are_an_error_on_request() -> None:
     with pytest.raises(UsageError, match=r"Received: rank_1=2, rank_0=4\. HINT: hvd\.shard"):
         decision(*of_batches(4, 2), policy="error")
+
+
+@pytest.mark.parametrize(("policy", "by_steps", "batches", "joined"), [
+    ("trim", False, 2, False), ("join", False, 4, True), ("join", True, 2, False)])
+def test_numbers_that_change_are_evened_out(policy: str, by_steps: bool, batches: int, joined: bool) -> None:
+    uneven = decide_again((0, 1), [Length(4), Length(2)], Decision(), policy, by_steps)
+    assert (uneven.batches, uneven.joined, len(uneven.warnings)) == (batches, joined, 1)
+    assert "4 on rank 0, 2 on rank 1" in uneven.warnings[0]
+    even = decide_again((0, 1), [Length(3), Length(3)], uneven, policy, by_steps)
+    assert (even.batches, even.joined) == (3, joined), "joined ranks stay so"
+    assert decide_again((0, 1), [Length(3), Length(3)], Decision(), policy, by_steps) == Decision()
+
+
+@pytest.mark.parametrize(("lengths", "policy", "text"), [
+    ([Length(4), Length(2)], "error", "HVKERAS_UNEVEN=error"), ([Length(4), Length(0)], "trim", "rank_1='0 batches'"),
+    ([Length(4, renews=False), Length(2)], "join", "the same kind of data"),
+])
+def test_numbers_that_change_may_be_an_error(lengths: list[Length], policy: str, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        decide_again((0, 1), lengths, Decision(), policy)
+
+
+def test_data_to_share_change_alike() -> None:
+    require_same_data_to_share((0, 1), [Length(4, 8), Length(4, 8)])
+    with pytest.raises(UsageError, match="rank_0=8, rank_1=7"):
+        require_same_data_to_share((0, 1), [Length(4, 8), Length(4, 7)])
 
 
 @pytest.mark.parametrize("batches", [(None, None), (3, None), (-1, 3)])
