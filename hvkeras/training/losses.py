@@ -8,9 +8,9 @@ model are unaffected (docs/decisions/losses-of-all-ranks.md):
 - a mean over unmasked values, or one divided by the sum of weights, is multiplied by the number of ranks and by this
   rank's share of the total weight, which the ranks sum up in the step.
 
-Where ranks get whole elements of data, which have unlike numbers of rows, the gradient of a plain mean is multiplied by
-the number of ranks and by this rank's share of the rows. The mean itself is left as it is: Keras weights it by the rows
-when it averages the losses of an epoch.
+Where ranks get whole elements of data, which have unlike numbers of rows, a plain mean is multiplied by the number of
+ranks and by this rank's share of the values. Keras weights each rank's loss by its rows when it averages the losses of
+an epoch; so the loss gets the value with which this average is that of one process, and keeps its gradient.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def averaged_over(process_set: ProcessSet | None, by_rows: bool = False) -> Iter
         by_rows: Whether the ranks may have unlike numbers of rows, by which means are weighted then.
     """
     before = _Step.process_set, _Step.by_rows
-    _Step.process_set, _Step.by_rows = process_set, by_rows
+    _Step.process_set, _Step.by_rows, _Step.masked = process_set, by_rows, False
     try:
         yield
     finally:
@@ -87,15 +87,27 @@ def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
     if reduction == "none":
         raise UsageError(explain("A loss that several ranks train on must be reduced to one number",
                                  'write reduction="sum_over_batch_size" or "sum"', reduction=None))
+    weighs = graphs.reducing_strategy() is None  # replicas cannot communicate in a step
+    scaled = loss
     if reduction == "sum":
         _require_data_on_all_ranks(reduction)
-        return loss * tf.cast(len(_Step.process_set.members()), loss.dtype)
-    if reduction == "mean_with_sample_weight" and weights is not None and graphs.reducing_strategy() is None:
-        return loss * _share(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
-    if _Step.by_rows and not masked and graphs.reducing_strategy() is None:
-        factor = _share(tf.cast(tf.size(values), tf.float32), _Step.process_set)
-        return loss + (tf.cast(factor, loss.dtype) - 1) * (loss - tf.stop_gradient(loss))
-    return loss
+        scaled = loss * tf.cast(len(_Step.process_set.members()), loss.dtype)
+    elif reduction == "mean_with_sample_weight" and weights is not None and weighs:
+        scaled = loss * _share(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
+    elif not masked:
+        if not _Step.by_rows or not weighs:
+            return loss
+        scaled = loss * tf.cast(_share(tf.cast(tf.size(values), tf.float32), _Step.process_set), loss.dtype)
+        return _valued(loss, scaled)
+    if not _Step.by_rows or not weighs:
+        return scaled
+    rows = _share(tf.cast(tf.shape(values)[0], tf.float32), _Step.process_set)
+    return _valued(tf.math.divide_no_nan(scaled, tf.cast(rows, loss.dtype)), scaled)
+
+
+def _valued(value: Any, loss: Any) -> Any:
+    """Returns a loss with another value, but the same gradient."""
+    return value + (loss - value) - tf.stop_gradient(loss - value)
 
 
 def _share(own: Any, process_set: ProcessSet) -> Any:

@@ -99,7 +99,7 @@ def test_sequences_leave_the_ranks_own_state(outcome: Outcome) -> None:
 def test_whole_elements_count_by_their_rows(outcome: Outcome) -> None:
     for found in outcome.results("whole_elements"):
         for kind in ("dataset", "sequence"):
-            assert found["found"][kind] == pytest.approx(found["truth"], rel=1e-5), kind
+            assert found["found"][kind] == pytest.approx(found["truth"][kind], rel=1e-5), kind
         assert found["predicted"] is not False
         assert found["predicted"] <= 1e-6
         assert found["few"] == pytest.approx(found["few truth"]), "ranks without elements participate"

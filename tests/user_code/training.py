@@ -79,6 +79,7 @@ def training_with_fit(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
     model.fit(x, y, verbose=hvd.verbose(), callbacks=callbacks)  # pyright: ignore[reportArgumentType] - or any number
     annotated: list[keras.callbacks.Callback] = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(hvd.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32)), callbacks=annotated)
+    model.fit(hvd.shard(tf.data.Dataset.from_tensors((x, y)), by="elements"), callbacks=annotated)
     with hvd.alone():
         model.evaluate(x, y)
     probabilities = hvd.predict(model, x)

@@ -149,12 +149,12 @@ class OfNodes(keras.layers.Layer):  # type: ignore[misc]
         return inputs["nodes"] + 0.0 * tf.cast(tf.reduce_sum(inputs["of_graph"]), tf.float32)
 
 
-def of_nodes(optimizer: Any) -> Any:
+def of_nodes(optimizer: Any, reduction: str = "sum_over_batch_size") -> Any:
     """A model with an output for each node."""
     inputs = {"nodes": keras.Input((2,), name="nodes"), "of_graph": keras.Input((), dtype="int32", name="of_graph")}
     dense = keras.layers.Dense(1, kernel_initializer="ones")
     model = keras.Model(inputs, dense(OfNodes()(inputs)))
-    model.compile(optimizer, "mse", metrics=["mae"])
+    model.compile(optimizer, keras.losses.MeanSquaredError(reduction=reduction), metrics=["mae"])
     return model
 
 
@@ -183,16 +183,18 @@ def whole_elements() -> dict[str, Any]:
         weights = [float(value) for weight in model.get_weights() for value in np.ravel(weight)]
         return [*weights, *history["loss"], *history["mae"], *model.evaluate(evaluated, verbose=0)]
 
-    found = {}
-    for name, whole in (("dataset", graphs(count)), ("sequence", Graphs(count))):
+    found, truth = {}, {}
+    for name, whole, reduction in (("dataset", graphs(count), "sum_over_batch_size"), ("sequence", data, "sum")):
+        rate = 0.01 if name == "dataset" else 0.0001
         given, evaluated = hvd.shard(whole, by="elements"), hvd.shard(whole, training=False, by="elements")
         given = given.prefetch(1) if name == "dataset" else given
-        found[name] = learned(of_nodes(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))), given, evaluated)
-    with hvd.alone():
-        one = graphs(count)
-        in_steps = Dataset.from_generator(steps, output_signature=one.element_spec).apply(
-            tf.data.experimental.assert_cardinality(3))
-        truth = learned(of_nodes(keras.optimizers.SGD(0.01)), in_steps, one)
+        mine = of_nodes(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), reduction)
+        found[name] = learned(mine, given, evaluated)
+        with hvd.alone():
+            one = graphs(count)
+            in_steps = Dataset.from_generator(steps, output_signature=one.element_spec).apply(
+                tf.data.experimental.assert_cardinality(3))
+            truth[name] = learned(of_nodes(keras.optimizers.SGD(rate), reduction), in_steps, one)
     model, few = of_nodes("sgd"), hvd.shard(graphs(1), training=False, by="elements")
     with hvd.alone():
         one_graph = model.evaluate(graphs(1), verbose=0)
