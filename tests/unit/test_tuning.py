@@ -10,7 +10,8 @@ import hvkeras as hvd
 
 
 @pytest.fixture(autouse=True)
-def job() -> Iterator[None]:
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "warning")  # init() would set it for the rest of the process
     hvd.init()
     yield
     hvd.shutdown()
