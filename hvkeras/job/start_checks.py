@@ -64,9 +64,15 @@ def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str,
             others = {rank: fact["settings"][name] for rank, fact in enumerate(facts)
                       if fact["settings"][name] != value}
             if others:
-                values = ", ".join(f"{other} on rank {rank}" for rank, other in others.items())
-                say(f"HVKERAS_{name.upper()} differs: {value} on rank 0, {values}; that of rank 0 counts on all ranks")
+                values = ", ".join(f"{_in_words(other)} on rank {rank}" for rank, other in others.items())
+                say(f"HVKERAS_{name.upper()} is {_in_words(value)} on rank 0, {values}; that of rank 0 counts on"
+                    " all ranks")
     return settings.with_shared(first)
+
+
+def _in_words(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value:g}" if isinstance(
+        value, float) else str(value)
 
 
 def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> None:

@@ -38,5 +38,5 @@ def test_settings_of_the_job_are_those_of_rank_0(capsys: pytest.CaptureFixture[s
     facts = [{"settings": settings.shared()} for settings in mine]
     found = [settings_of_rank_0(Launch("none", rank, 2), settings, facts) for rank, settings in enumerate(mine)]
     assert [(settings.guard, settings.log_level) for settings in found] == [(True, "WARNING"), (True, "ERROR")]
-    assert capsys.readouterr().err == ("hvkeras: HVKERAS_GUARD differs: True on rank 0, False on rank 1; that of rank 0"
-                                       " counts on all ranks\n")
+    assert capsys.readouterr().err == ("hvkeras: HVKERAS_GUARD is on on rank 0, off on rank 1; that of rank 0 counts"
+                                       " on all ranks\n")
