@@ -40,7 +40,7 @@ from hvkeras.job.start_checks import (
     settings_of_rank_0,
     share_cores,
 )
-from hvkeras.job.state import Job, current_job, is_initialized, replace_job
+from hvkeras.job.state import Job, current_job, is_initialized, job_number, replace_job
 from hvkeras.launch_environments import Launch, describe_cluster, detect_launch, hvkeras_run
 from hvkeras.launch_environments.communicator import launch_of, world_size
 from hvkeras.launch_environments.starter import open_starter
@@ -126,7 +126,7 @@ def init(
         if settings.run_standby == hvkeras_run.JOINS_AT_COMMIT and (
                 requested == "auto" or backend_class(requested).starts_after_failure):
             replace_job(_standby_job(launch, settings))
-            _hook_training()
+            _install_hooks(settings)
         else:
             _join_at_start(settings, requested, process_sets)
         return
@@ -184,7 +184,7 @@ def _start_services(job: Job, process_sets: Any) -> None:
 
         recorder.start(job)
     if job.launch.size > 1 or job.settings.run_lobby or records:
-        _hook_training()
+        _install_hooks(job.settings)
     if job.settings.timeline:
         from hvkeras.profiling.timeline import start_timeline  # noqa: PLC0415 - imports TensorFlow
 
@@ -192,10 +192,13 @@ def _start_services(job: Job, process_sets: Any) -> None:
     _add_process_sets(process_sets)
 
 
-def _hook_training() -> None:
+def _install_hooks(settings: Settings) -> None:
+    from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
     from hvkeras.training import fit_hooks  # noqa: PLC0415 - imports TensorFlow
 
     fit_hooks.install()
+    if settings.run_lobby:
+        compat.hook_traces(anew=job_number() > 1)
 
 
 def _add_process_sets(process_sets: str | Sequence[ProcessSet | Sequence[int]] | None) -> None:
@@ -245,6 +248,8 @@ def leave_generation() -> None:
         hooks.backends = []
     if channel is not None:
         channel.close()
+    if _Process.entries is not None:
+        _Process.entries.is_over = True
     _Process.channel = _Process.launch = _Process.hooks = _Process.entries = None
     _Process.sessions = 0
 

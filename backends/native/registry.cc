@@ -121,8 +121,7 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
   if (found == all.groups.end())
     throw Failure(
         "this graph's collectives need the running job in which it was traced. HINT: call hvd.init() first, and "
-        "hvd.shutdown() last; in an elastic job, whose ranks change, make tf.functions with collectives inside the "
-        "function of hvd.elastic.run");
+        "hvd.shutdown() last");
   return std::shared_ptr<Engine>(found->second, &found->second->engine);
 }
 

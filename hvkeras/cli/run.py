@@ -60,6 +60,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     allocated = None if flags.hosts or flags.hostfile else allocated_hosts(os.environ, flags.np)
     flags.by_srun = allocated is not None
     pool = pool_of(flags, allocated or flags.hosts)
+    flags.counts_changes = flags.reset_limit is not None
     if flags.reset_limit is None:
         flags.reset_limit = 0 if pool is None else ELASTIC_RESETS
     hosts = place(flags.np, allocated or flags.hosts, flags.hostfile) if pool is None else pool.hosts(
@@ -85,6 +86,7 @@ def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
     try:
         pool = pool_of(flags, None, pods.slots_of(reporting, slots))
         assert pool is not None
+        flags.counts_changes = flags.reset_limit is not None
         if flags.reset_limit is None:
             flags.reset_limit = ELASTIC_RESETS
         hosts = pool.hosts(flags.np or flags.min_np, lambda text: print(text, file=sys.stderr, flush=True))
@@ -141,7 +143,7 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
     if range_ is not None and range_[0] > range_[1]:
         raise UsageError(explain("The shortest cool-down must not exceed the longest", "--blacklist-cooldown-range 30"
                                  " 600", blacklist_cooldown_range=range_))
-    return HostPool(find, least or flags.np, most or flags.np, flags.elastic_timeout or ELASTIC_TIMEOUT,
+    return HostPool(find, least or flags.np, most, flags.elastic_timeout or ELASTIC_TIMEOUT,
                     None if range_ is None else (range_[0], range_[1]),
                     changes=script is not None or reported is not None,
                     failures=flags.failures_per_host or (1 if flags.as_horovod else FAILURES))
@@ -164,6 +166,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         verbose=flags.verbose,
         terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
         reset_limit=flags.reset_limit,
+        counts_changes=flags.counts_changes,
         pool=pool,
         reporting=reporting,
         tf_config=flags.tf_config,

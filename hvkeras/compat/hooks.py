@@ -1,12 +1,16 @@
-"""Hooks into Keras classes, each installed once, and subclasses that Keras treats like their base class."""
+"""Hooks into Keras and TensorFlow, each installed once, and subclasses that Keras treats like their base class."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function, tracing_compilation
 
 from hvkeras.compat.families import KERAS, loaded_families
 from hvkeras.compat.models import is_synchronized
@@ -184,6 +188,60 @@ def hook_moments(family: str, around: Callable[..., Any]) -> None:
 
     hook(BatchNormalization, "get_config", with_flag)  # which tf_keras leaves out of files
     hook(BatchNormalizationBase, "_moments", of_tf_keras)
+
+
+def hook_traces(anew: bool) -> None:
+    """Makes TensorFlow trace functions again once the ranks have changed, as traces contain ranks and sizes.
+
+    That takes place when they are called next. Concrete functions, which have one trace, call their successors.
+
+    Args:
+        anew: Whether the ranks have changed, so that what was traced until now is traced again.
+    """
+    if anew:
+        _Traces.present = weakref.WeakSet()
+    hook(tracing_compilation, "_maybe_define_function", _traced)
+    hook(polymorphic_function.Function, "get_concrete_function", _renewable)
+
+
+class _Traces:
+    """The graphs that were traced since the ranks have changed; None if they never have."""
+
+    present: weakref.WeakSet[Any] | None = None
+
+    @classmethod
+    def outdates(cls, function: Any) -> bool:
+        return cls.present is not None and function.graph not in cls.present
+
+
+def _traced(original: Callable[..., Any], args: Any, kwargs: Any, options: Any) -> Any:
+    cache = options.function_cache
+    if cache is not None and any(map(_Traces.outdates, cache.values())):
+        cache.clear()
+    made = original(args, kwargs, options)
+    if _Traces.present is not None:
+        _Traces.present.add(made.graph)
+    return made
+
+
+class _Renewable(concrete_function.ConcreteFunction):  # type: ignore[misc]  # TensorFlow ships no types
+    """A concrete function that knows how it was asked for."""
+
+    _hvkeras_ask: Callable[[], Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hvkeras_ask()(*args, **kwargs) if _Traces.outdates(self) else super().__call__(*args, **kwargs)
+
+
+def _renewable(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    made = original(self, *args, **kwargs)
+    if not isinstance(made, _Renewable):
+        args, kwargs = tf.nest.map_structure(
+            lambda one: tf.TensorSpec.from_tensor(one) if isinstance(one, tf.Tensor) else one,
+            (args, kwargs))
+        adopt_class(made, _Renewable)
+        made._hvkeras_ask = functools.partial(self.get_concrete_function, *args, **kwargs)
+    return made
 
 
 def hook_model_calls(around: Callable[..., Any]) -> None:

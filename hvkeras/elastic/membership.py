@@ -36,15 +36,17 @@ class Membership:
 
     Attributes:
         commit: The number of the commit that the present generation has begun with; 0 for none.
-        starts_anew: Whether this process starts its program anew at each change, as its engine can start only once. It
-            keeps the commits of each elastic function in memory then.
+        starts_anew: Whether this process starts its program anew at each change, as its engine can start only once, or
+            its graphs are those of sessions. It keeps the commits of each elastic function in memory then.
         has_joined_at_start: Whether this process joined ranks that others belonged to before, and has to tell so.
+        has_joined_others: Whether it joins such ranks, and has not called the reset callbacks of a state yet.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.commit: int = commit_at_start() or 0
         self.starts_anew: bool = not self.is_waiting and not current_job().backend.starts_after_failure
         self.has_joined_at_start: bool = commit_at_start() is not None
+        self.has_joined_others: bool = self.is_waiting or self.has_joined_at_start
         self._lobby = lobby(settings)
         self._descriptor = int(settings.run_handover.partition(":")[0]) if settings.run_handover else None
         self._kept: handover.Commits = {} if self._descriptor is None else handover.read(self._descriptor)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from hvkeras.collectives.broadcasts import broadcast_object
 from hvkeras.collectives.operations import Max
 from hvkeras.collectives.reductions import allreduce
+from hvkeras.compat import graphs
 from hvkeras.control.cause import Cause
 from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.commits import CommitFile
@@ -91,6 +92,8 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
             raise UsageError(explain("The first argument of an elastic function must be a state",
                                      "pass hvd.elastic.TensorFlowKerasState(model)", received=state))
         members = membership()
+        if members is not None and state.must_start_anew and not members.is_waiting:
+            members.starts_anew = True
         if members is not None and members.starts_anew and state.saved() is None:
             say_on_rank_0(f"restarts all ranks when one is lost, as backend {current_job().backend.name} cannot start"
                           f" again in a process, and {type(state).__name__} has no saved() to outlive it")
@@ -116,6 +119,7 @@ class _Call:
         self._notice: Notice | None = None
         self._is_over = False  # whether the function has returned None by the last commit
         self._is_synchronized = False
+        self._is_rebuilt = False  # since the state was reset
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls the function until it returns; None if it had finished before this process was started."""
@@ -142,11 +146,15 @@ class _Call:
             try:
                 if rebuild:
                     self._rebuild()
+                    self._is_rebuilt = True
                 if not self._is_synchronized:
                     self._synchronize()
                 rebuild = False
                 if self._is_over:
                     return None
+                if self._is_rebuilt:
+                    self._go_on()
+                    self._is_rebuilt = False
                 result = function()
                 self._finish(result)
                 return result
@@ -226,6 +234,9 @@ class _Call:
     def _rebuild(self) -> None:
         """Rebuilds the job."""
         self._reset()
+
+    def _go_on(self) -> None:
+        """Adapts the state to the ranks, on all of which it is the same: reset callbacks may call collectives."""
         self._state.on_reset()
 
 
@@ -259,9 +270,8 @@ class _CallThatSurvives(_Call):
             begins = self._join(self._state.commit_number if self._takes_what_was_handed_over() else -1)
         else:
             begins = super()._begin()
-        if self._since and begins:
-            self._state.on_reset()
-            self._tell_that_it_goes_on()
+        if begins and self._members.has_joined_others:
+            self._members.has_joined_others, self._is_rebuilt = False, True
         self._members.begun(self._start_anew_when_stuck)
         return begins
 
@@ -332,8 +342,11 @@ class _CallThatSurvives(_Call):
             return
         if self._reset is not _reinitialize:
             self._reset()
-        self._state.on_reset()
-        self._tell_that_it_goes_on()
+
+    def _go_on(self) -> None:
+        super()._go_on()
+        if self._since:
+            self._tell_that_it_goes_on()
 
     def _hand_over(self) -> None:
         """Keeps the commit for the time when this process has started its program anew."""
@@ -381,8 +394,10 @@ class _CallThatSurvives(_Call):
 
     def _hosts_have_changed(self) -> bool:
         """Whether any rank knows that workers wait to join, or must leave; called by all ranks at a commit."""
-        changed = allreduce(tf.constant([int(self._members.hosts_changed)]), op=Max, name="whether hosts have changed")
-        return bool(changed[0] > 0)
+        with graphs.eagerly():
+            changed = allreduce(tf.constant([int(self._members.hosts_changed)]), op=Max,
+                                name="whether hosts have changed")
+            return bool(changed[0] > 0)
 
 
 def _resume_from(state: State, commits: CommitFile) -> bool:

@@ -56,6 +56,7 @@ class State:
 
         Args:
             callbacks: Functions without parameters, such as one that adapts the learning rate to the number of ranks.
+                All ranks call them, those that join as well, so that they may call collectives, as `fit` does.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -137,6 +138,11 @@ class State:
 
     def reset(self) -> None:
         """Adapts the state to a rebuilt job; does nothing by default."""
+
+    @property
+    def must_start_anew(self) -> bool:
+        """Whether the program must start anew when the ranks change, as its graphs cannot be traced again."""
+        return False
 
     def steps(self) -> int | None:
         """Returns how many steps were made in all; None if the state does not know it."""

@@ -84,6 +84,11 @@ class TensorFlowState(ObjectState):
         self._save_values()
         super().sync()
 
+    @property
+    def must_start_anew(self) -> bool:
+        """Whether the program must start anew when the ranks change, as a session's graph cannot be traced again."""
+        return self._session is not None
+
     def saved(self) -> tuple[object, ...]:
         """Returns the values and attributes that were saved last."""
         return self._values, super().saved()

@@ -111,23 +111,30 @@ class Driver:
         least: The fewest ranks that the job trains on.
         most: The most; None for as many as there are slots.
         slots: The slots of each host that may be used.
-        resets: How often a failure may end a generation.
+        resets: How often a generation may be followed by another one.
+        counts_changes: Whether that counts all of them, as `horovodrun` does, for which a failure and the worker that
+            replaces the lost one are one; else only failures count.
 
     Attributes:
         state: What the job is doing.
         workers: The living workers, by number.
         actions: What is to be done, in order; the caller empties it.
         stillborn: How many newcomers have failed in a row before they joined, since the hosts have changed.
+        full: The ranks of the present generation, with those that replace what it has lost.
+        is_counted: Whether the end of the present generation was counted.
     """
 
     least: int
     most: int | None
     slots: Mapping[str, int]
     resets: int
+    counts_changes: bool = False
     state: State = State.FORMING
     workers: dict[int, Worker] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
     stillborn: int = 0
+    full: int = 0
+    is_counted: bool = False
 
     def handle(self, event: Event, number: int = -1) -> None:
         """Handles an event.
@@ -143,6 +150,8 @@ class Driver:
         taken = {other.slot for other in self.workers.values() if other.host == worker.host}
         worker.slot = min(set(range(len(taken) + 1)) - taken)
         self.workers[worker.number] = worker
+        if worker.rank is not None:
+            self.full += 1
 
     @property
     def members(self) -> list[Worker]:
@@ -162,11 +171,13 @@ class Driver:
         if worker.rank is None:
             if self.state is State.TRAINING:
                 self._announce()
-        else:
-            if self.state is not State.CHANGING:
-                self.actions.append(Abort())
-            self.state = State.GATHERING
-            self.gather(worker)
+            return
+        if self.state is not State.CHANGING:
+            if self.counts_changes and not self._may_reset():
+                return
+            self.actions.append(Abort())
+        self.state = State.GATHERING
+        self.gather(worker)
 
     def join(self, worker: Worker | None) -> None:
         """A member has connected to all others; once all have, the generation trains."""
@@ -187,13 +198,10 @@ class Driver:
             self.stillborn += 1
             self._start_missing()
             return
-        self.resets -= 1
-        if self.resets < 0:
-            self._finish("ranks have failed more often than --reset-limit allows")
-            return
-        self.actions.append(Abort())
-        self.state = State.GATHERING
-        self.gather(None)
+        if self._may_reset():
+            self.actions.append(Abort())
+            self.state = State.GATHERING
+            self.gather(None)
 
     def lose_ready(self, worker: Worker | None) -> None:
         """A worker is lost before the next generation is formed."""
@@ -213,6 +221,7 @@ class Driver:
     def use_hosts(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
         """Hosts have come or gone: workers are started on the new ones, and leave the others at the next commit."""
         self.stillborn = 0
+        self.full = min(self.full, sum(self.slots.values()))
         unneeded = tuple(number for number in sorted(self._surplus()) if self.workers[number].rank is None)
         if unneeded:
             for number in unneeded:
@@ -246,6 +255,11 @@ class Driver:
             return
         leaving = tuple(sorted(surplus & {number for number, other in self.workers.items()
                                           if other.commit is not None}))
+        shrinks = any(self.workers[number].rank is not None for number in leaving)
+        if shrinks or len(ready) > self.full:
+            if self.counts_changes and not self.is_counted and not self._may_reset():
+                return
+            self.full = len(ready)
         for number in leaving:
             del self.workers[number]
         if leaving:
@@ -273,6 +287,14 @@ class Driver:
         self.state = State.CHANGING
         self.actions.append(Announce())
 
+    def _may_reset(self) -> bool:
+        """Counts the end of a generation; ends the job if that were too many."""
+        self.resets, self.is_counted = self.resets - 1, True
+        if self.resets < 0:
+            what = "have changed" if self.counts_changes else "have failed"
+            self._finish(f"ranks {what} more often than --reset-limit allows")
+        return self.resets >= 0
+
     def _finish(self, reason: str) -> None:
         self.state = State.ENDED
         self.actions.append(Finish(reason))
@@ -283,7 +305,7 @@ class Driver:
             self.stillborn = 0
         for rank, worker in enumerate(ready):
             worker.rank, worker.commit, worker.has_joined = rank, None, False
-        self.state = State.FORMING
+        self.state, self.is_counted = State.FORMING, False
         self.actions.append(Form(tuple(ready), commit))
         self._start_missing()
 

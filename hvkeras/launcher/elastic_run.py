@@ -60,7 +60,7 @@ class ElasticLauncher(Launcher):
         job: What to run; it has a pool of hosts.
         printer: Where the workers' output goes.
         pool: What chooses hosts.
-        resets: How often a failure may end a generation.
+        resets: How often a generation may be followed by another one.
 
     Attributes:
         last_error: The exception that the last failure was; "" if it was none.
@@ -69,7 +69,8 @@ class ElasticLauncher(Launcher):
     def __init__(self, job: Job, printer: Printer, pool: HostPool, resets: int) -> None:
         super().__init__(job, printer)
         self._pool = pool
-        self._driver = Driver(pool.least, pool.most, {host.name: len(host.ranks) for host in job.hosts}, resets)
+        self._driver = Driver(pool.least, pool.most, {host.name: len(host.ranks) for host in job.hosts}, resets,
+                              job.counts_changes)
         self._found: Mapping[str, int] = self._driver.slots  # slots, as last found
         self._withheld: dict[str, int] = {}  # slots of workers that were told to leave, by host
         self._resets = resets
@@ -107,7 +108,7 @@ class ElasticLauncher(Launcher):
 
     @property
     def resets(self) -> int:
-        """How often the job has gone on after a failure, without starting all workers again."""
+        """How often the job has gone on, by the count that is limited, without starting all workers again."""
         used = self._resets - max(self._driver.resets, 0)
         return used - 1 if self._final is not None and used else used
 
@@ -508,7 +509,7 @@ class ElasticLauncher(Launcher):
             self._end(replace(self._ending, error=f"{self._ending.error}; all ranks have committed"))
             return
         assert self._server is not None
-        former, host = self._server, self._server.address[0]
+        self._last, former, host = None, self._server, self._server.address[0]
         self._loop.run_in_executor(None, former.stop)
         self._generation += 1
         self._ranks = [worker.number for worker in action.workers]

@@ -62,9 +62,10 @@ def run(
         num_proc: The number of processes.
         min_num_proc: The fewest processes of an elastic job, in which the others go on when one is lost; the function
             then calls one with `@hvd.elastic.run`.
-        max_num_proc: The most processes of an elastic job.
+        max_num_proc: The most processes of an elastic job; as many as there are slots by default.
         slots: The slots of hosts that `host_discovery_script` prints without a number.
-        reset_limit: How often processes may fail; never by default, 3 times in an elastic job.
+        reset_limit: How often all processes are started again after one has failed, or, in an elastic job, how often
+            the number of processes may change. Never by default; elastic jobs end at the fourth failure by default.
         cooldown_range: The shortest and the longest time in seconds for which a host is set aside.
         hosts: As `hvkeras run -H`; the current folder must then be shared by all hosts.
         hostfile: As `hvkeras run -hostfile`.

@@ -23,7 +23,8 @@ class Job:
         ssh: How to reach other hosts.
         verbose: Whether the launcher reports each step.
         terminal: Columns and rows for rank 0's standard output, or None for a pipe.
-        reset_limit: How often all ranks are restarted after one has failed.
+        reset_limit: How often ranks may go on without one that has failed, or all are restarted after that.
+        counts_changes: Whether `reset_limit` also counts the times when workers join or leave.
         pool: What chooses the hosts of each restart; None for the same ones.
         reporting: The hosts that report by themselves, which the ranks of others than this one are started on; None to
             start them by ssh.
@@ -40,6 +41,7 @@ class Job:
     verbose: bool = False
     terminal: tuple[int, int] | None = None
     reset_limit: int = 0
+    counts_changes: bool = False
     pool: HostPool | None = None
     reporting: ReportingHosts | None = None
     ends_on_same_error: bool = False

@@ -61,7 +61,7 @@ class ReportedJob:
     Args:
         fewest: The fewest ranks to train with.
         most: The most; None for as many as there are places.
-        reset_limit: How often ranks may fail; None for no limit but that of an error that comes twice in a row.
+        reset_limit: How often the ranks may change; None for no limit but that of an error that comes twice in a row.
         timeout: Seconds that the job waits for places for the fewest ranks.
         host: This host's address, as the places reach it.
         variables: More environment variables for the launcher.
@@ -182,7 +182,7 @@ def main(folder: Path) -> int:
                         failures=NO_LIMIT)
         hosts = pool.hosts(plan["first"], _say)
         job = Job([], hosts, str(folder), dict(os.environ), reset_limit=plan["resets"], pool=pool, reporting=reporting,
-                  ends_on_same_error=plan["resets"] == NO_LIMIT)
+                  counts_changes=plan["resets"] != NO_LIMIT, ends_on_same_error=plan["resets"] == NO_LIMIT)
         code = run_job(job, lambda append, size: Printer(size, sys.stdout.buffer, sys.stderr.buffer, False,
                                                          plan["timestamps"], quiet=False, folder=None, append=append))
     except HvkerasError as error:

@@ -124,7 +124,9 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     made.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
                       help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
     made.add_argument("--reset-limit", type=limit, metavar="N", help="Restarts all ranks when one fails, up to N times;"
-                      f" hvd.elastic resumes from the last commit. 0 by default, {ELASTIC_RESETS} for elastic jobs.")
+                      " hvd.elastic resumes from the last commit. In an elastic job: how often the ranks may change, as"
+                      f" one fails or workers join or leave. By default 0, and in elastic jobs {ELASTIC_RESETS}"
+                      " failures, however often workers join or leave.")
     _add_elastic_flags(made)
     made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
                       f" it is over; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
@@ -154,7 +156,7 @@ def _add_elastic_flags(made: argparse.ArgumentParser) -> None:
     elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="The fewest processes"
                          " that train; as many as -np by default.")
     elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="The most; as many as"
-                         " -np by default.")
+                         " there are slots by default.")
     elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, each"
                          " in a line: `host` or `host:slots`. It runs before each start.")
     elastic.add_argument("--slots-per-host", type=int, metavar="N", help="Slots of hosts that the script prints without"

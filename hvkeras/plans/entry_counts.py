@@ -20,7 +20,7 @@ from hvkeras.backends.capabilities import CompiledByXla
 from hvkeras.backends.interface import Backend
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
-from hvkeras.errors import explain
+from hvkeras.errors import UsageError, explain
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.progress.user_code import call_site, innermost
 
@@ -32,10 +32,14 @@ class EntryCounts:
 
     A variable counts in graphs, a Python integer in eager mode and in sessions of TensorFlow 1, and the engine in code
     compiled by XLA.
+
+    Attributes:
+        backend: The engine, which counts in code compiled by XLA.
+        is_over: Whether the ranks that these counts belong to have changed.
     """
 
     def __init__(self) -> None:
-        self.backend: Backend | None = None  # the engine, which counts in code compiled by XLA
+        self.backend: Backend | None = None
         self._lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
@@ -50,6 +54,7 @@ class EntryCounts:
         self._left = threading.Condition(self._lock)
         self._calls: dict[str, list[dict[str, Any]]] = {}
         self._sites: dict[str, str] = {}
+        self.is_over = False
 
     @contextlib.contextmanager
     def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True,
@@ -98,7 +103,7 @@ class EntryCounts:
                 with self._lock:
                     self._register(plan, calls)
                     self._in_sessions.add(plan.key)
-                counted = tf.numpy_function(functools.partial(self._count, plan.key), [], [])
+                counted = tf.numpy_function(functools.partial(self._count_in_session, plan.key), [], [])
         with tf.control_dependencies([counted]):
             yield
 
@@ -164,6 +169,13 @@ class EntryCounts:
     def _count(self, key: str) -> None:
         with self._lock:
             self._eager[key] = self._eager.get(key, 0) + 1
+
+    def _count_in_session(self, key: str) -> None:
+        if self.is_over:
+            raise UsageError(explain(
+                "A graph of a TensorFlow 1 session has the ranks for which it was built, and they have changed",
+                "pass the session to hvd.elastic.TensorFlowState, or use tf.function"))
+        self._count(key)
 
     def _count_in_function(self, plan: Plan, calls: Sequence[Call] | None) -> Any:
         with self._lock:

@@ -52,8 +52,8 @@ class ElasticRayExecutor:
         Args:
             min_num_proc: The fewest processes to train with.
             max_num_proc: The most processes; as many as there is room for by default.
-            reset_limit: How often processes may fail; no limit by default, but that of an exception that comes twice
-                in a row.
+            reset_limit: How often the processes may change, as some fail, join or leave; no limit by default, but that
+                of an exception that comes twice in a row.
             elastic_timeout: Seconds to wait for room for the fewest processes.
             timeout_s: Seconds within which processes must start, once Ray has placed them.
             ssh_identity_file: Accepted for compatibility with Horovod, which uses ssh.
@@ -81,7 +81,7 @@ class ElasticRayExecutor:
             The results of the processes that are there at the end, in the order of the ranks.
 
         Raises:
-            PeerError: The function failed more often than `reset_limit` allows.
+            PeerError: The function failed too often, or the processes changed more often than `reset_limit` allows.
             MachineError: There was no room in time.
         """
         return self._executor.run(worker_fn, callbacks=callbacks)

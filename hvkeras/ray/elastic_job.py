@@ -53,7 +53,7 @@ class ElasticJob:
         worker: What a rank needs.
         fewest: The fewest ranks to train with.
         most: The most ranks, or None for as many as there are places.
-        reset_limit: How often ranks may fail; None for no limit but that of an error that comes twice in a row.
+        reset_limit: How often the ranks may change; None for no limit but that of an error that comes twice in a row.
         timeout: Seconds to wait for places for the fewest ranks.
         settings: The settings of the executor.
         variables: More environment variables of the ranks.

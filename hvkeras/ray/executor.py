@@ -48,8 +48,8 @@ class RayExecutor:
             of Ray Tune, if it has one.
         min_workers: Makes the executor elastic: with the fewest processes to train with, instead of `num_workers`.
         max_workers: The most processes of an elastic executor.
-        reset_limit: How often processes of an elastic executor may fail; None for no limit but that of an exception
-            that comes twice in a row.
+        reset_limit: How often the processes of an elastic executor may change, as some fail, join or leave; None for no
+            limit but that of an exception that comes twice in a row.
         cooldown_range: Accepted for compatibility with Horovod: nodes are not set aside.
         elastic_timeout: Seconds that an elastic executor waits for the fewest processes.
         override_discovery: Accepted for compatibility with Horovod: Ray knows the nodes.

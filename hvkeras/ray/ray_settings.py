@@ -17,7 +17,7 @@ class RaySettings:
         nics: The network interfaces between hosts; None for what reaches the driver's host.
         min_num_proc: For elastic executors, the fewest workers to train with.
         max_num_proc: For elastic executors, the most workers to train with.
-        reset_limit: For elastic executors, how often workers may fail; None without a limit.
+        reset_limit: For elastic executors, how often the workers may change; None without a limit.
         elastic_timeout: For elastic executors, seconds to wait until there is room for the fewest workers.
     """
 

@@ -55,14 +55,14 @@ class ElasticJob(StageJob):
         call: The pickled function call.
         limits: The fewest ranks to train with, and the most.
         first: How many there must be to begin.
-        reset_limit: How often ranks may fail.
+        reset_limit: How often the ranks may change; None for no limit but that of an error that comes twice in a row.
         timeout: Seconds that the job waits for slots.
         environment: Variables for the ranks.
         commits: A folder of the job that is removed in the end; "" for none.
         output: Where the ranks' output goes.
     """
 
-    def __init__(self, context: Any, call: bytes, limits: tuple[int, int], first: int, reset_limit: int,
+    def __init__(self, context: Any, call: bytes, limits: tuple[int, int], first: int, reset_limit: int | None,
                  timeout: float, environment: Mapping[str, str], commits: str, output: Output) -> None:
         super().__init__(context)
         self._call, self._environment, self._commits = call, environment, commits
@@ -76,7 +76,7 @@ class ElasticJob(StageJob):
             The results of the ranks that are there at the end, in rank order.
 
         Raises:
-            PeerError: It failed more often than the limit allows, or Spark has ended its tasks.
+            PeerError: It failed too often, or Spark has ended its tasks.
             MachineError: The launcher cannot start.
         """
         host = LOOPBACK if is_fixed(self._context) else configured(self._context, "spark.driver.host", LOOPBACK)

@@ -21,7 +21,6 @@ from hvkeras.spark.session import active_context, is_on, slots_of
 
 ResultT = TypeVar("ResultT")
 _COMMITS = "HVKERAS_ELASTIC_DIR"
-_RESETS = 3
 
 
 def run(
@@ -111,7 +110,8 @@ def run_elastic(
         max_num_proc: The most; `num_proc` by default.
         start_timeout: Seconds that the job waits for slots, if `elastic_timeout` is None.
         elastic_timeout: Seconds that the job waits for slots for the fewest ranks, at the start and later.
-        reset_limit: How often ranks may fail; 3 times by default.
+        reset_limit: How often the ranks may change, as some fail, join or leave; no limit by default, but that of an
+            exception that comes twice in a row.
         env: As for `run`.
         stdout: As for `run`.
         stderr: As for `run`.
@@ -144,7 +144,7 @@ def run_elastic(
     _say_what_is_not_encrypted(context)
     output = Output((stdout, stderr) if verbose else None, prefix_output_with_timestamp)
     return ElasticJob(context, pickled_call(fn, args, kwargs), (fewest, most), first,
-                      _RESETS if reset_limit is None else reset_limit, timeout, environment, commits, output).run()
+                      reset_limit, timeout, environment, commits, output).run()
 
 
 def _with_interfaces(env: Mapping[str, str] | None, nics: Sequence[str] | str | None) -> dict[str, str]:

@@ -15,6 +15,9 @@ from launch.hvkeras_run import Started, python, run, warm_ranks
 WORKER = Path(__file__).parent / "workers" / "elastic.py"
 SURVIVES = WORKER.with_name("survives.py")
 SHARED = WORKER.with_name("elastic_shared.py")
+GRAPHS = WORKER.with_name("graphs_outlive.py")
+SESSION = WORKER.with_name("session_elastic.py")
+HOROVODS = WORKER.with_name("horovods_elastic.py")
 
 
 @pytest.mark.parametrize(("backend", "victim", "legacy"), [
@@ -188,6 +191,86 @@ def test_parts_of_an_optimizer_outlive_the_ranks_that_shared_its_update(
     assert lines == ["as one process: True"] * (ends or len(lines))
     assert lines
     assert done.stderr.count("MiB of others that may be lost") == 1
+
+
+@pytest.mark.parametrize(("backend", "legacy"), [
+    pytest.param("native", "0", marks=pytest.mark.oldest), pytest.param("horovod", "1", marks=pytest.mark.slow),
+    *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("native", "1"), ("horovod", "0")]),
+])
+def test_what_was_traced_before_a_change_works_after_it(backend: str, legacy: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    env = {"TF_USE_LEGACY_KERAS": legacy}
+    command = warm_ranks([sys.executable, str(GRAPHS), "2", "3", "1", "2"], env)
+    done = run(["-np", "2", "--min-np", "1", "--max-np", "3", "--backend", backend, "--host-discovery-script",
+                "cat hosts", *command], tmp_path, env)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"goes on with (\d) rank", done.stderr) == ["3", "1", "2"]
+    assert list(dict.fromkeys(re.findall(r"^\[0\] right with (\d)", done.stdout, re.MULTILINE))) == ["2", "3", "1"]
+    assert done.stdout.count("done") == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["native", "horovod"])
+def test_sessions_outlive_changes_as_their_programs_start_anew(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    command = warm_ranks([sys.executable, str(SESSION), "2", "3", "1"])
+    done = run(["-np", "2", "--min-np", "1", "--backend", backend, "--host-discovery-script", "cat hosts", *command],
+               tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"goes on with (\d) rank", done.stderr) == ["3", "1"]
+    assert re.findall(r"^\[\d\] (trained on \d)$", done.stdout, re.MULTILINE) == ["trained on 1"]
+
+
+def horovods(tmp_path: Path, backend: str, kind: str, flags: list[str], *events: str, legacy: str = "0",
+             ) -> tuple[subprocess.CompletedProcess[str], list[tuple[int, int]]]:
+    """Runs an elastic script as Horovod documents them; returns the epochs that rank 0 has completed, with sizes."""
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    env = {"TF_USE_LEGACY_KERAS": legacy}
+    command = warm_ranks([sys.executable, str(HOROVODS), kind, "6", *events], env)
+    done = run(["--as-horovod", "-np", "2", "--min-np", "1", "--backend", backend, *flags, *command], tmp_path, env)
+    return done, [(int(epoch), int(size)) for epoch, size in re.findall(r"^\[0\] epoch (\d) on (\d)$", done.stdout,
+                                                                        re.MULTILINE)]
+
+
+@pytest.mark.parametrize(("backend", "kind", "legacy", "event"), [
+    ("native", "keras", "0", "kill"),
+    pytest.param("horovod", "loop", "0", "raise", marks=pytest.mark.slow),
+    *(pytest.param(backend, kind, legacy, event, marks=pytest.mark.nightly)
+      for backend in ("native", "horovod") for kind in ("loop", "keras") for legacy in ("0", "1")
+      for event in ("kill", "raise")
+      if (backend, kind, legacy, event) not in (("native", "keras", "0", "kill"), ("horovod", "loop", "0", "raise"))),
+])
+def test_scripts_as_horovod_documents_them(backend: str, kind: str, legacy: str, event: str, tmp_path: Path) -> None:
+    flags = ["--host-discovery-script", "cat hosts", "--reset-limit", "3"]  # a loss and its replacement are one reset
+    done, epochs = horovods(tmp_path, backend, kind, flags, "0:slots=3", f"2:{event}", "4:slots=2", legacy=legacy)
+    assert done.returncode == 0, done.stderr
+    assert epochs == [(0, 2), (1, 3), (2, 2), (3, 3), (4, 3), (5, 2)]
+    trained = re.findall(r"^\[\d\] trained (.*)$", done.stdout, re.MULTILINE)
+    assert trained == [f"{sum((size + 1) / 2 for _, size in epochs):g}"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["native", pytest.param("horovod", marks=pytest.mark.nightly)])
+def test_every_reset_counts_as_it_does_in_horovod(backend: str, tmp_path: Path) -> None:
+    flags = ["--host-discovery-script", "cat hosts", "--reset-limit", "1"]
+    done, epochs = horovods(tmp_path, backend, "loop", flags, "0:slots=3", "2:slots=2")
+    assert epochs == [(0, 2), (1, 3), (2, 3)]
+    assert done.returncode == 1
+    assert "hvkeras run: ranks have changed more often than --reset-limit allows" in done.stderr
+    assert "trained" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "limit"), [
+    ("native", "0"), *(pytest.param(*case, marks=pytest.mark.nightly)
+                       for case in [("native", "1"), ("horovod", "0"), ("horovod", "1")])])
+def test_hosts_that_stay_the_same(backend: str, limit: str, tmp_path: Path) -> None:
+    done, epochs = horovods(tmp_path, backend, "loop", ["-H", "localhost:2", "--reset-limit", limit], "1:kill")
+    if limit == "0":
+        assert (bool(done.returncode), epochs) == (True, [(0, 2)])
+        assert "more often than --reset-limit allows" in done.stderr
+    else:
+        assert (done.returncode, epochs) == (0, [(0, 2), (1, 1), *((epoch, 2) for epoch in range(2, 6))])
 
 
 @pytest.mark.slow

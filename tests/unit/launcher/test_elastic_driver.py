@@ -154,6 +154,34 @@ def test_failures_are_limited() -> None:
     assert "--reset-limit" in action.reason
 
 
+def test_changes_are_limited_as_in_horovod() -> None:
+    made = driver(resets=2)
+    made.counts_changes = True
+    happens(made, Event.LOST, 2)
+    ready(made, 0, 7)
+    assert formed(ready(made, 1, 7)) == [0, 1]
+    happens(made, Event.JOINED, 0)
+    happens(made, Event.JOINED, 1)
+    ready(made, 10, -1)
+    ready(made, 0, 8)
+    assert formed(ready(made, 1, 8)) == [0, 1, 10]  # as many ranks as before the loss: not another change
+    for number in (0, 1, 10):
+        happens(made, Event.JOINED, number)
+    ready(made, 11, -1)
+    for number in (0, 1):
+        ready(made, number, 9)
+    assert formed(ready(made, 10, 9)) == [0, 1, 10, 11]  # a growth
+    for number in (0, 1, 10, 11):
+        happens(made, Event.JOINED, number)
+    made.slots = {"a": 3}
+    happens(made, Event.HOSTS)
+    for number in (0, 1, 10):
+        assert ready(made, number, 10) == []
+    (action,) = ready(made, 11, 10)
+    assert isinstance(action, Finish)
+    assert "--reset-limit" in action.reason
+
+
 def test_a_job_without_survivors_cannot_go_on() -> None:
     made = driver()
     for number in range(3):
