@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvkeras.autograph import exclude_from_autograph
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.mpi import is_communicator, ranks_within, running_mpi
-from hvkeras.job.state import current_job, job_number
+from hvkeras.job.state import current_job, is_initialized, job_number
 
 
 class ProcessSet:
@@ -41,7 +42,7 @@ class ProcessSet:
             self._ranks: tuple[int, ...] = tuple(sorted(ranks_within(ranks_or_comm)))
             return
         try:
-            ranks = [int(rank) for rank in ranks_or_comm]
+            ranks = [operator.index(rank) for rank in ranks_or_comm]
         except (TypeError, ValueError):
             raise UsageError(explain("A process set must consist of global ranks", "pass a list of integers such as"
                                      " [0, 2]",
@@ -93,7 +94,7 @@ class ProcessSet:
         return _sets.get(self.process_set_id) is self
 
     def __repr__(self) -> str:
-        return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     def __reduce__(self) -> Any:
         return _same_or_new, (self.process_set_id, self._ranks)
@@ -111,11 +112,13 @@ class _GlobalProcessSet(ProcessSet):
     def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # other sets set it once
         return tuple(range(current_job().topology.size))
 
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks, ascending; none without a job, so that the set can be printed."""
+        return list(self._ranks) if is_initialized() else []
+
     def _is_registered(self) -> bool:
         return True
-
-    def __repr__(self) -> str:
-        return "global_process_set"
 
     def __reduce__(self) -> Any:
         return "global_process_set"

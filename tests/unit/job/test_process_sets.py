@@ -28,10 +28,22 @@ def test_the_global_set_is_the_job() -> None:
     assert pickle.loads(pickle.dumps(everyone)) is everyone
 
 
-@pytest.mark.parametrize("ranks", [[], [0, 0], ["one"], 3, None])
+@pytest.mark.parametrize("ranks", [[], [0, 0], ["one"], "01", [0.5], 3, None])
 def test_sets_are_made_of_ranks(ranks: Any) -> None:
     with pytest.raises(hvd.UsageError, match="process set"):
         hvd.ProcessSet(ranks)
+
+
+@pytest.mark.check
+def test_sets_are_printed_as_horovods_are() -> None:
+    one, everyone = hvd.add_process_set([0]), hvd.global_process_set
+    texts = [f"ProcessSet(process_set_id={number}, ranks=[0], mpi_comm=None)" for number in (1, 0)]
+    assert [str(one), str(everyone)] == [repr(one), repr(everyone)] == texts
+    hvd.remove_process_set(one)
+    assert str(one) == "ProcessSet(process_set_id=None, ranks=[0], mpi_comm=None)"
+    hvd.shutdown()
+    assert str(everyone) == "ProcessSet(process_set_id=0, ranks=[], mpi_comm=None)"
+    assert everyone.ranks == []
 
 
 def test_ranks_must_exist() -> None:
