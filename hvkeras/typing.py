@@ -251,6 +251,14 @@ class Operation(_Operation):  # type: ignore[misc]
 class DistributedGradientTape(_GradientTape):  # type: ignore[misc]
     """A `tf.GradientTape` whose gradients are reduced over all ranks."""
 
+    process_set: Any
+    scale_local_gradients: bool
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Computes pairs of a source and its gradient: those that stay on this rank, and those that are reduced."""
+
     def register_local_source(self, source: VariableLike) -> None:
         """Keeps the gradient of a variable on this rank."""
 

@@ -110,7 +110,7 @@ def hook_loss_scale(family: str, around: Callable[..., Any]) -> None:
 
 
 def hook_scaled_gradients() -> None:
-    """Makes tf_keras's legacy `LossScaleOptimizer` get unreduced gradients of its inner optimizer: they are scaled."""
+    """Makes tf_keras's `LossScaleOptimizer`s get unreduced gradients of their inner optimizer: they are scaled."""
     from tf_keras.src.mixed_precision import loss_scale_optimizer
 
     def compute(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +118,7 @@ def hook_scaled_gradients() -> None:
             return original(self, *args, **kwargs)
 
     hook(loss_scale_optimizer.LossScaleOptimizer, "_compute_gradients", compute)
+    hook(loss_scale_optimizer.LossScaleOptimizerV3, "compute_gradients", compute)
 
 
 def _keras_step(around: Callable[..., Any], original: Callable[..., Any], self: Any, grads: Any,

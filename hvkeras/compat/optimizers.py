@@ -178,6 +178,21 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
     return [native(slot) for slot in getattr(optimizer, known[0], ()) if slot is not None]
 
 
+def gradients_of(loss: Any, variables: Sequence[Any], tape: Any) -> list[tuple[Any, Any]]:
+    """Returns pairs of a gradient and its variable, as optimizers of Keras 2 compute them.
+
+    Args:
+        loss: A tensor, or a function that returns one.
+        variables: The variables.
+        tape: The tape that has recorded the tensor; None for a function.
+    """
+    tape = tf.GradientTape() if tape is None else tape
+    if callable(loss):
+        with tape:
+            loss = loss()
+    return list(zip(tape.gradient(loss, [native(one) for one in variables]), variables, strict=True))
+
+
 def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
     """Returns a loss whose gradients include the factor `grad_loss`, which newer tf_keras optimizers do not accept.
 

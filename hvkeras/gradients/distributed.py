@@ -12,7 +12,7 @@ from hvkeras.gradients import replicas, shard_step
 from hvkeras.gradients.accumulation import Accumulation, where_due
 from hvkeras.gradients.buckets import reduce_gradients
 from hvkeras.gradients.compiled_update import CompiledUpdate
-from hvkeras.gradients.exchange import Exchange
+from hvkeras.gradients.exchange import Reducing
 from hvkeras.gradients.reduced_ahead import ReducedAhead
 from hvkeras.gradients.shards import Shards
 from hvkeras.gradients.step_parts import StepParts
@@ -22,10 +22,9 @@ from hvkeras.typing import LayerLike, VariableLike
 UPDATE = "_hvkeras_update"  # the attribute of the compiled update
 
 
-class Distributed:
+class Distributed(Reducing):
     """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
 
-    _hvkeras_exchange: ClassVar[Exchange]
     _hvkeras_passes: ClassVar[tuple[int, bool]]
     _hvkeras_compile: ClassVar[bool | str]
     _hvkeras_kind: ClassVar[str] = ""  # what ranks share the update by: "elements", "variables", or "" for not at all

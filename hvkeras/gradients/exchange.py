@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -89,6 +89,22 @@ class Exchange:
         """The processing of each gradient before and after the sum."""
         factor = self.gradient_predivide_factor
         return Scaling(self.op, self.compression, 1.0 / factor, factor)
+
+
+class Reducing:
+    """What optimizers that reduce gradients say about it; mixed into a dynamic subclass of the optimizer's class."""
+
+    _hvkeras_exchange: ClassVar[Exchange]
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks whose gradients are combined."""
+        return self._hvkeras_exchange.process_set
+
+    @property
+    def scale_local_gradients(self) -> bool:
+        """Whether gradients that stay on this rank are divided by the number of ranks."""
+        return self._hvkeras_exchange.scale_local_gradients
 
 
 def checked_groups(num_groups: Any, groups: Any) -> Any:

@@ -19,7 +19,9 @@ from hvkeras.gradients.exchange import Exchange, checked_groups
 from hvkeras.gradients.sharded import Sharded
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
-from hvkeras.typing import CompressorLike, OptimizerT, VariableLike
+from hvkeras.typing import CompressorLike, GradientTapeLike, OptimizerT, VariableLike
+
+MINIMIZES = "_hvkeras_minimizes"  # the attribute of an optimizer of tf_keras while it trains by `minimize`
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
@@ -134,6 +136,24 @@ def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
 class _DistributedKeras(Distributed):
     """The hook into optimizers of Keras 3."""
 
+    def compute_gradients(self, loss: Any, var_list: Sequence[VariableLike],
+                          tape: GradientTapeLike | None = None) -> list[tuple[Any, Any]]:
+        """Computes and reduces gradients, for loops that change them before they are applied.
+
+        The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
+        them only when an update is due.
+
+        Args:
+            loss: A tensor, or a function that returns one.
+            var_list: The variables.
+            tape: The tape that has recorded the loss; a function needs none.
+
+        Returns:
+            Pairs of a gradient and its variable.
+        """
+        pairs = compat.gradients_of(loss, var_list, tape)
+        return pairs if self._hvkeras_leaves_to_keras() else self._hvkeras_reduce(pairs, computed=True)
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduces the gradients over the ranks, then applies them."""
         finish = super().apply  # type: ignore[misc]  # the optimizer's
@@ -191,6 +211,19 @@ class _DistributedTfKeras(Distributed):
             lambda reduced, over=variables: finish(list(zip(reduced, over, strict=True)), *args, **kwargs), self,
             [gradient for gradient, _ in pairs], variables)
 
+    def minimize(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as ever: the step that applies the gradients also reduces them."""
+        self._hvkeras_ahead().forget()
+        with compat.attribute(self, MINIMIZES, True):
+            return super().minimize(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Any]:
+        """Computes and reduces gradients; within `minimize`, tf_keras calls this to compute them."""
+        if MINIMIZES in self.__dict__:
+            pairs: list[Any] = super().compute_gradients(loss, var_list, tape)  # type: ignore[misc]  # the optimizer's
+            return pairs
+        return self._compute_gradients(loss, var_list, None, tape)
+
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
         """Computes and reduces gradients, for training loops that call this method as in Horovod or tf_keras.
 
@@ -244,7 +277,7 @@ def distribute(optimizer: Any, exchange: Exchange, passes: tuple[int, bool] = (1
                   "_hvkeras_kind": kind, "_hvkeras_plain": plain, "_hvkeras_rebuild": staticmethod(_rebuild)}
     compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
     install_hooks(str(family))
-    if family == compat.TF_KERAS_LEGACY:
+    if family != compat.KERAS:
         compat.hook_scaled_gradients()
     if kind:
         optimizer._hvkeras_share_built()

@@ -10,7 +10,7 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_global_variables
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.buckets import reduce_gradients
-from hvkeras.gradients.exchange import Exchange
+from hvkeras.gradients.exchange import Exchange, Reducing
 from hvkeras.job.state import current_job
 from hvkeras.typing import Operation, OptimizerT, VariableLike
 
@@ -44,10 +44,9 @@ def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: Exchange, passes
     return optimizer
 
 
-class _Distributed:
+class _Distributed(Reducing):
     """Adds gradient reduction to optimizers of TensorFlow 1; mixed into a subclass of the optimizer's class."""
 
-    _hvkeras_exchange: ClassVar[Exchange]
     _hvkeras_plain: ClassVar[type]
 
     @property
@@ -100,18 +99,19 @@ class BroadcastGlobalVariablesHook(_SessionRunHook):  # type: ignore[misc]  # Te
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
-        self._root_rank, self._device = root_rank, device
+        self.root_rank: int = root_rank
+        self.device: str = device
+        self.bcast_op: Operation | None = None
         self._graph: Any = None
-        self._broadcast: Operation | None = None
 
     def begin(self) -> None:
         """Adds the broadcasts to the graph, once per graph."""
         graph = tf.compat.v1.get_default_graph()
         if self._graph is not graph:
-            with tf.device(self._device or None):
-                self._broadcast = broadcast_global_variables(self._root_rank)
+            with tf.device(self.device or None):
+                self.bcast_op = broadcast_global_variables(self.root_rank)
             self._graph = graph
 
     def after_create_session(self, session: Any, coord: Any) -> None:  # noqa: ARG002 - TensorFlow's parameter
         """Runs the broadcasts after the variables have been initialized."""
-        session.run(self._broadcast)
+        session.run(self.bcast_op)

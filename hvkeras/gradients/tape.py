@@ -26,6 +26,8 @@ class _DistributedTape:
 
     def __init__(self, tape: Any, exchange: Exchange) -> None:
         self._tape, self._exchange = tape, exchange
+        self.process_set: ProcessSet = exchange.process_set
+        self.scale_local_gradients: bool = exchange.scale_local_gradients
         self._local: set[Any] = set()
         self._local_layers: list[Any] = []
 
@@ -35,6 +37,13 @@ class _DistributedTape:
 
     def __exit__(self, *failure: object) -> Any:
         return self._tape.__exit__(*failure)
+
+    @property  # type: ignore[misc]  # read-only
+    def __class__(self) -> type:  # so that isinstance(tape, tf.GradientTape), as in Horovod
+        return type(self._tape)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._tape), *vars(_DistributedTape), *vars(self)})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -60,6 +69,7 @@ class _DistributedTape:
     @graphs.unconverted
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
+        use_generic_names: bool = False,  # noqa: ARG002 - Horovod's parameter
     ) -> Any:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over the ranks.
 
@@ -71,6 +81,7 @@ class _DistributedTape:
             sources: A nested structure of variables and watched tensors.
             output_gradients: As for `tf.GradientTape.gradient`.
             unconnected_gradients: As for `tf.GradientTape.gradient`.
+            use_generic_names: Accepted for compatibility with Horovod: ranks match gradients by their order.
 
         Returns:
             The reduced gradients, in the structure of `sources`.
@@ -82,7 +93,7 @@ class _DistributedTape:
             return gradients  # the strategy already reduces over all ranks
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
         variables = [_Source(source, number) for number, source in enumerate(flat_sources)]
-        local = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+        local = self._local_keys()
 
         def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
             return reduce_gradients(rank_gradients, variables, self._exchange, local, differentiable=True)
@@ -92,6 +103,37 @@ class _DistributedTape:
         else:
             reduced = replicas.as_shares(replicas.reduce_over_both(flat, over_ranks))
         return tf.nest.pack_sequence_as(gradients, reduced)
+
+    @graphs.unconverted
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Computes gradients as `gradient` does, and tells those of local sources from the others.
+
+        Example:
+            tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])
+            local, shared = tape.get_local_and_global_gradients(loss, model.trainable_variables)
+            optimizer.apply_gradients((gradient, variable) for variable, gradient in local + shared)
+
+        Args:
+            target: As for `gradient`.
+            sources: A list of variables and watched tensors.
+            output_gradients: As for `gradient`.
+            use_generic_names: As for `gradient`.
+
+        Returns:
+            Pairs of a source and its gradient: those whose gradients stay on this rank, and those whose gradients are
+            reduced over the ranks.
+        """
+        sources = list(sources)
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names=use_generic_names)
+        local, pairs = self._local_keys(), list(zip(sources, gradients, strict=True))
+        return ([pair for pair in pairs if _key(pair[0]) in local],
+                [pair for pair in pairs if _key(pair[0]) not in local])
+
+    def _local_keys(self) -> set[Any]:
+        """Returns the keys of the sources whose gradients stay on this rank."""
+        return self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
 
 
 class _Source:
@@ -139,7 +181,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
             divided by the number of ranks.
 
     Returns:
-        A tape that works like `gradtape`, with the additional method `register_local_source(source)`.
+        A tape that works like `gradtape`, with the additional methods `register_local_source(source)` and
+        `get_local_and_global_gradients(target, sources)`.
 
     Raises:
         NotInitializedError: `init()` was not called.

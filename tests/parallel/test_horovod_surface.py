@@ -51,6 +51,13 @@ def test_adasum_refuses_what_it_cannot_combine(outcome: Outcome) -> None:
             assert "ranks=3" in found["three ranks"][1]
 
 
+def test_local_gradients_are_told_from_others(outcome: Outcome) -> None:
+    mean = (outcome.np + 1) / 2
+    for rank, found in enumerate(outcome.results("gradients_of_local_sources_apart")):
+        assert found == {"gradients": [[[True, rank + 1.0]], [[True, mean]]], "tape": True, "of the job": [True, True],
+                         "scaled": [False, False], "listed": True, "stepped": [mean, -2 * mean]}
+
+
 def test_numbers_are_asked_when_the_graph_runs(outcome: Outcome) -> None:
     size = outcome.np
     some = size // 2

@@ -298,6 +298,27 @@ def global_variables_in_eager_mode() -> Any:
     return None
 
 
+@check
+def gradients_of_local_sources_apart() -> Any:
+    """What tapes and optimizers say of themselves and of the gradients that they compute; and the weights then."""
+    layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)]
+    slope = tf.constant([[hvd.rank() + 1.0]])
+    with tf.GradientTape() as plain:
+        loss = tf.reduce_sum(layers[1](layers[0](slope)))
+    tape = hvd_tf.PartialDistributedGradientTape(plain, local_layers=layers[:1], scale_local_gradients=False)
+    both = [layer.trainable_variables[0] for layer in layers]
+    found = [[[variable is both[place], float(tf.reduce_sum(gradient))] for variable, gradient in pairs]
+             for place, pairs in enumerate(tape.get_local_and_global_gradients(loss, both, use_generic_names=True))]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=False)
+    weight = tf.Variable(0.0)
+    computed = optimizer.compute_gradients(lambda: weight * (hvd.rank() + 1.0), [weight])
+    optimizer.apply_gradients([(2 * gradient, variable) for gradient, variable in computed])
+    is_of_job = [each.process_set is hvd.global_process_set for each in (tape, optimizer)]
+    return {"gradients": found, "tape": isinstance(tape, tf.GradientTape), "of the job": is_of_job,
+            "scaled": [tape.scale_local_gradients, optimizer.scale_local_gradients],
+            "listed": "get_local_and_global_gradients" in dir(tape), "stepped": [float(computed[0][0]), float(weight)]}
+
+
 def small_model() -> Any:
     keras.utils.set_random_seed(1)
     return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, name="mine"),
