@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hvkeras import compat
 from hvkeras.callbacks import callback_states, randomness
 from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
+from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
@@ -28,7 +29,7 @@ else:
 _numbers = itertools.count()  # of the trainings of this process
 
 
-class BackupAndRestore(_Callback):
+class BackupAndRestore(KerasCallback):
     """Saves the training state during training, and restores it on all workers when the script is restarted.
 
     The parameters are those of Keras's `BackupAndRestore`. Add the callback to the list on every rank, both under

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
 
 from hvkeras import compat
+from hvkeras.callbacks.base import KerasCallback
 from hvkeras.collectives.broadcasts import broadcast_variables
 from hvkeras.collectives.operations import Min, require_root
 from hvkeras.collectives.reductions import allreduce
@@ -16,13 +16,8 @@ from hvkeras.job.state import current_job
 from hvkeras.training.learned_state import broadcast_learned
 from hvkeras.typing import Logs, VariableLike
 
-if TYPE_CHECKING:
-    from hvkeras.typing import Callback as _Callback
-else:
-    _Callback = compat.default_keras().callbacks.Callback
 
-
-class BroadcastGlobalVariablesCallback(_Callback):
+class BroadcastGlobalVariablesCallback(KerasCallback):
     """Starts all ranks from the root's model and optimizer.
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import compat
+from hvkeras import as_horovod, compat
+from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.collectives.operations import Min
 from hvkeras.collectives.reductions import allreduce
@@ -20,13 +21,8 @@ from hvkeras.job.state import current_job
 from hvkeras.training.fit_hooks import shared_by
 from hvkeras.typing import Logs
 
-if TYPE_CHECKING:
-    from hvkeras.typing import Callback as _Callback
-else:
-    _Callback = compat.default_keras().callbacks.Callback
 
-
-class LearningRateScheduleCallback(_Callback):
+class LearningRateScheduleCallback(KerasCallback):
     """Sets the learning rate to `initial_lr` x `multiplier` over a range of epochs.
 
     Epochs are counted by the optimizer's `iterations`, so training with a restored optimizer resumes where it stopped,
@@ -41,7 +37,8 @@ class LearningRateScheduleCallback(_Callback):
 
     Args:
         initial_lr: The learning rate to multiply.
-        multiplier: A number, or a function that takes the epoch (from 0) and returns a number.
+        multiplier: A number, or a function that takes the epoch (from 0) and returns a number. With `--as-horovod`,
+            a number is raised to the power of `epoch - start_epoch`, as in Horovod since 0.23.
         start_epoch: The first epoch, from 0.
         end_epoch: The epoch before which the callback stops; None for never.
         staircase: Whether the rate changes only at the beginning of epochs, and a function gets whole epochs.
@@ -63,11 +60,11 @@ class LearningRateScheduleCallback(_Callback):
     ) -> None:
         super().__init__()
         self.initial_lr: float = self._checked("initial_lr", initial_lr)
-        self.multiplier: float | Callable[[float], float] = (
-            multiplier if callable(multiplier) else self._checked("multiplier", multiplier, least=0.0))
         if compat.is_schedule(multiplier):
             raise self._error("the multiplier must be a number or a function of the epoch",
                               "give the schedule to the optimizer, and leave the callback out", multiplier=multiplier)
+        self._number = None if callable(multiplier) else self._checked("multiplier", multiplier, least=0.0)
+        self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else self._constant
         self.start_epoch: float = self._checked("start_epoch", start_epoch, least=0)
         self.end_epoch: float | None = (
             None if end_epoch is None else self._checked("end_epoch", end_epoch, least=start_epoch))
@@ -166,7 +163,7 @@ class LearningRateScheduleCallback(_Callback):
             self._set(self._rate_at((math.ceil(round(self.end_epoch * self._steps, 6)) - 1) / self._steps))
 
     def _rate_at(self, epoch: float) -> float:
-        multiplier = self.multiplier(epoch) if callable(self.multiplier) else self.multiplier
+        multiplier = self.multiplier(epoch)
         try:
             rate = self.initial_lr * float(multiplier)
         except (TypeError, ValueError):
@@ -175,6 +172,11 @@ class LearningRateScheduleCallback(_Callback):
             raise self._error("the multiplier must return a number that is not negative", epoch=epoch,
                               multiplier=multiplier)
         return rate
+
+    def _constant(self, epoch: float) -> float:
+        """Returns the multiplier that is a number; for scripts of Horovod, by which each epoch multiplies the rate."""
+        number: float = self._number or 0.0
+        return number ** (epoch - self.start_epoch) if as_horovod.is_installed() else number
 
     def _set(self, rate: float) -> None:
         """Sets the learning rate, and corrects the momentum if the rate changes."""
@@ -191,12 +193,13 @@ class LearningRateScheduleCallback(_Callback):
 
     def _plan(self, size: int) -> str:  # noqa: ARG002 - the warm-up's
         """Describes the schedule, for the line printed at the start of training."""
-        factor: Any = self.multiplier
-        if callable(factor):
-            name = getattr(factor, "__name__", "<lambda>")
+        if self._number is None:
+            name = getattr(self.multiplier, "__name__", "<lambda>")
             factor = f"{'multiplier' if name == '<lambda>' else name}(epoch)"
         else:
-            factor = f"{factor:g}"
+            factor = f"{self._number:g}"
+            if as_horovod.is_installed() and self._number != 1:
+                factor += f"^(epoch - {self.start_epoch:g})"
         end = "on" if self.end_epoch is None else f"to {self.end_epoch:g}"
         return (f"learning rate: {self.initial_lr:g} x {factor} from epoch {self.start_epoch:g} {end}"
                 f"{'' if self.staircase else ', changing at each step'}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hvkeras import compat
+from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.host.console import prints_at, say
@@ -16,13 +16,8 @@ from hvkeras.job.state import current_job
 from hvkeras.training.fit_hooks import exact_logs, shared_by
 from hvkeras.typing import Logs
 
-if TYPE_CHECKING:
-    from hvkeras.typing import Callback as _Callback
-else:
-    _Callback = compat.default_keras().callbacks.Callback
 
-
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback(KerasCallback):
     """Averages the numbers in an epoch's logs over the ranks.
 
     Keras's loss and metrics are exact and the same on every rank without this callback. It averages the values that

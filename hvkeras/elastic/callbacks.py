@@ -5,20 +5,16 @@ They derive from the callbacks of the Keras that is behind `tf.keras` when they 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from hvkeras import compat
+from hvkeras.callbacks.base import KerasCallback
 from hvkeras.elastic.state import State
 from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.typing import Logs, ModelLike
 
-if TYPE_CHECKING:
-    from hvkeras.typing import Callback as _Callback
-else:
-    _Callback = compat.default_keras().callbacks.Callback
 
-
-class CommitStateCallback(_Callback):
+class CommitStateCallback(KerasCallback):
     """Commits a state every few batches, at the end of each epoch, and when a machine is being taken away (SIGTERM).
 
     Put it after the callbacks that update the state. A commit copies the whole model. To resume from a commit in the
@@ -37,20 +33,23 @@ class CommitStateCallback(_Callback):
         super().__init__()
         self.state: State = state
         self.batches_per_commit: int | None = batches_per_commit
-        self._batches = 0
+        self.batches_remaining: int | None = batches_per_commit  # to the next commit
         self._may_commit_early = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Resets the count of batches."""
-        self._batches = 0
+        self.batches_remaining = self.batches_per_commit
         # Else the batches before the commit would be trained a second time.
         self._may_commit_early = bool(self.batches_per_commit) or keeps_accounts() or hasattr(self.state, "batch")
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Commits the state every `batches_per_commit` batches."""
-        self._batches += 1
+        is_due = False
+        if self.batches_remaining:
+            self.batches_remaining -= 1
+            is_due = not self.batches_remaining
+            self.batches_remaining = self.batches_remaining or self.batches_per_commit
         last = batch + 1 == _steps(self)  # on_epoch_end commits, after updates at the epoch's end
-        is_due = bool(self.batches_per_commit) and self._batches % (self.batches_per_commit or 1) == 0
         must = self._may_commit_early and self.state.must_commit()
         if (must or is_due) and not last:
             self.commit()
@@ -64,7 +63,7 @@ class CommitStateCallback(_Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(_Callback):
+class UpdateBatchStateCallback(KerasCallback):
     """Keeps `state.batch` at the number of trained batches of the epoch (0 between epochs), where `fit` resumes.
 
     If `state.batch` is not 0 when `fit` begins, the first epoch skips that many batches: those that were trained before
@@ -112,7 +111,7 @@ class UpdateBatchStateCallback(_Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(_Callback):
+class UpdateEpochStateCallback(KerasCallback):
     """Keeps `state.epoch` at the number of epochs trained over all calls of `fit`.
 
     Example:
@@ -125,11 +124,12 @@ class UpdateEpochStateCallback(_Callback):
     def __init__(self, state: State) -> None:
         super().__init__()
         self.state: Any = state
-        self._before = self._first = 0
+        self.initial_epoch: int = cast(Any, state).epoch
+        self._first = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records how many epochs were trained before."""
-        self._before, self._first = self.state.epoch, -1
+        self.initial_epoch, self._first = self.state.epoch, -1
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the first epoch number of `fit`, which is its `initial_epoch`."""
@@ -138,7 +138,7 @@ class UpdateEpochStateCallback(_Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Stores the number of trained epochs in the state."""
-        self.state.epoch = self._before + epoch - self._first + 1
+        self.state.epoch = self.initial_epoch + epoch - self._first + 1
 
 
 def _steps(callback: Any) -> int | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras import compat
 from hvkeras.callbacks import callback_states
+from hvkeras.callbacks.base import KerasCallback
 from hvkeras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from hvkeras.elastic.running import run
 from hvkeras.elastic.tensorflow_state import TensorFlowKerasState
@@ -27,7 +28,7 @@ RULES: dict[str, Callable[[float, int, int], float]] = {
 }
 
 
-class ElasticCallback(_Callback):
+class ElasticCallback(KerasCallback):
     """Makes `fit` go on when ranks are lost or join, from the last commit.
 
     A commit holds the model, the optimizer, the epoch, the position in the data that `hvd.shard` has dealt, what
@@ -100,7 +101,7 @@ class ElasticCallback(_Callback):
             compat.set_learning_rate(model.optimizer, self._rule(rate, before, now))
 
 
-class _Seen(_Callback):
+class _Seen(KerasCallback):
     """Keeps what the other callbacks have seen, and the history, in the state; restores the former."""
 
     def __init__(self, state: Any, others: list[Any]) -> None:

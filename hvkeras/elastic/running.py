@@ -197,8 +197,8 @@ class _Call:
             self._go_back_to_disk(error)
             self._state.sync()
         if keeps_accounts():
-            self._state.positions = broadcast_object(self._state.positions, name="the positions in the data")
-            take_positions(self._state.positions)
+            self._state.data_positions = broadcast_object(self._state.data_positions, name="the positions in the data")
+            take_positions(self._state.data_positions)
         self._is_synchronized = True
 
     def _go_back_to_disk(self, error: LostPartsError) -> None:
@@ -208,11 +208,11 @@ class _Call:
                                        f"elastic function {self._number} goes back to disk")
         if not is_there:
             raise error
-        before = self._state.steps() or 0
+        before = self._state.steps_made() or 0
         self._state.deal_again()
         if self._commits is not None:
             self._is_over = _resume_from(self._state, self._commits)
-        further = before - (self._state.steps() or 0)
+        further = before - (self._state.steps_made() or 0)
         say_on_rank_0("goes back to the last commit on disk" + f", {further} steps further" * (further > 0) + ", as all"
                       " ranks that had some parts of the optimizer's state were lost")
 
@@ -222,7 +222,7 @@ class _Call:
             self._state.note_commit()
         whole = self._state.whole(self._commits is not None)
         if self._commits is not None:
-            self._commits.write(whole, result is None, self._state.positions)
+            self._commits.write(whole, result is None, self._state.data_positions)
 
     def _may_recover(self, error: Exception) -> bool:
         """Whether the function can be called again in this process after an exception."""
@@ -296,7 +296,8 @@ class _CallThatSurvives(_Call):
         state = self._state
         state.take(handed["saved"])
         state.restore()
-        state.positions, state.commit_number, self._is_over = handed["positions"], handed["number"], handed["is_over"]
+        state.data_positions, state.commit_number = handed["positions"], handed["number"]
+        self._is_over = handed["is_over"]
         self._why, self._since, self._repeated = handed["why"], handed["since"], handed["repeated"]
         return True
 
@@ -305,8 +306,8 @@ class _CallThatSurvives(_Call):
         state = self._state
         state.commit_number, self._is_over = broadcast_object((state.commit_number, self._is_over),
                                                               name="the last commit")
-        state.steps_at_commit = state.steps()
-        state.last_commit = state.saved(), state.positions, state.commit_number
+        state.steps_at_commit = state.steps_made()
+        state.newest_commit = state.saved(), state.data_positions, state.commit_number
         self._tell_memory()
 
     def _finish(self, result: Any) -> None:
@@ -317,7 +318,7 @@ class _CallThatSurvives(_Call):
             self._hand_over()
         whole = self._state.whole(self._commits is not None)
         if self._commits is not None:
-            self._commits.write(whole, self._is_over, self._state.positions)
+            self._commits.write(whole, self._is_over, self._state.data_positions)
         if job.control is not None:  # until then, a rank that is lost is missed by the others
             job.control.gather(f"the end of elastic function {self._number}", None, job.settings.stall_shutdown
                                or float("inf"))
@@ -329,7 +330,7 @@ class _CallThatSurvives(_Call):
             return False
         self._why = cause.sentence() if cause is not None else f"{type(error).__name__}: {error}"
         self._since = self._since or began
-        now, then = self._state.steps(), self._state.steps_at_commit
+        now, then = self._state.steps_made(), self._state.steps_at_commit
         self._repeated = None if now is None or then is None else now - then
         return True
 
@@ -352,15 +353,15 @@ class _CallThatSurvives(_Call):
         """Keeps the commit for the time when this process has started its program anew."""
         state = self._state
         self._members.keep(self._number, {
-            "saved": state.saved(), "positions": state.positions, "number": state.commit_number,
+            "saved": state.saved(), "positions": state.data_positions, "number": state.commit_number,
             "is_over": self._is_over, "why": self._why, "since": self._since,
             "repeated": self._repeated})
 
     def _start_anew_when_stuck(self, cause: Cause) -> None:
         """Starts the program anew, from another thread than the one that does not come back from a collective."""
-        if self._state.last_commit is None or self._state.last_commit[0] is None:
+        if self._state.newest_commit is None or self._state.newest_commit[0] is None:
             return  # there is nothing to go on from: the launcher will replace this process
-        saved, positions, number = self._state.last_commit
+        saved, positions, number = self._state.newest_commit
         self._members.keep(self._number, {"saved": saved, "positions": positions, "number": number, "is_over": False,
                                           "why": cause.sentence(), "since": time.monotonic() - STUCK_AFTER,
                                           "repeated": None})
@@ -411,7 +412,7 @@ def _resume_from(state: State, commits: CommitFile) -> bool:
         return False
     state.take(commit.saved)
     state.restore()
-    state.positions = commit.positions
+    state.data_positions = commit.positions
     size = current_job().topology.size
     if commit.ranks not in (0, size) and not commit.positions:
         say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the"

@@ -47,9 +47,9 @@ class State:
         self._leaves: Callable[[], bool] = lambda: False
         self._notice: Notice | None = None
         self.commit_number: int = 0  # of the last commit, the same on all ranks
-        self.last_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
-        self.steps_at_commit: int | None = None  # what `steps` returned at the last commit
-        self.positions: Positions = {}  # in the data, at the last commit
+        self.newest_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
+        self.steps_at_commit: int | None = None  # what `steps_made` returned at the last commit
+        self.data_positions: Positions = {}  # in the data, at the last commit
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Registers functions to call after the job has been rebuilt and before training resumes.
@@ -84,7 +84,7 @@ class State:
         whole = self.whole(is_written)
         if commits is not None and is_written:
             write = commits.write if waits else commits.write_soon
-            write(whole, positions=self.positions)
+            write(whole, positions=self.data_positions)
         if ends and self._notice is not None:
             self._bcast_object(None)  # rank 0 has written
             self._notice.end(f"the state was saved as commit {self.commit_number}")
@@ -97,10 +97,10 @@ class State:
     def note_commit(self) -> None:
         """Saves the state, and the position in the data that `hvd.shard` has dealt."""
         self.save()
-        self.steps_at_commit = self.steps()
+        self.steps_at_commit = self.steps_made()
         self.commit_number += 1
-        self.positions = positions()
-        self.last_commit = self.saved(), self.positions, self.commit_number
+        self.data_positions = positions()
+        self.newest_commit = self.saved(), self.data_positions, self.commit_number
 
     def check_host_updates(self) -> None:
         """Checks whether workers wait to join, or must leave; all ranks call it after the same step.
@@ -144,7 +144,7 @@ class State:
         """Whether the program must start anew when the ranks change, as its graphs cannot be traced again."""
         return False
 
-    def steps(self) -> int | None:
+    def steps_made(self) -> int | None:
         """Returns how many steps were made in all; None if the state does not know it."""
         return None
 

@@ -22,31 +22,16 @@ from hvkeras.training.learned_state import broadcast_learned
 from hvkeras.typing import ModelLike, OptimizerLike, VariableLike
 
 
-class TensorFlowState(ObjectState):
-    """A state of TensorFlow variables, with Python objects as attributes.
+class _VariableState(ObjectState):
+    """What states of TensorFlow's variables have in common."""
 
-    Example:
-        state = hvd.elastic.TensorFlowState([weights, steps], epoch=0)
+    _session: Any = None  # that holds the variables, for TensorFlow 1 graphs
 
-    Args:
-        variables: The variables; by default all global variables of a TensorFlow 1 graph.
-        session: The session that holds the variables, for TensorFlow 1 graphs.
-        **kwargs: As for `ObjectState`.
-
-    Raises:
-        UsageError: There are no variables, or an attribute cannot be copied.
-    """
-
-    def __init__(self, variables: Sequence[VariableLike] | None = None, session: Any = None, **kwargs: Any) -> None:
-        self._variables = list(tf.compat.v1.global_variables() if variables is None else variables)
-        self._session = session
+    def __init__(self, **kwargs: Any) -> None:
         self._from_root: Any = None
         self._values = Snapshot([])
         self._reader = Reader([])
         super().__init__(broadcast_object, rank, **kwargs)
-        if not self._tracked():
-            raise UsageError(explain("A TensorFlowState needs variables", "pass model.variables, or use ObjectState",
-                                     variables=variables))
         self._save_values()
 
     def save(self) -> None:
@@ -113,14 +98,47 @@ class TensorFlowState(ObjectState):
         self._values = kept
 
     def _tracked(self) -> list[Any]:
-        return self._variables
+        """The variables that are saved."""
+        raise NotImplementedError
 
     def _saved_variables(self) -> list[Any]:
         """The variables whose values were saved last."""
         return self._tracked()
 
 
-class TensorFlowKerasState(TensorFlowState):
+class TensorFlowState(_VariableState):
+    """A state of TensorFlow variables, with Python objects as attributes.
+
+    Example:
+        state = hvd.elastic.TensorFlowState([weights, steps], epoch=0)
+
+    Args:
+        variables: The variables; by default all global variables of a TensorFlow 1 graph.
+        session: The session that holds the variables, for TensorFlow 1 graphs.
+        **kwargs: As for `ObjectState`.
+
+    Raises:
+        UsageError: There are no variables, or an attribute cannot be copied.
+    """
+
+    def __init__(self, variables: Sequence[VariableLike] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables: list[Any] = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self._session = session
+        if not self.variables:
+            raise UsageError(explain("A TensorFlowState needs variables", "pass model.variables, or use ObjectState",
+                                     variables=variables))
+        super().__init__(**kwargs)
+
+    @property
+    def session(self) -> Any:
+        """The session that holds the variables; None without one."""
+        return self._session
+
+    def _tracked(self) -> list[Any]:
+        return self.variables
+
+
+class TensorFlowKerasState(_VariableState):
     """A state of a Keras model and its optimizer, with Python objects as attributes.
 
     The state includes weights, moving statistics, what layers have learned from data (such as vocabularies), and the
@@ -132,7 +150,7 @@ class TensorFlowKerasState(TensorFlowState):
     Args:
         model: The model, which must have its weights.
         optimizer: The optimizer; by default the one that the model is compiled with.
-        backend: Accepted for compatibility with Horovod.
+        backend: Accepted for compatibility with Horovod, and kept as an attribute.
         **kwargs: As for `ObjectState`.
 
     Raises:
@@ -141,11 +159,11 @@ class TensorFlowKerasState(TensorFlowState):
     """
 
     def __init__(self, model: ModelLike, optimizer: OptimizerLike | None = None,
-                 backend: object = None,  # noqa: ARG002 - Horovod's parameter
-                 **kwargs: Any) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        if not compat.model_weights(model):
+                 backend: object = None, **kwargs: Any) -> None:
+        self.model: Any = model
+        self.backend: Any = backend
+        self._given = optimizer
+        if not _weights(model):
             raise UsageError(explain("A state needs a model with its weights", "build the model or call it on a batch"
                                      " first", model=getattr(model, "name", model)))
         self._learned: list[Any] = []
@@ -153,7 +171,16 @@ class TensorFlowKerasState(TensorFlowState):
         self._shared_places: frozenset[int] = frozenset()  # in the optimizer's list of variables
         self._staying: Sequence[int] = ()  # ranks, while others are about to leave
         self._shared_slots()  # refuses what it must before an optimizer is built
-        super().__init__([], **kwargs)
+        super().__init__(**kwargs)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer: the one that was given, or else the one that the model is compiled with; None without one."""
+        return self._given if self._given is not None else getattr(self.model, "optimizer", None)
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._given = optimizer
 
     def save(self) -> None:
         """Keeps the values of all variables, and copies of the attributes.
@@ -186,9 +213,9 @@ class TensorFlowKerasState(TensorFlowState):
         if layers:
             compat.retrace(self.model)
 
-    def steps(self) -> int | None:
+    def steps_made(self) -> int | None:
         """Returns the steps that the optimizer has counted."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer
         return None if optimizer is None else compat.step_counter(optimizer)
 
     def reset(self) -> None:
@@ -228,7 +255,7 @@ class TensorFlowKerasState(TensorFlowState):
             return
         told = allgather_object(leaves, name="who leaves")
         self._staying = [rank for rank, is_leaving in enumerate(told) if not is_leaving]
-        if self._staying and self.steps() != self.steps_at_commit:
+        if self._staying and self.steps_made() != self.steps_at_commit:
             self.note_commit()
         elif self._staying and not slots.is_safe_with(self._staying):
             slots.save(True, self._staying)
@@ -302,7 +329,7 @@ class TensorFlowKerasState(TensorFlowState):
             one for place, one in enumerate(self._optimizer_variables()) if place not in self._shared_places]
 
     def _optimizer_variables(self) -> list[Any]:
-        optimizer = self._optimizer()
+        optimizer = self.optimizer
         if optimizer is None:
             return []
         compat.build_optimizer(optimizer, self.model.trainable_variables)
@@ -310,7 +337,7 @@ class TensorFlowKerasState(TensorFlowState):
 
     def _shared_slots(self) -> SharedSlots | None:
         """What this rank keeps of an optimizer whose update ranks share; None for any other."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer
         part = None if optimizer is None else distributed_part(optimizer)
         if part is None or not part._hvkeras_kind:
             return None
@@ -323,8 +350,13 @@ class TensorFlowKerasState(TensorFlowState):
             self._slots = SharedSlots(optimizer, part)
         return self._slots
 
-    def _optimizer(self) -> Any:
-        return self.optimizer if self.optimizer is not None else getattr(self.model, "optimizer", None)
+
+def _weights(model: Any) -> list[Any]:
+    """Returns the model's weights; none if it has not created them, for which tf_keras raises an error."""
+    try:
+        return compat.model_weights(model)
+    except ValueError:
+        return []
 
 
 def _is_shared(variable: Any) -> bool:
@@ -341,4 +373,4 @@ class KerasState(TensorFlowKerasState):
     """
 
     def __init__(self, model: ModelLike, optimizer: OptimizerLike | None = None, **kwargs: Any) -> None:
-        super().__init__(model, optimizer, **kwargs)
+        super().__init__(model, optimizer, tf.keras.backend, **kwargs)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 import hvkeras as hvd
-from hvkeras import compat
+from hvkeras import as_horovod, compat
 from hvkeras.callbacks import (
     BestModelCheckpoint,
     LearningRateScheduleCallback,
@@ -92,6 +92,22 @@ def test_rates_of_whole_epochs_and_of_steps() -> None:
 def test_a_number_multiplies_the_initial_rate_within_its_epochs() -> None:
     found = rates(compiled(), LearningRateScheduleCallback(RATE, 0.1, 1, 3), epochs=4)
     assert found == pytest.approx([0.4] * 4 + [0.04] * 12)  # what comes after is another callback's
+
+
+def test_in_scripts_of_horovod_a_number_multiplies_the_rate_with_each_epoch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    as_horovod.install()
+    try:
+        callback = LearningRateScheduleCallback(RATE, 0.1, 1, 3)
+        assert rates(compiled(), callback, epochs=4) == pytest.approx([0.4] * 8 + [0.04] * 8)
+        assert [callback.multiplier(epoch) for epoch in (1, 1.5, 3)] == pytest.approx([1, 0.1**0.5, 0.01])
+    finally:
+        as_horovod.uninstall()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "hvkeras: learning rate: 0.4 x 0.1^(epoch - 1) from epoch 1 to 3")
+    assert callback.multiplier(3) == 0.1
+    assert callback.backend is tf.keras.backend
 
 
 def test_logs_and_history_have_the_rate() -> None:

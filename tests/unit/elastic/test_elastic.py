@@ -82,6 +82,46 @@ def test_a_keras_state_holds_weights_and_slots() -> None:
     assert int(model.optimizer.iterations.numpy()) == 2
 
 
+def test_states_have_the_attributes_of_horovods() -> None:
+    model = model_of(1)
+    state = hvd.elastic.KerasState(model, steps=3, positions=[1], last_commit=0, variables=2, session=None)
+    assert (state.steps, state.positions, state.last_commit, state.variables, state.session) == (3, [1], 0, 2, None)
+    state.steps = 4
+    state.commit()
+    state.steps, state.positions = 5, []
+    state.restore()
+    assert (state.steps, state.positions, state.last_commit) == (4, [1], 0)
+    assert (state.model is model, state.optimizer is model.optimizer, state.backend) == (True, True, keras.backend)
+    model.compile(keras.optimizers.SGD(0.2), loss="mse")
+    assert state.optimizer is model.optimizer
+    other = keras.optimizers.SGD(0.3)
+    assert hvd.elastic.TensorFlowKerasState(model, other).optimizer is other
+    weights = [tf.Variable(1.0)]
+    plain = hvd.elastic.TensorFlowState(weights, step=0)
+    assert (plain.variables, plain.session) == (weights, None)
+    assert not isinstance(state, hvd.elastic.TensorFlowState)  # as in Horovod
+    with pytest.raises(hvd.UsageError, match=r"the names of its methods\. Received: attribute='commit'"):
+        objects(commit=1)
+    with pytest.raises(hvd.UsageError, match="A state needs a model with its weights"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_callbacks_have_the_attributes_of_horovods() -> None:
+    state = objects(batch=0, epoch=3)
+    committing = callbacks.CommitStateCallback(state, batches_per_commit=2)
+    committing.set_params({"steps": 9})
+    remaining = []
+    for batch in range(3):
+        committing.on_batch_end(batch)
+        remaining.append((committing.batches_remaining, state.commit_number))
+    assert remaining == [(1, 0), (2, 1), (1, 1)]
+    committing.on_train_begin()
+    assert committing.batches_remaining == 2
+    counting = callbacks.UpdateEpochStateCallback(state)
+    assert counting.initial_epoch == 3
+    assert {one.backend for one in (committing, counting, callbacks.UpdateBatchStateCallback(state))} == {keras.backend}
+
+
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_later_steps_do_not_change_a_commit(compiled: bool) -> None:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Embedding(9, 4), keras.layers.Flatten(),
