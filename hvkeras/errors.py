@@ -19,6 +19,22 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
         self.skip_sync = skip_sync
 
 
+class HorovodVersionMismatchError(ImportError):
+    """Horovod's name for a framework of another version than Horovod was built with; hvkeras never raises it.
+
+    Args:
+        name: The framework.
+        version: Its version.
+        installed_version: The version that Horovod was built with.
+    """
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"{name} {version} is not the {name} {installed_version} that Horovod was built with",
+                         name=name)
+        self.version: str = version
+        self.installed_version: str = installed_version
+
+
 class HvkerasError(RuntimeError):
     """Base class of every error that hvkeras raises on purpose."""
 

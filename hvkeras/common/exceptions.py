@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvkeras.errors import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

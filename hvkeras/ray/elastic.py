@@ -35,6 +35,7 @@ class ElasticRayExecutor:
                  gpus_per_slot: int | None = None, env_vars: Mapping[str, str] | None = None,
                  override_discovery: bool = True) -> None:
         del override_discovery
+        self.settings: RaySettings = settings
         self._executor = RayExecutor(
             settings, cpus_per_worker=cpus_per_slot, use_gpu=use_gpu, gpus_per_worker=gpus_per_slot,
             min_workers=settings.min_num_proc, max_workers=settings.max_num_proc, reset_limit=settings.reset_limit,

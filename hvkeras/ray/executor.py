@@ -66,7 +66,7 @@ class RayExecutor:
         cooldown_range: tuple[int, int] | None = None, elastic_timeout: float = 600, override_discovery: bool = True,
     ) -> None:
         del cooldown_range, override_discovery
-        self._settings = settings or RaySettings()
+        self.settings: RaySettings = settings or RaySettings()
         self._uses_current = use_current_placement_group
         self._elastic: Callable[[Mapping[str, str]], ElasticJob] | None = None
         self._variables: dict[str, str] = {}  # of the ranks of an elastic executor
@@ -79,7 +79,7 @@ class RayExecutor:
                                gpus_per_worker)
         if fewest is not None:
             limits = (fewest, max_workers, reset_limit, elastic_timeout)
-            self._elastic = lambda variables: ElasticJob(self._shape, *limits, self._settings, variables)
+            self._elastic = lambda variables: ElasticJob(self._shape, *limits, self.settings, variables)
         self._group: Any = None  # a placement group of our own
         self._workers: list[Any] = []  # in the order of the ranks
         self._facts: list[Mapping[str, Any]] = []
@@ -144,8 +144,8 @@ class RayExecutor:
             self._job = Job(len(self._workers), host, settings)
             shared = {name: value for name, value in os.environ.items()
                       if name.startswith(PREFIX) and not name.startswith(_OF_RANKS)}
-            if self._settings.nics:
-                shared[f"{PREFIX}NETWORK_INTERFACES"] = ",".join(self._settings.nics)
+            if self.settings.nics:
+                shared[f"{PREFIX}NETWORK_INTERFACES"] = ",".join(self.settings.nics)
             own = variables_of_ranks(self._facts, self._job.address, self._job.secret)
             self._get(ray, [worker.prepare.remote({**shared, **variables, **of_rank}, None)
                             for worker, of_rank in zip(self._workers, own, strict=True)])
@@ -159,7 +159,7 @@ class RayExecutor:
 
         current = ray.util.get_current_placement_group() if self._uses_current else None
         if current is None:
-            self._group = reserve(self._shape, self._settings.placement_group_timeout_s)
+            self._group = reserve(self._shape, self.settings.placement_group_timeout_s)
         actor = ray.remote(Worker)
         for number in range(self._shape.size):
             strategy = PlacementGroupSchedulingStrategy(
@@ -173,7 +173,7 @@ class RayExecutor:
         self._facts = [facts[worker] for worker in order]
 
     def _get(self, ray: Any, calls: list[Any]) -> list[Any]:
-        timeout = self._settings.timeout_s
+        timeout = self.settings.timeout_s
         try:
             answers: list[Any] = ray.get(calls, timeout=timeout)
         except ray.exceptions.GetTimeoutError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass
 class RaySettings:
     """What executors are configured with, beside the number of workers.
 

@@ -47,6 +47,9 @@ class MirroredStrategyRunner:
             `tf.distribute.MultiWorkerMirroredStrategy`, which `hvd.strategy("multi_worker_mirrored")` makes: a task
             that is lost is named, and the job ends.
 
+    Attributes:
+        sc: The SparkContext, which knows Spark's configuration.
+
     Raises:
         UsageError: An argument is wrong, Spark is not set up for GPUs, or it encrypts its connections, which TensorFlow
             does not (tensorflow.spark.distributor.ignoreSsl=true accepts that).
@@ -62,13 +65,14 @@ class MirroredStrategyRunner:
 
         self._slots, self._local_mode, self._use_gpu = num_slots, local_mode, use_gpu
         self._resource, self._custom = gpu_resource_name, use_custom_strategy
-        self._context: Any = SparkSession.builder.getOrCreate().sparkContext
-        if is_on(self._context, "spark.ssl.enabled") and not is_on(self._context, IGNORE_SSL):
+        self.sc: Any = SparkSession.builder.getOrCreate().sparkContext
+        if local_mode:
+            return
+        if is_on(self.sc, "spark.ssl.enabled") and not is_on(self.sc, IGNORE_SSL):
             raise UsageError(explain("TensorFlow's connections between tasks are not encrypted, but Spark's are",
                                      f"set {IGNORE_SSL}=true in Spark's configuration to train anyway",
                                      **{"spark.ssl.enabled": "true"}))
-        if not local_mode:
-            self.get_num_tasks()
+        self.get_num_tasks()
 
     def get_num_tasks(self) -> int:
         """Returns the number of Spark tasks that train: as many as it takes to have all GPUs, or one for each slot.
@@ -79,7 +83,7 @@ class MirroredStrategyRunner:
         if not self._use_gpu:
             return self._slots
         key = f"spark.task.resource.{self._resource}.amount"
-        amount = configured(self._context, key)
+        amount = configured(self.sc, key)
         if not amount.isdecimal() or int(amount) < 1:
             raise UsageError(explain("Spark must give each task a whole number of GPUs", f"set {key}=1, or pass"
                                      " use_gpu=False to train on CPUs", **{key: amount or None}))
@@ -108,11 +112,11 @@ class MirroredStrategyRunner:
         gpus = Gpus(self._resource, counts) if self._use_gpu else Gpus(hidden=True)
         order = Order(call, tasks, secrets.token_hex(32), exported(os.environ), gpus, by_host=False, tf_config=True,
                       one_result=True)
-        result: ResultT = run_order(self._context, order, output=DriverOutput())[0]
+        result: ResultT = run_order(self.sc, order, output=DriverOutput())[0]
         return result
 
     def _run_in_driver(self, train_fn: Callable[..., ResultT], kwargs: dict[str, Any]) -> ResultT:
-        given = {name: info.addresses for name, info in self._context.resources.items()}
+        given = {name: info.addresses for name, info in self.sc.resources.items()}
         gpus = Gpus(self._resource, [self._slots]) if self._use_gpu else Gpus(hidden=True)
         with _variable(VISIBLE, visible_devices(gpus, 0, given, os.environ)):
             if self._custom:

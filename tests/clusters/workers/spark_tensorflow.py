@@ -90,6 +90,8 @@ def mistakes_are_told():
         MirroredStrategyRunner(num_slots=2, use_gpu=False)
     except ValueError as error:
         found.append(str(error))
+    local = MirroredStrategyRunner(num_slots=1, use_gpu=False, local_mode=True)  # which has no connections
+    found.append(local.sc is spark.sparkContext and local.sc.getConf().get("spark.master"))
     settings.set("spark.ssl.enabled", "false")
     return found
 
