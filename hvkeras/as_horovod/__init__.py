@@ -29,8 +29,9 @@ _KERAS_2 = "hvkeras.as_horovod.keras_2"
 # Modules of Keras 3 and tf_keras that get Keras 2 features as soon as they are imported. The list repeats
 # `hvkeras.compat.keras_2.MODULES`, which cannot be imported here because this process may not need TensorFlow.
 _OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
-             "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer", "keras.src.legacy.backend",
-             "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")
+             "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer",
+             "keras.src.backend.tensorflow.trainer", "keras.src.layers.normalization.batch_normalization",
+             "keras.src.legacy.backend", "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,25 +1,30 @@
 """Keras 2 features on Keras 3, for unmodified scripts that use what Keras 3 has dropped.
 
-The features are `variable.ref()`, `optimizer.variables()`, `optimizer.lr`, `lr=`,
-`compile(experimental_run_tf_function=...)`; `tf.keras.backend.set_value`, which Keras 3 still has, but only for
-variables of TensorFlow; and the classes in `tf.keras.optimizers.legacy`, which are those of Keras 3 here. With
-tf_keras, `tf.keras.__version__` is added, which its `tf.keras` lacks.
+`FEATURES` lists them. `tf.keras.backend.set_value` Keras 3 still has, but only for variables of TensorFlow; the classes
+in `tf.keras.optimizers.legacy` are those of Keras 3 here. Parameters that select an implementation (`fused=`,
+`experimental_run_tf_function=`, `jit_compile=` of an optimizer) have no effect. With tf_keras, `tf.keras.__version__`
+is added, which its `tf.keras` lacks.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from hvkeras.compat.optimizers import gradients_of
 from hvkeras.compat.variables import native
 
-FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.lr", "lr=",
-            "compile(experimental_run_tf_function=...)", "optimizers.legacy", "backend.set_value")
+FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.weights", "optimizer.minimize()", "optimizer.lr",
+            "lr=", "compile(experimental_run_tf_function=...)", "fit(workers=...)", "fit_generator()",
+            "BatchNormalization(fused=...)", "optimizers.legacy", "backend.set_value")
+_OF_QUEUES = ("workers", "use_multiprocessing", "max_queue_size")
 
 _before: dict[tuple[Any, str], Any] = {}  # former attributes of Keras's classes and modules; None if absent
 
@@ -69,6 +74,9 @@ def _of_optimizers(module: Any, used: Callable[[], None]) -> None:
         if "lr" in kwargs:
             used()
             args, kwargs["learning_rate"] = args[1:], kwargs.pop("lr")
+        if "jit_compile" in kwargs:
+            used()
+            del kwargs["jit_compile"]
         original(self, *args, **kwargs)
 
     def rate(self: Any) -> Any:
@@ -79,15 +87,49 @@ def _of_optimizers(module: Any, used: Callable[[], None]) -> None:
         used()
         self.learning_rate = value
 
+    _put(cls, "__init__", init)
+    _put(cls, "lr", property(rate, set_rate))
+    _methods_of_optimizers(cls, used)
+    _callable_variables(cls, used)
+
+
+def _methods_of_optimizers(cls: Any, used: Callable[[], None]) -> None:
     def create_all_weights(self: Any, variables: Any) -> None:
         used()
         if not self.built:
             self.build(list(variables))
 
-    _put(cls, "__init__", init)
-    _put(cls, "lr", property(rate, set_rate))
+    def compute_gradients(self: Any, loss: Any, var_list: Any,  # noqa: ARG001 - a method
+                          tape: Any = None) -> list[tuple[Any, Any]]:
+        """Returns pairs of a gradient and its variable."""
+        used()
+        return gradients_of(loss, var_list, tape)
+
+    def minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Computes gradients, and applies them."""
+        used()
+        tape = tf.GradientTape() if tape is None else tape
+        with tape:
+            scaled = self.scale_loss(loss() if callable(loss) else loss)  # which `apply_gradients` undoes
+        return self.apply_gradients(self.compute_gradients(scaled, var_list, tape=tape))
+
+    def weights(self: Any) -> list[Any]:
+        used()
+        return list(self.variables)
+
+    def get_weights(self: Any) -> list[Any]:
+        """Returns the values of the optimizer's variables."""
+        return [np.asarray(variable) for variable in self.weights]
+
+    def set_weights(self: Any, weights: Any) -> None:
+        """Assigns values to the optimizer's variables."""
+        for variable, value in zip(self.weights, weights, strict=True):
+            variable.assign(value)
+
+    _put(cls, "weights", property(weights))
     _put(cls, "_create_all_weights", create_all_weights)
-    _callable_variables(cls, used)
+    for function in (compute_gradients, minimize, get_weights, set_weights):
+        _put(cls, function.__name__, function)
 
 
 def _of_loss_scale(module: Any, used: Callable[[], None]) -> None:
@@ -122,6 +164,64 @@ def _of_models(module: Any, used: Callable[[], None]) -> None:
         return original(self, *args, **kwargs)
 
     _put(module.Trainer, "compile", compiled)
+
+
+def _of_fit(module: Any, used: Callable[[], None]) -> None:
+    cls = module.TensorFlowTrainer
+
+    def with_queues(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+            for name in kwargs.keys() & set(_OF_QUEUES):
+                used()
+                value = kwargs.pop(name)
+                if hasattr(type(x), name):  # a PyDataset, whose batches threads or processes load ahead
+                    setattr(x, name, value)
+            return original(self, x, *args, **kwargs)
+
+        return call
+
+    def fit_generator(self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1,
+                      verbose: Any = 1, callbacks: Any = None, validation_data: Any = None,
+                      validation_steps: int | None = None, **options: Any) -> Any:
+        """Trains on the batches of a generator, as `fit` does."""
+        used()
+        return self.fit(generator, steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=verbose,
+                        callbacks=callbacks, validation_data=validation_data, validation_steps=validation_steps,
+                        **options)
+
+    def evaluate_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
+                           verbose: Any = 0, **options: Any) -> Any:
+        """Evaluates on the batches of a generator, as `evaluate` does."""
+        used()
+        return self.evaluate(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
+
+    def predict_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
+                          verbose: Any = 0, **options: Any) -> Any:
+        """Predicts for the batches of a generator, as `predict` does."""
+        used()
+        return self.predict(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
+
+    for name in ("fit", "evaluate", "predict"):
+        _put(cls, name, with_queues(vars(cls)[name]))
+    for function in (fit_generator, evaluate_generator, predict_generator):
+        _put(cls, function.__name__, function)
+
+
+def _of_batch_normalization(module: Any, used: Callable[[], None]) -> None:
+    original = module.BatchNormalization.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        unused = [name for name in ("fused", "virtual_batch_size", "adjustment") if name in kwargs
+                  and (name == "fused" or kwargs[name] is None)]  # the others would change results
+        for name in unused:
+            used()
+            del kwargs[name]
+        original(self, *args, **kwargs)
+
+    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # by which Keras reads arguments
+    _put(module.BatchNormalization, "__init__", init)
 
 
 def _of_legacy_optimizers(module: Any, used: Callable[[], None]) -> None:
@@ -169,6 +269,8 @@ MODULES: dict[str, Callable[[Any, Callable[[], None]], None]] = {
     "keras.src.optimizers.base_optimizer": _of_optimizers,
     "keras.src.optimizers.loss_scale_optimizer": _of_loss_scale,
     "keras.src.trainers.trainer": _of_models,
+    "keras.src.backend.tensorflow.trainer": _of_fit,
+    "keras.src.layers.normalization.batch_normalization": _of_batch_normalization,
     "keras.src.legacy.backend": _of_backend,
     "keras.optimizers.legacy": _of_legacy_optimizers,
     "tf_keras.api._v2.keras": _of_tf_keras,

@@ -20,6 +20,7 @@ announced = [int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LO
 hvd.init()
 assert announced == [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
 found = {}
+on_keras_3 = os.environ.get("TF_USE_LEGACY_KERAS", "0") == "0"
 x = np.random.default_rng(hvd.rank()).normal(size=(64, 4)).astype("float32")
 y = (x.sum(axis=1) > 0).astype("int64")
 dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8)
@@ -29,6 +30,32 @@ loss = tf.losses.SparseCategoricalCrossentropy()
 def make_model():
     return tf.keras.Sequential([tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dropout(0.25),
                                 tf.keras.layers.Dense(2, activation="softmax")])
+
+
+def trained_by_a_generator():
+    """A model that sees the batches of a generator, with arguments that select how Keras 2 works inside."""
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.BatchNormalization(fused=True),
+                                 tf.keras.layers.Dense(2, activation="softmax")])
+    model.compile(loss=loss, optimizer=hvd_keras.DistributedOptimizer(tf.optimizers.SGD(0.1)))
+    batches = [(images.numpy(), labels.numpy()) for images, labels in dataset.take(4)]
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    model.fit_generator((batch for batch in batches), 2, epochs=2, verbose=0, workers=1, use_multiprocessing=False,
+                        max_queue_size=2)
+    found["evaluated"] = model.evaluate(*batches[0], workers=1, verbose=0) > 0
+    found["predicted"] = model.predict(batches[0][0], workers=1, verbose=0).shape
+    return model
+
+
+def stepped():
+    """A variable after two steps of an optimizer that computes gradients itself, the second doubled."""
+    variable, optimizer = tf.Variable(0.0), hvd_keras.DistributedOptimizer(tf.optimizers.SGD(1.0))
+    optimizer.minimize(lambda: variable * (hvd.rank() + 1.0), [variable])
+    with tf.GradientTape() as tape:
+        value = variable * (hvd.rank() + 1.0)
+    pairs = optimizer.compute_gradients(value, [variable], tape=tape)
+    optimizer.apply_gradients([(2 * gradient, one) for gradient, one in pairs])
+    optimizer.set_weights(optimizer.get_weights())
+    return [float(pairs[0][0]), float(variable), len(optimizer.weights)]
 
 
 def flat(model):
@@ -133,13 +160,14 @@ def trained_by_an_elastic_loop():
 
 
 models = [trained_by_fit(), trained_by_a_loop(Compression.none), trained_by_elastic_fit(),
-          trained_by_an_elastic_loop()]
+          trained_by_an_elastic_loop(), *([trained_by_a_generator()] if on_keras_3 else [])]
 variables = models[0].variables
 names = {variable.ref(): place for place, variable in enumerate(variables)}
 found["places"] = [names[variable.ref()] for variable in variables]
 found["same"] = [one.ref().deref() is one for one in variables]
-if os.environ.get("TF_USE_LEGACY_KERAS", "0") == "0":  # there only `optimizers.legacy` takes it
-    found["lr="] = float(tf.optimizers.SGD(lr=0.5).lr)
+if on_keras_3:  # of Keras 2, tf_keras has these no longer, or for legacy optimizers only
+    found["lr="] = float(tf.optimizers.SGD(lr=0.5, jit_compile=False).lr)
+    found["stepped"] = stepped()
 found["apart"] = variables[0].ref() in {variable.ref() for variable in models[1].variables}
 
 with env(OLD_SCRIPT="1"):

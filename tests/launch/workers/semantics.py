@@ -1,9 +1,15 @@
-"""What collectives of Horovod give, and their gradients; written for Horovod, it knows nothing of hvkeras."""
+"""What collectives of Horovod give, and their gradients, and which members its objects have.
 
+It is written for Horovod, and knows nothing of hvkeras.
+"""
+
+import importlib
+import inspect
 import json
 import sys
 
 import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from horovod.common.util import is_version_greater_equal_than
@@ -154,6 +160,90 @@ for name, function in ERRORS.items():
     except Exception as error:  # noqa: BLE001 - what it is, is the question
         raised[name] = [kind.__name__ for kind in type(error).__mro__]
 found["after errors"] = shown(hvd.allreduce(base))
+found["printed sets"] = [str(each) for each in (*sets, hvd.ProcessSet(range(2)), hvd.global_process_set)]
+
+CLASSES = {
+    "common.basics": ["HorovodBasics"], "common.elastic": ["ObjectState", "State"],
+    "common.exceptions": ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"],
+    "tensorflow": ["Compression", "ProcessSet", "SyncBatchNormalization"],
+    "tensorflow.compression": ["Compressor", "FP16Compressor", "NoneCompressor"],
+    "tensorflow.elastic": ["TensorFlowKerasState", "TensorFlowState"],
+    "tensorflow.keras.callbacks": ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
+                                   "LearningRateScheduleCallback", "LearningRateWarmupCallback",
+                                   "MetricAverageCallback"],
+    "tensorflow.keras.elastic": ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback",
+                                 "UpdateEpochStateCallback"],
+    "keras.callbacks": ["BestModelCheckpoint"],
+}
+
+
+def parameters_of(function):
+    """The parameters of a function and their defaults; None for what is no function."""
+    if not inspect.isfunction(function) and not inspect.ismethod(function):
+        return None
+    return {name: repr(one.default) if isinstance(one.default, (int, float, str, type(None))) else
+            "required" if one.default is one.empty else "an object"
+            for name, one in inspect.signature(function).parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD}
+
+
+def members_of(thing):
+    """The public members, those of them that neither TensorFlow, Keras nor Python defines, and methods' parameters."""
+    cls = thing if inspect.isclass(thing) else type(thing)
+    own = {name for base in cls.__mro__ if base.__module__.startswith("horovod.") for name in vars(base)}
+    own |= {*vars(thing)} if thing is not cls else set()
+    public = {name for name in dir(thing) if not name.startswith("_") or (name == "__init__" and thing is cls)}
+    return {"own": sorted(own & public),
+            "all": {name: parameters_of(getattr(thing, name, None)) for name in sorted(public)}}
+
+
+tf.keras.utils.set_random_seed(1)
+model = tf.keras.Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile(hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.5)), loss="mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+state = hvd_keras.elastic.KerasState(model, batch=0, epoch=0, steps=0, positions=[])
+with tf.GradientTape() as plain:
+    value = (rank + 1.0) * variable**2
+tape = hvd.DistributedGradientTape(plain)
+of_callbacks, of_states = hvd_keras.callbacks, hvd_keras.elastic
+OBJECTS = {
+    "ProcessSet": mine, "global_process_set": hvd.global_process_set, "optimizer": model.optimizer, "tape": tape,
+    "legacy optimizer": hvd_keras.DistributedOptimizer(tf.keras.optimizers.legacy.Adam(0.5)),
+    "optimizer of TensorFlow 1": hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5)),
+    "BroadcastGlobalVariablesCallback": of_callbacks.BroadcastGlobalVariablesCallback(0),
+    "MetricAverageCallback": of_callbacks.MetricAverageCallback(),
+    "LearningRateScheduleCallback": of_callbacks.LearningRateScheduleCallback(0.5, 0.5, start_epoch=1),
+    "LearningRateWarmupCallback": of_callbacks.LearningRateWarmupCallback(0.5),
+    "CommitStateCallback": of_states.CommitStateCallback(state, 5), "KerasState": state,
+    "UpdateBatchStateCallback": of_states.UpdateBatchStateCallback(state),
+    "UpdateEpochStateCallback": of_states.UpdateEpochStateCallback(state),
+    "TensorFlowState": hvd.elastic.TensorFlowState([variable], batch=0),
+    "HostsUpdatedInterrupt": importlib.import_module("horovod.common.exceptions").HostsUpdatedInterrupt(True),
+}
+members = {f"{module}.{name}": members_of(getattr(importlib.import_module(f"horovod.{module}"), name))
+           for module, names in CLASSES.items() for name in names}
+members |= {name: members_of(thing) for name, thing in OBJECTS.items()}
+
+optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.25))
+with tf.GradientTape() as computing:
+    value = (rank + 1.0) * variable
+first = optimizer.compute_gradients(value, [variable], tape=computing)
+optimizer.minimize(lambda: (rank + 1.0) * variable, [variable])
+found["computed"] = [shown(first[0][0]), shown(variable)]
+other = tf.Variable(3.0)
+with tf.GradientTape() as plain:
+    value = (rank + 1.0) * variable * other
+partly = hvd.DistributedGradientTape(plain)
+partly.register_local_source(variable)
+found["apart"] = [[[one is variable, shown(slope)] for one, slope in part] for part in
+                  partly.get_local_and_global_gradients(value, [variable, other])]
+rates = OBJECTS["LearningRateScheduleCallback"]
+found["values"] = [isinstance(tape, tf.GradientTape), str(tape.process_set), tape.scale_local_gradients,
+                   str(model.optimizer.process_set), model.optimizer.scale_local_gradients, state.model is model,
+                   state.optimizer is model.optimizer, state.steps, OBJECTS["TensorFlowState"].variables[0] is variable,
+                   OBJECTS["TensorFlowState"].session, OBJECTS["HostsUpdatedInterrupt"].skip_sync,
+                   OBJECTS["CommitStateCallback"].batches_remaining, OBJECTS["UpdateEpochStateCallback"].initial_epoch,
+                   hasattr(rates.backend, "epsilon"), hasattr(state.backend, "epsilon"),
+                   [rates.multiplier(epoch) for epoch in (1, 2, 4)]]
 with open(f"{sys.argv[1]}.{rank}.json", "w") as file:
-    json.dump([found, raised], file)
+    json.dump([found, raised, members], file)
 hvd.shutdown()
