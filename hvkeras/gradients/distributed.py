@@ -174,6 +174,14 @@ class Distributed(Reducing):
         self._hvkeras_ahead().note(variables, due, computed)
         return list(zip(reduced, variables, strict=True))
 
+    def _hvkeras_reduce_computed(self, pairs: Sequence[tuple[Any, Any]],
+                                 by_step: bool = False) -> list[tuple[Any, Any]]:
+        """Reduces gradients that have just been computed, unless the step that applies them does so, or Keras."""
+        if by_step or self._hvkeras_leaves_to_keras():
+            self._hvkeras_ahead().forget([variable for _, variable in pairs])
+            return list(pairs)
+        return self._hvkeras_reduce(pairs, computed=True)
+
     def _hvkeras_leaves_to_keras(self) -> bool:
         """Whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
         in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None

@@ -151,8 +151,7 @@ class _DistributedKeras(Distributed):
         Returns:
             Pairs of a gradient and its variable.
         """
-        pairs = compat.gradients_of(loss, var_list, tape)
-        return pairs if self._hvkeras_leaves_to_keras() else self._hvkeras_reduce(pairs, computed=True)
+        return self._hvkeras_reduce_computed(compat.gradients_of(loss, var_list, tape))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduces the gradients over the ranks, then applies them."""
@@ -213,15 +212,14 @@ class _DistributedTfKeras(Distributed):
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as ever: the step that applies the gradients also reduces them."""
-        self._hvkeras_ahead().forget()
         with compat.attribute(self, MINIMIZES, True):
             return super().minimize(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Any]:
         """Computes and reduces gradients; within `minimize`, tf_keras calls this to compute them."""
         if MINIMIZES in self.__dict__:
-            pairs: list[Any] = super().compute_gradients(loss, var_list, tape)  # type: ignore[misc]  # the optimizer's
-            return pairs
+            plain = super().compute_gradients  # type: ignore[misc]  # the optimizer's
+            return self._hvkeras_reduce_computed(plain(loss, var_list, tape), by_step=True)
         return self._compute_gradients(loss, var_list, None, tape)
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
@@ -235,7 +233,7 @@ class _DistributedTfKeras(Distributed):
             pairs = plain(loss, var_list, grad_loss, tape)
         else:
             pairs = super().compute_gradients(compat.weighed_loss(loss, grad_loss, tape), var_list, tape)  # type: ignore[misc]  # the optimizer's
-        return list(pairs) if self._hvkeras_leaves_to_keras() else self._hvkeras_reduce(pairs, computed=True)
+        return self._hvkeras_reduce_computed(pairs)
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
         """Reduces gradients over the ranks, unless `_compute_gradients` has done so already."""

@@ -45,9 +45,10 @@ class ReducedAhead:
         ahead = Ahead(None if graph is None else weakref.ref(graph), due, computed)
         self._ahead.update((compat.variable_key(variable), ahead) for variable in variables)
 
-    def forget(self) -> None:
-        """Forgets all entries: these gradients will not be applied."""
-        self._ahead.clear()
+    def forget(self, variables: Sequence[Any]) -> None:
+        """Forgets the entries of these variables: others are applied instead of the gradients that were reduced."""
+        for variable in variables:
+            self._ahead.pop(compat.variable_key(variable), None)
 
     def find(self, variables: Sequence[Any]) -> Ahead | None:
         """Returns how the gradients of these variables were reduced here, or None unless all of them were."""

@@ -184,7 +184,8 @@ def test_a_failure_before_init_ends_those_who_wait_there(executor):
 
 
 def test_a_cluster_without_room_is_waited_for_and_named(executor, capfd):
-    full = executor(num_workers=5, cpus_per_worker=2, settings=RayExecutor.create_settings(placement_group_timeout_s=4))
+    full = executor(num_workers=5, cpus_per_worker=2, settings=RayExecutor.create_settings())
+    full.settings.placement_group_timeout_s = 4
     with pytest.raises(MachineError, match=r"must have room for 5 workers with 2 CPUs each within 4 s.*2 nodes"):
         full.start()
     assert "waiting for room in the Ray cluster for 5 workers with 2 CPUs each" in capfd.readouterr().err

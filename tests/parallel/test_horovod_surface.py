@@ -117,7 +117,8 @@ def test_gradients_that_a_loop_has_reduced_are_reduced_once(outcome: Outcome) ->
     ranks = range(1, outcome.np + 1)
     for rank, found in zip(ranks, outcome.results("gradients_that_are_reduced_before_they_are_applied"), strict=True):
         total = float(sum(ranks))
-        assert found.pop("minimized", [[1, -total], [2, -2 * total]]) == [[1, -total], [2, -2 * total]]
+        both = 2 * [[1, -total], [2, -2 * total]]  # of a legacy optimizer and of a new one
+        assert found.pop("minimized", both) == both
         for name, steps in found.items():
             if name.endswith("2"):
                 assert steps == [[rank, 0.0], [2 * total, -2 * total], -2 * total], name

@@ -280,12 +280,14 @@ def gradients_that_are_reduced_before_they_are_applied() -> Any:
         for _ in range(passes):  # and then as ever
             optimizer.apply_gradients([(tf.constant(slope), weight)])
         found[f"{kind}, {way}, {passes}"] = [*steps, float(weight)]
-    inside, weight = hvd.DistributedOptimizer(optimizers.legacy.SGD(1.0), op=hvd.Sum), tf.Variable(0.0)
-    scaled = keras.mixed_precision.LossScaleOptimizer(inside)
     found["minimized"] = []
-    for _ in range(2):
-        scaled.minimize(lambda: weight * slope, [weight])
-        found["minimized"].append([float(inside.iterations), float(weight)])
+    for make in (optimizers.legacy.SGD, optimizers.SGD):
+        inside, weight = hvd.DistributedOptimizer(make(1.0), op=hvd.Sum), tf.Variable(0.0)
+        scaled = keras.mixed_precision.LossScaleOptimizer(inside)
+        inside.compute_gradients(lambda weight=weight: weight * slope, [weight])  # which are never applied
+        for _ in range(2):
+            scaled.minimize(lambda weight=weight: weight * slope, [weight])
+            found["minimized"].append([float(inside.iterations), float(weight)])
     return found
 
 
