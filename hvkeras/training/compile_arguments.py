@@ -34,6 +34,8 @@ def arguments_of(model: Any) -> Arguments:
         model: The model.
     """
     given: Any = getattr(getattr(model, "_compile_config", None), "config", {})
+    if given:  # without the optimizer once Keras 3 has saved the model as HDF5
+        given = {**given, "optimizer": model.optimizer}
     found = [leaf for name in _GIVEN if name in given for leaf in _leaves(name, given[name], _DEPTH)]
     return (*found, ("steps_per_execution", str(compat.steps_per_execution(model))))
 

@@ -102,11 +102,13 @@ else:
     state = hvd.elastic.KerasState(model, epoch=0)
     callbacks = [Happens(), hvd.elastic.UpdateEpochStateCallback(state),
                  hvd.elastic.CommitStateCallback(state, batches_per_commit=STEPS)]
+    if hvd.rank() == 0:
+        callbacks.append(keras.callbacks.ModelCheckpoint("checkpoint-{epoch}.h5"))
 model.set_weights([np.zeros((1, 1))])
 
 
 def on_state_reset() -> None:
-    optimizer.learning_rate.assign(1.0)
+    optimizer.lr.assign(1.0)
     if KIND == "keras":  # "to join with possible new ranks", as Horovod's example has it
         weights = model.get_weights()
         model.fit(dataset, steps_per_epoch=1, epochs=1, verbose=0)
