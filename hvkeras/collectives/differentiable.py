@@ -71,8 +71,17 @@ def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], nam
     return results if isinstance(results, (list, tuple)) else [results]
 
 
+def of_tensors(value: Any) -> Any:
+    """Converts what is no tensor; also the parts of `tf.IndexedSlices`, which TensorFlow keeps as they are given."""
+    if isinstance(value, tf.IndexedSlices):
+        shape = None if value.dense_shape is None else tf.convert_to_tensor(value.dense_shape)
+        return tf.IndexedSlices(tf.convert_to_tensor(value.values), tf.convert_to_tensor(value.indices), shape)
+    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+
 def combined_slices(slices: Any, scaled: Scaling, ranks: tuple[int, ...], name: str | None) -> Any:
     """Gathers and scales sparse tensors. As with `combined`, the gradient is itself differentiable."""
+    slices = of_tensors(slices)
     sent = scaled.sent(slices.values, len(ranks))
     values = gathered(sent.tensor, ranks, derived(name, "values"))
     indices = allgather_raw(slices.indices, ranks, derived(name, "indices"))

@@ -12,7 +12,7 @@ from hvkeras import compat
 from hvkeras.backends.interface import Reduction
 from hvkeras.collectives.adasum import adasum_raw
 from hvkeras.collectives.compression import Compression
-from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient
+from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient, of_tensors
 from hvkeras.collectives.mismatch import raise_if_refused
 from hvkeras.collectives.operations import (
     Adasum,
@@ -72,6 +72,7 @@ def reduce_gradients(
     if len(ranks) == 1 or not exchange.process_set.included() or not current_job().backend.has_ranks:
         return list(gradients)
     require_kernels(current_job().backend)
+    gradients = [of_tensors(gradient) for gradient in gradients]
     overwritten = [place for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
                    if gradient is not None and compat.is_overwritten(variable)]
     if joining.active:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from hvkeras import compat
+from hvkeras.collectives.differentiable import of_tensors
 from hvkeras.compat import graphs
 from hvkeras.gradients import replicas, shard_step
 from hvkeras.gradients.accumulation import Accumulation, where_due
@@ -64,6 +65,7 @@ class Distributed(Reducing):
         ahead = self._hvkeras_ahead().take(variables)
         if ahead is not None:
             return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
+        gradients = [of_tensors(gradient) for gradient in gradients]
 
         def update(local_gradients: Sequence[Any]) -> Any:
             return self._hvkeras_reduce_and_apply(apply, optimizer, local_gradients, variables, within)
@@ -162,7 +164,7 @@ class Distributed(Reducing):
             pairs: This rank's gradients and their variables.
             computed: Whether the gradients have just been computed; if not, they may be reduced already.
         """
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        gradients, variables = [of_tensors(gradient) for gradient, _ in pairs], [variable for _, variable in pairs]
         ahead = self._hvkeras_ahead().find(variables)
         if ahead is not None and ahead.computed and not computed:
             return list(pairs)

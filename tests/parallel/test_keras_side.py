@@ -81,6 +81,13 @@ def test_sparse_gradients_stay_sparse_unless_asked(outcome: Outcome) -> None:
     assert warned == [1, 0]
 
 
+def test_gradients_may_be_lists(outcome: Outcome) -> None:
+    once = [[0.5, 1.0, 0.0, 0.0], [1.5] * 4]
+    for found in outcome.results("gradients_of_lists"):
+        assert found["at once"] == found["as dense"] == found["shared"] == once
+        assert found["two passes"] == [[2.0 * each for each in values] for values in once]
+
+
 def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
     # Passes bring 1, 2, 3, 4 times the rank + 1; the mean over the ranks is 1.5 times that.
     for found in outcome.results("accumulation"):

@@ -241,6 +241,9 @@ def sparse() -> Any:
     """The dense form of the sum of slices."""
     slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([hvd.rank(), 0]), tf.constant([hvd.size(), 2]))
     found = hvd.allreduce(slices, op=hvd.Sum)
+    lists = tf.IndexedSlices([[1.0, 1.0]] * 2, (hvd.rank(), 0), (hvd.size(), 2))  # which TensorFlow keeps as they are
+    of_lists = hvd.allreduce(lists, op=hvd.Sum)
+    assert np.array_equal(tf.convert_to_tensor(of_lists), tf.convert_to_tensor(found))
     return [isinstance(found, tf.IndexedSlices), tf.convert_to_tensor(found)[:, 0]]
 
 

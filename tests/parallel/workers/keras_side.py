@@ -120,6 +120,25 @@ def sparse_gradients() -> dict[str, Any]:
     }
 
 
+def of_lists(passes: int, **options: Any) -> list[Any]:
+    """What SGD subtracts from zeros for a sparse and a dense gradient of lists, which Keras takes as well."""
+    tables = [variable(np.zeros((4, 2), "float32")) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes, **options)
+    optimizer.build(tables)
+    number = hvd.rank() + 1.0
+    for _ in range(passes):
+        slices = tf.IndexedSlices([[number, number]], (hvd.rank(),), (4, 2))
+        optimizer.apply_gradients(zip([slices, np.full((4, 2), number).tolist()], tables, strict=True))
+    return [(-np.asarray(table)[:, 0]).tolist() for table in tables]
+
+
+@check
+def gradients_of_lists() -> dict[str, Any]:
+    """Sparse and dense gradients whose parts are lists or tuples."""
+    return {"at once": of_lists(1), "as dense": of_lists(1, sparse_as_dense=True), "two passes": of_lists(2),
+            "shared": of_lists(1, shard_update=True)}
+
+
 def accumulated(average: bool, graph: bool) -> list[float]:
     target, other = variable(np.zeros(2, "float32")), variable(np.zeros(2, "float32"))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2,
