@@ -7,7 +7,9 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function, tracing_compilation
@@ -19,7 +21,21 @@ from hvkeras.compat.summing import summed
 
 
 def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
-    """Creates a subclass of `mixin` and `base` that is saved under the name of `base`."""
+    """Returns a subclass of `mixin` and `base` that is saved under the name of `base`; one for equal attributes."""
+    key = (base, mixin, *sorted(attributes.items(), key=itemgetter(0)))
+    try:
+        found = _made.get(key)
+    except TypeError:  # of what a user passed, such as a compressor, not all can be hashed
+        return _made_subclass(base, mixin, attributes)
+    return found or _made.setdefault(key, _made_subclass(base, mixin, attributes))
+
+
+# Objects that are alike have one class, as a saved optimizer and the loaded one in a plain Keras. Keras keeps what it
+# knows the names of, so that these tables would grow, too.
+_made: WeakValueDictionary[Any, type] = WeakValueDictionary()
+
+
+def _made_subclass(base: type, mixin: type, attributes: dict[str, Any]) -> type:
     namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     exported = {name: base.__dict__[name] for name in ("_keras_api_names", "_keras_api_names_v1")
                 if name in base.__dict__}  # tf_keras looks up its public names here

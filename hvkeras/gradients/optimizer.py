@@ -272,7 +272,7 @@ def distribute(optimizer: Any, exchange: Exchange, passes: tuple[int, bool] = (1
     mixin: type = ((_ShardedKeras if kind else _DistributedKeras) if family == compat.KERAS
                    else _ShardedTfKeras if kind else _DistributedTfKeras)
     attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": passes, "_hvkeras_compile": compile_update,
-                  "_hvkeras_kind": kind, "_hvkeras_plain": plain, "_hvkeras_rebuild": staticmethod(_rebuild)}
+                  "_hvkeras_kind": kind, "_hvkeras_plain": plain, "_hvkeras_rebuild": _REBUILD}
     compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
     install_hooks(str(family))
     if family != compat.KERAS:
@@ -307,6 +307,9 @@ def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange:
              passes: tuple[int, bool], compile_update: bool | str, kind: str = "") -> Any:
     """Restores the distributed class of a copied or unpickled optimizer."""
     return distribute(function(*arguments), exchange, passes, compile_update, kind)
+
+
+_REBUILD = staticmethod(_rebuild)
 
 
 def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],

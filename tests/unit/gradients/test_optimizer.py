@@ -100,6 +100,15 @@ def test_copies_stay_distributed(kind: tuple[Any, Any]) -> None:
     fit(model_in(family, fresh))
 
 
+def test_equal_optimizers_have_one_class(kind: tuple[Any, Any]) -> None:
+    _, optimizers = kind
+    first, second = (hvd.DistributedOptimizer(optimizers.Adam(rate)) for rate in (0.1, 0.2))
+    assert type(first) is type(second) is type(first.from_config(first.get_config())) is not optimizers.Adam
+    others = [hvd.DistributedOptimizer(optimizers.Adam(), op=hvd.Sum), hvd.DistributedOptimizer(optimizers.SGD(0.1)),
+              hvd.DistributedOptimizer(optimizers.Adam(), backward_passes_per_step=2)]
+    assert len({type(each) for each in (first, *others)}) == 4
+
+
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_pickled_keras_optimizers_stay_distributed() -> None:
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.02), compression=hvd.Compression.bf16)
