@@ -275,6 +275,15 @@ def hook_orbax(around: Callable[..., Any]) -> None:
         hook(keras.callbacks.OrbaxCheckpoint, "_save_checkpoint", around)
 
 
+def hook_averages_of_weights(swap: Callable[..., None], begin: Callable[..., None]) -> None:
+    """Has Keras 3's `SwapEMAWeights` call `swap(original, callback)`, and `begin(original, callback)` at the end."""
+    import keras
+
+    if hasattr(keras.callbacks, "SwapEMAWeights"):
+        hook(keras.callbacks.SwapEMAWeights, "_swap_variables", swap)
+        hook(keras.callbacks.SwapEMAWeights, "_finalize_ema_values", begin)
+
+
 def hook_train_calls(on_call: Callable[[float, float, Any], None]) -> None:
     """Calls `on_call(began, ended, logs)` after each call of a model's train function, with times since the epoch.
 

@@ -16,7 +16,7 @@ from hvkeras.gradients.automatic_xla import refuses_xla
 from hvkeras.gradients.compiled_update import DENSE
 from hvkeras.gradients.distributed import Distributed
 from hvkeras.gradients.exchange import Exchange, checked_groups
-from hvkeras.gradients.sharded import Sharded
+from hvkeras.gradients.sharded import Sharded, begin_averages, swap_averages
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.typing import CompressorLike, GradientTapeLike, OptimizerT, VariableLike
@@ -293,6 +293,7 @@ def install_hooks(family: str) -> None:
         compat.hook_loss_scale(family, _reduce_before_loss_scale)
         if family == compat.KERAS:
             compat.hook_jit_compile(refuses_xla)
+            compat.hook_averages_of_weights(swap_averages, begin_averages)
 
 
 def distributed_part(optimizer: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,10 +190,68 @@ class Sharded(Distributed):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Ends training: with averages of the weights, these become the weights, on all ranks."""
         super().finalize_variable_values(var_list)  # type: ignore[misc]  # the optimizer's
-        shards: Shards | None = self.__dict__.get(_SHARDS)
-        if shards is not None and getattr(self, "use_ema", False):
-            shard_step.gather(self, shards, [number for number in range(len(shards.parts))
-                                             if shards.bounds[number] is not None], {})
+        if self.__dict__.get(_SHARDS) is not None and getattr(self, "use_ema", False):
+            self._hvkeras_gather_weights()
+
+    def _hvkeras_gather_weights(self) -> None:
+        """Gives all ranks the weights of which each has its part."""
+        shards: Shards = self.__dict__[_SHARDS]
+        shard_step.gather(self, shards, [number for number in range(len(shards.parts))
+                                         if shards.bounds[number] is not None], {})
+
+    def _hvkeras_swap_averages(self) -> None:
+        """Exchanges the model's weights and their averages, on all ranks together."""
+        for part, average in self._hvkeras_parts_and_averages():
+            value = tf.identity(part)
+            part.assign(average)
+            average.assign(value)
+        self._hvkeras_gather_weights()
+
+    def _hvkeras_begin_averages(self) -> None:
+        """Gives the averages the values that the model's weights have."""
+        for part, average in self._hvkeras_parts_and_averages():
+            average.assign(part)
+
+    def _hvkeras_parts_and_averages(self) -> list[tuple[Any, Any]]:
+        shards: Shards = self.__dict__[_SHARDS]
+        pairs = zip(*self._hvkeras_with_averages(shards.variables), strict=True)
+        return [(compat.native(part), compat.native(average)) for part, average in pairs]
+
+
+def swap_averages(original: Callable[[Any], Any], callback: Any) -> None:
+    """Does what Keras's `SwapEMAWeights` does, which would exchange this rank's parts alone.
+
+    Args:
+        original: Keras's own method.
+        callback: The callback.
+    """
+    sharded = _with_averages(callback.model.optimizer)
+    if sharded is None:
+        original(callback)
+    else:
+        sharded._hvkeras_swap_averages()
+
+
+def begin_averages(original: Callable[[Any], Any], callback: Any) -> None:
+    """Does what `SwapEMAWeights` does at the end of training, when averages have become the weights.
+
+    Args:
+        original: Keras's own method.
+        callback: The callback.
+    """
+    sharded = _with_averages(callback.model.optimizer)
+    if sharded is None:
+        original(callback)
+    else:
+        sharded._hvkeras_begin_averages()
+
+
+def _with_averages(optimizer: Any) -> Sharded | None:
+    """The optimizer, or that inside it, if ranks share its averages of weights."""
+    for candidate in (optimizer, compat.inner_optimizer(optimizer)):
+        if isinstance(candidate, Sharded) and candidate.__dict__.get(_SHARDS) is not None:
+            return candidate if getattr(candidate, "use_ema", False) else None
+    return None
 
 
 def _is_built(optimizer: Any) -> bool:

@@ -68,6 +68,11 @@ def test_a_root_sends_what_it_has_loaded(outcome: Outcome) -> None:
     assert set(outcome.results("broadcast_from_one_rank")) == {0.0}
 
 
+def test_averages_of_weights_are_swapped_on_all_ranks(outcome: Outcome) -> None:
+    for found in outcome.results("swapped_averages"):
+        assert max(found.values()) <= ROUNDED, found
+
+
 def test_each_rank_holds_its_share_of_the_state(outcome: Outcome) -> None:
     shares = [found[0] for found in outcome.results("memory")]
     assert sum(shares) == pytest.approx(1.0, abs=1e-3)

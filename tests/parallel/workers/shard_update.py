@@ -339,6 +339,26 @@ def broadcast_from_one_rank() -> float:
 
 
 @check
+def swapped_averages() -> dict[str, Any]:
+    """Keras 3's callback that evaluates with averages of the weights: how far losses and weights are from the plain."""
+    found: dict[str, Any] = {}
+    for name, on_epoch, make in (("SGD", False, lambda: of_keras.SGD(0.1, use_ema=True, ema_momentum=0.9)),
+                                 ("at the end of an epoch", True, lambda: of_keras.Adam(0.01, use_ema=True)),
+                                 ("whole variables", False, lambda: of_keras.Lamb(0.01, use_ema=True))):
+        runs = []
+        for shared in (True, False) if KERAS_3 else ():
+            model = net()
+            model.compile(hvd.DistributedOptimizer(make(), shard_update=shared), "mse")
+            x, y = batch(hvd.rank(), 0)
+            logs = model.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False, validation_data=(x, y),
+                             callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)]).history
+            evaluated = model.evaluate(x, y, verbose=0)
+            runs.append([np.array(each) for each in (logs["val_loss"], evaluated, *model.get_weights())])
+        found[name] = distance(*runs) if runs else 0.0
+    return found
+
+
+@check
 def memory() -> list[float]:
     """The bytes of the optimizer's state on this rank, as a share of the whole."""
     keras.utils.set_random_seed(1)
