@@ -11,13 +11,14 @@
 # make native  the native engine in place, make sanitize: its C++ core under the sanitizers
 # make test-arm   the C++ core for 64-bit ARM, under qemu; make test-gpu: what needs a GPU, and says so where there is none
 # make test-trackers   MLflow, Weights & Biases, TensorBoard, Keras Tuner, Optuna and Orbax, in an environment of their own
+# make test-keras   Keras's own tests, in each rank of a job of two
 # make import-cost   how long `import hvkeras` and `hvkeras --help` take
 #
 # Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
 # PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
 
 .PHONY: train test test-all test-rest test-newest test-oldest test-cold test-soak test-elastic \
-  test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers check lint docs \
+  test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers test-keras check lint docs \
   chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
@@ -217,6 +218,10 @@ test-gpu: $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-ho
 test-trackers: $(TRACKERS)/.has-hvkeras
 	$(TRACKERS)/bin/pytest -q -k trackers tests/trackers tests/examples
 
+# Keras's own tests, which its wheel carries: in each rank of a job of two, with every optimizer distributed.
+test-keras: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-keras-suite
+	$(VENV)/bin/pytest -n 2 --max-worker-restart 0 tests/keras_suite
+
 import-cost: $(VENV)/.has-hvkeras
 	@$(call python,$(VENV)) tools/import_cost.py
 
@@ -278,6 +283,12 @@ $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 	@missing=$$(for tool in g++ make; do command -v $$tool >/dev/null || echo $$tool; done); \
 	  [ -z "$$missing" ] || tools/system_packages.sh $$missing
 	@$(call python,$(VENV)) -m hvkeras.build_horovod --with-mpi
+	@touch $@
+
+# What Keras's tests import; in a folder of its own, and the last in which these ranks look, so that other tests go without.
+$(VENV)/.has-keras-suite: | $(VENV)/.has-test-tools
+	@echo "Installing what Keras's tests need"
+	@$(call pip,$(VENV)) --target $(VENV)/keras_suite grain jax orbax-checkpoint pandas scipy tensorboard
 	@touch $@
 
 # Reports are looked at in a real browser.
