@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
-from weakref import WeakValueDictionary
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function, tracing_compilation
@@ -32,7 +31,7 @@ def subclass_like(base: type, mixin: type, attributes: dict[str, Any]) -> type:
 
 # Objects that are alike have one class, as a saved optimizer and the loaded one in a plain Keras. Keras keeps what it
 # knows the names of, so that these tables would grow, too.
-_made: WeakValueDictionary[Any, type] = WeakValueDictionary()
+_made: weakref.WeakValueDictionary[Any, type] = weakref.WeakValueDictionary()
 
 
 def _made_subclass(base: type, mixin: type, attributes: dict[str, Any]) -> type:
