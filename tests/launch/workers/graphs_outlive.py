@@ -25,10 +25,13 @@ own = tf.Variable(0.0)  # this rank's number and one
 weights = tf.Variable(tf.zeros([3]))
 rows = tf.Variable(tf.zeros([8, 2]))
 kept = tf.Variable(tf.zeros([2]))
+gathered = tf.Variable(0.0)
 plain = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
 packed = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), compression=hvd.Compression.fp16)
-plain.build([weights])
-packed.build([kept])
+twice = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), backward_passes_per_step=2,
+                                 average_aggregated_gradients=True)
+for optimizer, variable in ((plain, weights), (packed, kept), (twice, gathered)):
+    optimizer.build([variable])
 
 
 @tf.function
@@ -45,6 +48,21 @@ def by_optimizer() -> Any:
     kept.assign(tf.zeros([2]))
     packed.apply_gradients([(tf.fill([2], own), kept)])
     return -weights, -kept
+
+
+@tf.function
+def by_two_passes() -> Any:
+    twice.apply_gradients([(own, gathered)])
+    return gathered.value()
+
+
+@tf.function
+def in_a_loop() -> Any:
+    total = 0.0
+    for _ in tf.range(3):
+        if total < 100.0:
+            total += hvd.allreduce(own)
+    return total
 
 
 @tf.function
@@ -111,6 +129,9 @@ def check_all() -> None:
     own.assign(rank + 1.0)
     check("tape", by_tape(tf.constant(2.0)), np.full(3, 2 * mean))
     check("optimizer", by_optimizer(), (np.full(3, mean), np.full(2, mean)))
+    gathered.assign(0.0)
+    check("two passes", (by_two_passes(), by_two_passes()), (0.0, -mean))
+    check("loop", in_a_loop(), 3 * mean)
     sparse = np.zeros((8, 2))
     sparse[1 : size + 1] = numbers[:, None] / size
     check("sparse", by_sparse_tape(), sparse)
