@@ -126,12 +126,12 @@ def launch_once(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     done: dict[str, Outcome | LaunchError] = {}
 
     def once(launcher: str, script: Path, *args: Any, **kwargs: Any) -> Outcome:
+        wanted = schedule.wanted_checks(script, request.config.stash[_GROUP], request.session.items)
+        kwargs["env"] = {**kwargs.get("env", {}), **({WANTED: " ".join(wanted)} if wanted else {})}
         key = repr((launcher, script, args, sorted(kwargs.items())))
         if key not in done:
-            wanted = schedule.wanted_checks(script, request.config.stash[_GROUP], request.session.items)
-            env = {**kwargs.pop("env", {}), **({WANTED: " ".join(wanted)} if wanted else {})}
             try:
-                done[key] = run(launcher, script, *args, env=env, **kwargs)
+                done[key] = run(launcher, script, *args, **kwargs)
             except LaunchError as error:
                 done[key] = error
         outcome = done[key]

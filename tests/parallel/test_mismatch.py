@@ -163,9 +163,10 @@ def test_a_graph_may_run_at_once_what_another_rank_ran(launcher: str, backend: s
         assert totals == [np] * 4
 
 
-@pytest.mark.slow
-def test_three_ranks_that_wait_in_a_circle_raise(launch_once: Callable[..., Outcome]) -> None:
-    outcome = launch_once("hvkeras_run", OUTLIVED, np=3, backend="native", env=SOON)
+@pytest.mark.parametrize(("launcher", "backend", "np"), RUNS[2:])
+def test_three_ranks_that_wait_in_a_circle_raise(launcher: str, backend: str, np: int,
+                                                 launch_once: Callable[..., Outcome]) -> None:
+    outcome = launch_once(launcher, OUTLIVED, np=np, backend=backend, env=SOON)
     for raised, total in outcome.results("in_a_circle"):
         assert re.search(r'MismatchError: ranks 0, 1, 2 wait for each other: rank 0 in allreduce "x" \(\S*outlived.py:'
                          r'\d+ in \S+\) for rank 1, rank 1 in allreduce "x" .* for rank 2, rank 2 in .* for rank 0$',
