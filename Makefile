@@ -233,10 +233,10 @@ native: $(VENV)/.has-build-tools
 # The C++ core under ThreadSanitizer and AddressSanitizer; SECONDS_EACH says for how long.
 SECONDS_EACH := 30
 sanitize: $(VENV)/.has-build-tools
-	@PATH="$(VENV)/bin:$$PATH"; for sanitizer in thread address; do \
-	  cmake -S . -B build/$$sanitizer -G Ninja -DSANITIZER=$$sanitizer >/dev/null && \
-	  cmake --build build/$$sanitizer --target core_test && \
-	  build/$$sanitizer/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
+	@PATH="$(VENV)/bin:$$PATH"; for sanitizers in thread address,undefined; do \
+	  cmake -S . -B build/$$sanitizers -G Ninja -DSANITIZER=$$sanitizers >/dev/null && \
+	  cmake --build build/$$sanitizers --target core_test && \
+	  build/$$sanitizers/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
 	rm -rf build dist .venv-3.* $(VENV) $(OLDEST) $(CLUSTERS) $(TRACKERS)

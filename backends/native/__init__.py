@@ -132,7 +132,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
         if self._groups is not None:
-            self._groups.close(ranks)
+            self._groups.close(ranks, f"the process set of ranks {[*ranks]} was removed")
 
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from hvkeras.backends.native.ucx import Costs
-from hvkeras.cpp_library.loading import Array, Library
+from hvkeras.cpp_library.loading import Array, Library, declare
 from hvkeras.errors import MachineError, explain
 
 
@@ -31,10 +31,9 @@ class Engine:
             ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), ctypes.c_int,
             ctypes.POINTER(ctypes.c_double)]
         self._functions.hvkeras_open_group.restype = ctypes.c_char_p
-        self._functions.hvkeras_close_group.argtypes = [ctypes.c_int64]
-        self._functions.hvkeras_close_group.restype = None
-        self._functions.hvkeras_unlink.argtypes = self._functions.hvkeras_abort.argtypes = [ctypes.c_char_p]
-        self._functions.hvkeras_unlink.restype = self._functions.hvkeras_abort.restype = None
+        declare(self._functions.hvkeras_close_group, ctypes.c_int64, ctypes.c_char_p)
+        declare(self._functions.hvkeras_unlink, ctypes.c_char_p)
+        declare(self._functions.hvkeras_abort, ctypes.c_char_p)
         self._functions.hvkeras_instructions.restype = ctypes.c_char_p
         self._functions.hvkeras_register_xla.argtypes = self._functions.hvkeras_entered.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
@@ -59,18 +58,19 @@ class Engine:
             costs: What messages between hosts cost, the same on all ranks.
 
         Raises:
-            MachineError: The shared memory is not available.
+            MachineError: There is no shared memory, file or thread for it.
         """
         numbers = ctypes.c_int32 * len(ranks)
         error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
                                                    numbers(*hosts), crowded, (ctypes.c_double * 3)(*costs))
         if error is not None:
-            raise MachineError(explain(f"The native engine needs shared memory: {error.decode()}",
-                                       "free space in /dev/shm, or use the backend tfdist"))
+            raise MachineError(explain(f"The native engine must be able to open a group of ranks: {error.decode()}",
+                                       "free space in /dev/shm, or raise the limit on files (ulimit -n) or processes"
+                                       " (ulimit -u); or use the backend tfdist"))
 
-    def close_group(self, number: int) -> None:
-        """Stops a group's engine; collectives still in flight fail with an error."""
-        self._functions.hvkeras_close_group(number)
+    def close_group(self, number: int, reason: str) -> None:
+        """Stops a group's engine; collectives still in flight fail with an error, which is the reason."""
+        self._functions.hvkeras_close_group(number, reason.encode())
 
     def unlink(self, name: str) -> None:
         """Unlinks the name of a shared memory, which persists as long as it is mapped."""

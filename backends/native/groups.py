@@ -62,16 +62,16 @@ class Groups:
             opening.connect(network)
         opening.map_memory()
 
-    def close(self, ranks: Sequence[int]) -> None:
-        """Closes a group, if it is open."""
+    def close(self, ranks: Sequence[int], reason: str) -> None:
+        """Closes a group, if it is open; collectives of it that are under way fail for this reason."""
         if tuple(ranks) in self._open:
             self._open.discard(tuple(ranks))
-            self._engine.close_group(self._numbers[tuple(ranks)])
+            self._engine.close_group(self._numbers[tuple(ranks)], reason)
 
     def close_all(self) -> None:
         """Closes all groups."""
         for ranks in tuple(self._open):
-            self.close(ranks)
+            self.close(ranks, "the engine was shut down")
         self._opened = 0
 
 

@@ -1,5 +1,4 @@
-// What Python calls, through ctypes. Functions return nullptr or 0 on success, else a text that lives until the
-// thread's next call.
+// What Python calls, through ctypes; see exported.h.
 #include "registry.h"
 
 #include <fcntl.h>
@@ -11,8 +10,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
+#include <utility>
 
 #include "core/bell.h"
+#include "exported.h"
 #include "ucx/exports.h"
 
 namespace hvkeras {
@@ -85,8 +87,6 @@ Registry& registry() {
   return *only;
 }
 
-thread_local std::string last_error;
-
 // What the engine of a group member is told: `ranks` are the group's global ranks, `hosts` has each one's host.
 Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
   Engine::Shape shape;
@@ -101,14 +101,19 @@ Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, c
   return shape;
 }
 
-template <typename Body>
-const char* guarded(Body&& body) {
-  try {
-    body();
-    return nullptr;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return last_error.c_str();
+// Ends a group that graphs no longer find. A thread that is in a collective of it may keep it, and be waiting there for
+// ranks that never come: so it is not left to the last owner to end the engine, which may be that very thread.
+void end(std::shared_ptr<Group> group, const std::string& reason) {
+  if (!group) return;
+  if (group->engine.is_own_thread()) {  // as what followed from a collective may run there, whose result it handed out
+    group->engine.abort(reason);
+    auto* const kept = new std::shared_ptr<Group>(std::move(group));  // for ever, if no thread can be started
+    std::thread([kept, reason] {
+      (*kept)->engine.close(reason);
+      delete kept;
+    }).detach();
+  } else {
+    group->engine.close(reason);
   }
 }
 
@@ -127,8 +132,6 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 
 }  // namespace hvkeras
 
-#define EXPORTED __attribute__((visibility("default")))
-
 extern "C" {
 
 // `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
@@ -144,34 +147,47 @@ EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int cre
     shape.crowded = crowded != 0;
     shape.costs = {costs[0], costs[1], costs[2]};
     auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
-    const std::lock_guard<std::mutex> lock(registry().mutex);
-    registry().groups[group] = std::move(made);
+    {
+      const std::lock_guard<std::mutex> lock(registry().mutex);
+      std::swap(registry().groups[group], made);
+    }
+    end(std::move(made), "the engine was started again");
   });
 }
 
-EXPORTED void hvkeras_unlink(const char* name) {
-  shm_unlink(name);
-  unlink(hvkeras::path_of_bell(name).c_str());
+EXPORTED const char* hvkeras_unlink(const char* name) {
+  return hvkeras::guarded([&] {
+    shm_unlink(name);
+    unlink(hvkeras::path_of_bell(name).c_str());
+  });
 }
 
-EXPORTED void hvkeras_close_group(int64_t group) {
+// Collectives of the group that are under way end in an error, which says why.
+EXPORTED const char* hvkeras_close_group(int64_t group, const char* reason) {
   using namespace hvkeras;
-  std::shared_ptr<Group> closing;
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  const auto found = registry().groups.find(group);
-  if (found == registry().groups.end()) return;
-  closing = std::move(found->second);
-  registry().groups.erase(found);
+  return guarded([&] {
+    std::shared_ptr<Group> closing;
+    {
+      const std::lock_guard<std::mutex> lock(registry().mutex);
+      const auto found = registry().groups.find(group);
+      if (found == registry().groups.end()) return;
+      closing = std::move(found->second);
+      registry().groups.erase(found);
+    }
+    end(std::move(closing), reason);
+  });
 }
 
-EXPORTED void hvkeras_abort(const char* reason) {
+EXPORTED const char* hvkeras_abort(const char* reason) {
   using namespace hvkeras;
-  std::vector<std::shared_ptr<Group>> all;
-  {
-    const std::lock_guard<std::mutex> lock(registry().mutex);
-    for (const auto& [number, group] : registry().groups) all.push_back(group);
-  }
-  for (const auto& group : all) group->engine.abort(reason);
+  return guarded([&] {
+    std::vector<std::shared_ptr<Group>> all;
+    {
+      const std::lock_guard<std::mutex> lock(registry().mutex);
+      for (const auto& [number, group] : registry().groups) all.push_back(group);
+    }
+    for (const auto& group : all) group->engine.abort(reason);
+  });
 }
 
 EXPORTED const char* hvkeras_instructions() { return hvkeras::instructions(); }

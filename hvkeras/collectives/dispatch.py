@@ -63,7 +63,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     if len(ranks) == 1:
         return tf.identity(tensor)
     require_kernels(job.backend)
-    shape = tf.TensorShape(None) if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
+    shape = _of_any_rows(tensor.shape)
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
     call = Call("allgather", tensor, plan.key, tuple(ranks))
     [gathered] = run(job, plan, [call])
@@ -91,7 +91,7 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
     if len(ranks) == 1:
         return tf.identity(tensor), tf.identity(splits)
     require_kernels(job.backend)
-    shape = tf.TensorShape([None, *tensor.shape[1:]])
+    shape = _of_any_rows(tensor.shape)
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
     [(received, rows)] = run(job, plan, [call])
@@ -116,8 +116,13 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
     [scattered] = run(job, plan, [call])
     if not tf.executing_eagerly():
-        scattered.set_shape([None, *tensor.shape[1:]])
+        scattered.set_shape(_of_any_rows(tensor.shape))
     return scattered
+
+
+def _of_any_rows(shape: Any) -> Any:
+    """Returns the shape of any number of such rows; unknown if the number of dimensions is."""
+    return tf.TensorShape(None) if shape.rank is None else tf.TensorShape([None]).concatenate(shape[1:])
 
 
 def label_of(operation: str, name: str | None) -> str:

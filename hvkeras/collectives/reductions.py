@@ -162,7 +162,11 @@ def allgather(
     """
     ranks = members(process_set, "allgather")
     value = tf.convert_to_tensor(tensor)
-    value = tf.reshape(value, [1]) if value.shape.rank == 0 else value
+    if value.shape.rank == 0:
+        value = tf.reshape(value, [1])
+    elif value.shape.rank is None:  # the graph's run may find a scalar
+        missing = tf.maximum(0, 1 - tf.rank(value))
+        value = tf.reshape(value, tf.concat([tf.ones([missing], tf.int32), tf.shape(value)], 0))
 
     result: Tensor = gathered(value, ranks, name)
     return result

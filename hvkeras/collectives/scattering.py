@@ -71,10 +71,8 @@ def alltoall(
         ArgumentError: This rank is not in `process_set`, or the rows cannot be split as requested.
     """
     ranks = members(process_set, "alltoall")
-    value = tf.convert_to_tensor(tensor)
-    if value.shape.rank == 0:
-        raise ArgumentError(explain("alltoall sends rows, so its tensor needs a first dimension",
-                                    "tf.reshape(tensor, [-1])", shape=value.shape))
+    value = _with_rows(tf.convert_to_tensor(tensor), "alltoall sends rows, so its tensor needs a first dimension",
+                       "tf.reshape(tensor, [-1])")
     given_splits = None if splits is None else tf.convert_to_tensor(splits)
     rows = _row_counts(value, given_splits, len(ranks))
     received, counts = _exchanged(value, rows, ranks, name)
@@ -120,10 +118,8 @@ def reducescatter(
         raise UsageError(explain("reducescatter combines by hvd.Average or hvd.Sum", op=NAMES[op]))
     scaled = Scaling(op, compression, prescale_factor, postscale_factor)
     ranks = members(process_set, "reducescatter")
-    value = tf.convert_to_tensor(tensor)
-    if value.shape.rank == 0:
-        raise ArgumentError(explain("reducescatter distributes rows, so its tensor needs a first dimension",
-                                    "hvd.allreduce a scalar", shape=value.shape))
+    value = _with_rows(tf.convert_to_tensor(tensor), "reducescatter distributes rows, so its tensor needs a first"
+                       " dimension", "hvd.allreduce a scalar")
 
     @graphs.custom_gradient
     def scatter(whole: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -174,6 +170,16 @@ def grouped_reducescatter(
                           postscale_factor) for tensor in tensors]
 
 
+def _with_rows(value: Any, must: str, fix: str) -> Any:
+    """Refuses a scalar: at once, or when the graph runs in which it turns out to be one."""
+    if value.shape.rank == 0:
+        raise ArgumentError(explain(must, fix, shape=value.shape))
+    if value.shape.rank is None:
+        with tf.control_dependencies([tf.debugging.Assert(tf.rank(value) > 0, [explain(must, fix, shape="()")])]):
+            return tf.identity(value)
+    return value
+
+
 def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Tensor, Tensor]:
     """Exchanges rows, and returns them with the number from each rank. The gradient is itself differentiable."""
 
@@ -191,22 +197,30 @@ def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) 
 
 
 def _row_counts(value: Any, splits: Any, size: int) -> Any:
-    """Returns the number of rows for each rank, validated where the values are statically known."""
-    rows = value.shape[0]
+    """Returns the number of rows for each rank, validated at once where the values are known, else in the graph."""
+    rows = None if value.shape.rank is None else value.shape[0]
+    count = tf.shape(value, tf.int64)[0]
     if splits is None:
+        evenly = "Without splits, alltoall sends the same number of rows to each rank"
         if rows is not None and rows % size:
-            raise ArgumentError(explain("Without splits, alltoall sends the same number of rows to each"
-                                        " rank", "pass splits=",
-                                        rows=rows, ranks=size))
-        return tf.fill([size], tf.shape(value, tf.int64)[0] // size)
+            raise ArgumentError(explain(evenly, "pass splits=", rows=rows, ranks=size))
+        checks = [] if rows is not None else [tf.debugging.Assert(count % size == 0, [
+            f"{evenly}. HINT: pass splits=. Received: rows", count, "ranks", size])]
+        with tf.control_dependencies(checks):
+            return tf.fill([size], count // size)
     if not splits.dtype.is_integer or not splits.shape.is_compatible_with([size]):
         raise ArgumentError(explain("splits must hold one integer for each participating rank", splits=splits,
                                     ranks=size))
     if as_horovod.is_installed() and splits.dtype != tf.int32:
         raise ArgumentError(explain("Horovod's splits are int32", "tf.cast them, or import hvkeras.tensorflow, which"
                                     " also takes other integers", dtype=splits.dtype.name))
-    known = tf.get_static_value(splits)
-    if known is not None and rows is not None and (known.min() < 0 or known.sum() != rows):
-        raise ArgumentError(explain("splits must not be negative, and must add up to the first dimension",
-                                    splits=known.tolist(), rows=rows))
-    return tf.cast(splits, tf.int64)
+    known, must = tf.get_static_value(splits), "splits must not be negative, and must add up to the first dimension"
+    if known is not None and rows is not None:
+        if known.min() < 0 or sum(known.tolist()) != rows:  # Python's numbers do not wrap
+            raise ArgumentError(explain(must, splits=known.tolist(), rows=rows))
+        return tf.cast(splits, tf.int64)
+    given = tf.reshape(tf.cast(splits, tf.int64), [-1])
+    fit = tf.reduce_all((given >= 0) & (given <= count)) & (tf.reduce_sum(given) == count) & (tf.size(splits) == size)
+    with tf.control_dependencies([tf.debugging.Assert(fit, [
+            f"{must}, one for each rank. Received: splits", splits, "rows", count, "ranks", size])]):
+        return tf.ensure_shape(given, [size])

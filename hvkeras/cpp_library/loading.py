@@ -64,14 +64,12 @@ class Library:
         except (OSError, tf.errors.OpError) as error:
             raise MachineError(explain("The native engine's library must load", INSTALL, path=str(PATH),
                                        tensorflow=tf.__version__, error=str(error))) from error
-        self.functions.hvkeras_refuse.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-        self.functions.hvkeras_refuse.restype = None
+        declare(self.functions.hvkeras_refuse, ctypes.c_char_p, ctypes.c_char_p)
+        declare(self.functions.hvkeras_keep, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
         self.functions.hvkeras_hold_refusals.argtypes = [ctypes.c_int]
         self.functions.hvkeras_hold_refusals.restype = None
         self.functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
         self.functions.hvkeras_take_refusal.restype = ctypes.c_char_p
-        self.functions.hvkeras_keep.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
-        self.functions.hvkeras_keep.restype = None
         self.functions.hvkeras_kept.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
         self.functions.hvkeras_kept.restype = ctypes.c_int64
 
@@ -96,3 +94,14 @@ class Library:
         rows = np.zeros((capacity, columns))
         count = int(self.functions.hvkeras_kept(key.encode(), rows.ctypes.data))
         return rows[: min(count, capacity)], max(0, count - capacity)
+
+
+def declare(function: Any, *parameters: Any) -> None:
+    """Declares a C function that returns the text of an error, or nothing; its calls then raise MachineError."""
+    function.argtypes, function.restype, function.errcheck = parameters, ctypes.c_char_p, _require_success
+
+
+def _require_success(error: bytes | None, function: Any, _: Any) -> None:
+    if error is not None:
+        raise MachineError(explain(f"The native engine's library must be able to do its work ({error.decode()})",
+                                   "free memory", function=function.__name__))

@@ -57,6 +57,21 @@ def test_every_dtype_and_size_gives_what_numpy_does(
     assert outcome.results(check) == [[]] * outcome.np
 
 
+def test_shapes_may_be_known_to_the_run_of_a_graph_alone(outcome: Outcome) -> None:
+    size = outcome.np
+    for rank, found in enumerate(outcome.results("shapes_of_any_rank")):
+        assert found["gathered scalar"] == [*range(size)]
+        assert found["gathered rows"] == [[one] for one in range(size) for _ in range(one + 1)]
+        assert found["gradient"] == 2 * size * rank
+        assert found["exchanged"] == [2 * rank, 2 * rank + 1] * size
+        assert found["scattered"] == [size * 2 * rank, size * (2 * rank + 1)]
+        assert "alltoall sends rows, so its tensor needs a first dimension" in found["exchanged scalar"]
+        assert "reducescatter distributes rows, so its tensor needs a first dimension" in found["scattered scalar"]
+        assert "the same number of rows" in found["uneven"]
+        for refused in found["splits"]:
+            assert "splits must not be negative, and must add up to the first dimension" in refused
+
+
 def test_sums_have_the_same_bits_again_and_with_native_in_any_bucket(outcome: Outcome) -> None:
     for found in outcome.results("bits"):
         assert found["again"] and found["sent"]
@@ -197,6 +212,9 @@ def test_process_sets(outcome: Outcome) -> None:
         assert found["place"] == [members.index(rank), len(members), True, False, 1 + rank % 2]
         assert "Only members of a process set can participate in its allreduce" in found["foreign"]
         assert found["removed"] == [True, True, False]
+        if "meanwhile" in found:
+            said = found["meanwhile"]
+            assert said == "nothing" if rank else "the process set of ranks [0, 1] was removed" in said
 
 
 def test_xla_compiles_or_is_refused_in_one_sentence(outcome: Outcome, request: pytest.FixtureRequest) -> None:

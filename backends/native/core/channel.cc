@@ -6,17 +6,18 @@ namespace hvkeras {
 
 namespace {
 
-constexpr size_t kLine = 128;
-constexpr size_t kLargestSlot = 512 * 1024;  // two of them and the tensors' parts fit the second cache
+constexpr size_t kPair = 2 * Channel::kLine;  // processors fetch pairs of lines
+constexpr size_t kLargestSlot = 512 * 1024;   // two of them and the tensors' parts fit the second cache
 constexpr size_t kSmallestSlot = 64 * 1024;
 constexpr size_t kAllSlots = 16 * 1024 * 1024;  // what all slots of a round may take together
 
-size_t rounded_up(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+size_t rounded_up(size_t bytes) { return (bytes + kPair - 1) / kPair * kPair; }
 
 }  // namespace
 
 size_t Channel::slot_bytes_for(int ranks) {
-  return rounded_up(std::clamp(kAllSlots / static_cast<size_t>(ranks), kSmallestSlot, kLargestSlot));
+  const size_t all = static_cast<size_t>(ranks);
+  return rounded_up(std::max(std::clamp(kAllSlots / all, kSmallestSlot, kLargestSlot), all * kLine));
 }
 
 // Laid out as: counters of rounds, counters of results, two slots for each rank, two results for each rank.
@@ -32,7 +33,10 @@ Channel::Channel(void* base, int rank, int ranks, size_t slot_bytes, Patience pa
       slot_bytes_(slot_bytes),
       result_bytes_(rounded_up(slot_bytes / static_cast<size_t>(ranks))),
       patience_(patience),
-      abort_(abort) {}
+      abort_(abort) {
+  if (part_bytes() == 0)
+    throw Failure("there are too many ranks for slots of " + std::to_string(slot_bytes) + " bytes");
+}
 
 Counter& Channel::written_by(int rank) const { return reinterpret_cast<Counter*>(base_)[rank]; }
 

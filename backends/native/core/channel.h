@@ -14,17 +14,22 @@ class Hosts;
 
 class Channel {
  public:
+  static constexpr size_t kLine = 64;  // bytes of a cache line, of which the size of an element is a fraction
+
   // Bytes of memory that `ranks` need with slots of this size.
   static size_t bytes(int ranks, size_t slot_bytes);
-  // The size of a slot for so many ranks: cache-sized, and not too much memory for many ranks.
+  // The size of a slot for so many ranks: cache-sized, and not too much memory for many ranks, but a line for each.
   static size_t slot_bytes_for(int ranks);
 
-  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks.
+  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. Throws Failure where a slot has no
+  // line for each rank.
   Channel(void* base, int rank, int ranks, size_t slot_bytes, Patience patience, const Abort& abort);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   size_t slot_bytes() const { return slot_bytes_; }
+  // What each rank has of a slot where it is divided among them: whole lines.
+  size_t part_bytes() const { return slot_bytes_ / static_cast<size_t>(ranks_) / kLine * kLine; }
   const Abort& abort() const { return abort_; }
   const Patience& patience() const { return patience_; }
 

@@ -41,9 +41,9 @@ class Pipeline {
       : channel_(channel), spans_(spans), reduce_(reduce), factors_(factors) {
     const size_t ranks = static_cast<size_t>(channel.ranks());
     const size_t size = spans.element_bytes();
-    const size_t largest = std::min(channel.slot_bytes() / ranks, channel.result_bytes()) / size / kAligned * kAligned;
+    const size_t largest = std::min(channel.part_bytes(), channel.result_bytes()) / size;
     segments_ = divided_up(spans.count(), largest * ranks);
-    part_ = rounded_up(divided_up(spans.count(), segments_ * ranks), kAligned);
+    part_ = rounded_up(divided_up(spans.count(), segments_ * ranks), Channel::kLine / size);
     segments_ = divided_up(spans.count(), part_ * ranks);
     sources_.resize(ranks);
   }
@@ -238,7 +238,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
     for (const size_t told : rows[rank]) most = std::max(most, told * row_bytes);
   }
   char* const out = allocate(rows_from);
-  const size_t room = channel.slot_bytes() / ranks / kAligned * kAligned;
+  const size_t room = channel.part_bytes();
   for (size_t start = 0; start < most; start += room) {
     const auto length_of = [&](size_t size) { return start < size ? std::min(size - start, room) : 0; };
     char* const mine = channel.slot(channel.round(), channel.rank());
@@ -259,7 +259,7 @@ void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, 
   if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
   if (channel.hosts() != nullptr) return between_hosts::reduce_parts(channel, parts, type, reduction, factors);
   const size_t me = static_cast<size_t>(channel.rank()), ranks = parts.size(), size = size_of(type);
-  const size_t room = channel.slot_bytes() / ranks / size / kAligned * kAligned;
+  const size_t room = channel.part_bytes() / size;
   const size_t most = largest(parts);
   std::vector<const void*> sources(ranks);
   for (size_t start = 0; start < most; start += room) {

@@ -106,7 +106,7 @@ Costs measured(Link& link, int host, int hosts, double timeout) {
     } else {
       measuring.answering();
     }
-  } catch (const Failure&) {
+  } catch (const std::exception&) {
     link.give_up();  // nothing uses the memory any more
     throw;
   }

@@ -40,15 +40,19 @@ Engine::Engine(void* memory, Shape shape)
                                              shape_.bell, abort_);
     hosts_->meanwhile([this] { agreement_->step(); });
   }
-  worker_ = std::thread([this] { work(); });
+  try {
+    worker_ = std::thread([this] { work(); });
+  } catch (const std::system_error& error) {
+    throw Failure(std::string("a thread cannot be started: ") + error.what());
+  }
 }
 
-void Engine::close() {
+void Engine::close(const std::string& reason) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
-  abort("the engine was shut down");
+  abort(reason);
   if (worker_.joinable()) worker_.join();
 }
 
@@ -62,23 +66,27 @@ void Engine::submit(std::unique_ptr<Request> request) {
       request->done(abort_.reason());
       return;
     }
-    Waiting& queue = waiting_[key];
-    queue.push_back(std::move(request));
-    ++count_;
     try {
+      Waiting& queue = waiting_[key];
+      queue.push_back(std::move(request));  // which takes it only where there is room
+      ++count_;
       if (queue.size() == 1) post(key, *queue.front());
-    } catch (const Failure& failure) {
-      error = failure.what();
+    } catch (const std::exception& failure) {
+      error = message_of(failure);
     }
   }
-  if (!error.empty()) return abort(error);
+  if (!error.empty()) {
+    abort(error);
+    if (request) request->done(error);
+    return;
+  }
   int64_t help = kHelp;
   while (take_turn()) {  // if another thread has it, that thread sees the request
     bool ran = false;
     try {
       ran = run_one(help, shape_.crowded);
-    } catch (const Failure& failure) {
-      give_up(failure.what());
+    } catch (const std::exception& failure) {
+      give_up(message_of(failure));
       ran = false;
     }
     if (!ran) return give_turn_back();
@@ -106,8 +114,12 @@ bool Engine::take_turn() {
 }
 
 void Engine::give_turn_back() {
-  bool failed = false;
-  const bool unsent = shape_.link && !shape_.link->all_sent();
+  bool failed = false, unsent = false;
+  try {
+    unsent = shape_.link && !shape_.link->all_sent();
+  } catch (const std::exception& failure) {
+    give_up(message_of(failure));
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     running_ = false;
@@ -153,8 +165,8 @@ bool Engine::run_next() {
   if (error.empty()) {
     try {
       run(*request, entry);
-    } catch (const Failure& failure) {
-      error = failure.what();
+    } catch (const std::exception& failure) {
+      error = message_of(failure);
       give_up(error);
     }
   }
@@ -183,8 +195,12 @@ void Engine::offer(const Key& key) {
 }
 
 // Ends everything, once a collective has failed in the midst of it.
-void Engine::give_up(const std::string& reason) {
-  if (shape_.link) shape_.link->give_up();
+void Engine::give_up(const std::string& reason) noexcept {
+  abort_.raise(reason);  // first, so that nobody begins anything on the link
+  try {
+    if (shape_.link) shape_.link->give_up();
+  } catch (const std::exception&) {  // the first reason stays
+  }
   abort(reason);
 }
 
@@ -192,7 +208,7 @@ void Engine::give_up(const std::string& reason) {
 Request& Engine::first(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = waiting_.find(key);
-  if (found == waiting_.end()) throw Failure("the ranks' order of collectives was lost");
+  if (found == waiting_.end() || found->second.empty()) throw Failure("the ranks' order of collectives was lost");
   return *found->second.front();
 }
 
@@ -200,7 +216,7 @@ Request& Engine::first(const Key& key) {
 std::unique_ptr<Request> Engine::taken(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = waiting_.find(key);
-  if (found == waiting_.end()) throw Failure("the ranks' order of collectives was lost");
+  if (found == waiting_.end() || found->second.empty()) throw Failure("the ranks' order of collectives was lost");
   Waiting& queue = found->second;
   if (queue.size() > 1) post(key, *queue[1]);
   std::unique_ptr<Request> request = std::move(queue.front());
@@ -210,7 +226,7 @@ std::unique_ptr<Request> Engine::taken(const Key& key) {
   return request;
 }
 
-void Engine::abort(const std::string& reason) {
+void Engine::abort(const std::string& reason) noexcept {
   abort_.raise(reason);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -220,17 +236,16 @@ void Engine::abort(const std::string& reason) {
   fail_all();
 }
 
-void Engine::fail_all() {
-  std::vector<std::unique_ptr<Request>> left;
+void Engine::fail_all() noexcept {
+  decltype(waiting_) left;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [key, queue] : waiting_) {
-      for (auto& request : queue) left.push_back(std::move(request));
-    }
-    waiting_.clear();
+    left.swap(waiting_);
     count_ = 0;
   }
-  for (const auto& request : left) request->done(abort_.reason());
+  for (const auto& [key, queue] : left) {
+    for (const auto& request : queue) request->done(abort_.reason());
+  }
 }
 
 // The group's own thread: runs what the callers left.
@@ -247,8 +262,8 @@ void Engine::work() {
     bool ran = false;
     try {
       ran = send_rest() && run_one(kLook, true);
-    } catch (const Failure& failure) {
-      give_up(failure.what());
+    } catch (const std::exception& failure) {
+      give_up(message_of(failure));
       ran = false;
     }
     if (!ran) give_turn_back();

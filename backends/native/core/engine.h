@@ -49,7 +49,7 @@ class Engine {
   static size_t bytes(int ranks, size_t slot_bytes, int hosts = 1);
   // `memory` is zeroed, of `bytes()`, and the same for all ranks; the engine does not own it.
   Engine(void* memory, Shape shape);
-  ~Engine() { close(); }
+  ~Engine() { close("the engine was shut down"); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -60,9 +60,11 @@ class Engine {
   // Takes a request; `done` may be called before this returns. Throws nothing.
   void submit(std::unique_ptr<Request> request);
   // Ends all requests, now and later, with an error.
-  void abort(const std::string& reason);
-  // Ends what is left with an error, and the group's thread.
-  void close();
+  void abort(const std::string& reason) noexcept;
+  // Ends what is left with an error, and the group's thread, which must not be the caller.
+  void close(const std::string& reason) noexcept;
+  // Whether the caller is the group's thread.
+  bool is_own_thread() const { return worker_.get_id() == std::this_thread::get_id(); }
 
  private:
   using Waiting = std::deque<std::unique_ptr<Request>>;  // of one key; the first one is posted
@@ -76,11 +78,11 @@ class Engine {
   bool run_next();
   void run(Request& request, const Matching::Entry& entry);
   void offer(const Key& key);
-  void give_up(const std::string& reason);
+  void give_up(const std::string& reason) noexcept;
   void post(const Key& key, const Request& request);
   Request& first(const Key& key);
   std::unique_ptr<Request> taken(const Key& key);
-  void fail_all();
+  void fail_all() noexcept;
   void work();
 
   const Shape shape_;

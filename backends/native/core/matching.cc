@@ -11,9 +11,9 @@ namespace hvkeras {
 
 namespace {
 
-constexpr uint32_t kLog = 1 << 15;      // entries that may be unread by the slowest rank
 constexpr uint32_t kPending = 1 << 15;  // keys that may wait for ranks
-constexpr uint32_t kErrors = 64;
+constexpr const char* kTooMany = "too many collectives wait for other ranks at once";
+constexpr uint32_t kErrors = 64;  // texts that may be unread by the slowest rank
 
 // Fowler, Noll and Vo's hash (FNV-1a), from two starting points.
 uint64_t hash_of(const std::string& text, uint64_t start) {
@@ -71,7 +71,6 @@ struct Matching::Shared {
   Counter ready_here;  // how many keys all ranks of this host have posted, for the leader
   alignas(128) std::atomic<uint32_t> locked;
   uint32_t pending_count;
-  uint32_t error_count;
   struct {
     Key key;
     Step step;
@@ -79,6 +78,7 @@ struct Matching::Shared {
   } log[kLog];
   Pending pending[kPending];
   char errors[kErrors][kText];
+  std::atomic<uint32_t> error_readers[kErrors];  // ranks that have not read a text yet; its place is free without any
 };
 
 // Held for some hundred nanoseconds at most; a holder that lost its core gets it back by yielding.
@@ -116,13 +116,15 @@ Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, con
 void Matching::post(const Key& key, const std::string& details, bool offers) {
   const uint64_t hash = hash_of_details(details);
   bool is_ready = false, is_in_log = false;
+  // One that is offered has two entries.
+  if (unread_.load(std::memory_order_relaxed) >= (between_hosts_ ? kLog / 2 : kLog)) throw Failure(kTooMany);
   {
     const Lock lock(shared_->locked, abort_);
     Pending* const all = shared_->pending;
     Pending* const end = all + shared_->pending_count;
     Pending* found = std::find_if(all, end, [&](const Pending& one) { return one.key == key; });
     if (found == end) {
-      if (shared_->pending_count == kPending) throw Failure("too many collectives wait for other ranks at once");
+      if (shared_->pending_count == kPending) throw Failure(kTooMany);
       ++shared_->pending_count;
       const size_t kept = std::min(details.size(), kDetails);
       *found = Pending{key, hash, 0, static_cast<uint32_t>(rank_), 0, static_cast<uint32_t>(kept), {}};
@@ -136,6 +138,7 @@ void Matching::post(const Key& key, const std::string& details, bool offers) {
       is_ready = between_hosts_ && (!offers || found->error != 0);
       is_in_log = !is_ready;
     }
+    unread_.fetch_add(1, std::memory_order_relaxed);
     if (is_ready) {
       shared_->ready_here.set(shared_->ready_here.value.load(std::memory_order_relaxed) + 1);
     } else if (is_in_log) {
@@ -148,13 +151,28 @@ void Matching::post(const Key& key, const std::string& details, bool offers) {
   if ((is_ready || is_in_log) && shared_->ready_here.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell_);
 }
 
-// Keeps a message for all ranks, and returns its number.
+// Keeps a message until all ranks of this host have read it, and returns its number.
 uint32_t Matching::keep_error(const std::string& text) {
-  const uint32_t place = shared_->error_count++ % kErrors;
+  uint32_t place = 0;
+  while (place < kErrors && shared_->error_readers[place].load(std::memory_order_acquire) != 0) ++place;
+  if (place == kErrors) return kErrors + 1;
   const size_t kept = std::min(text.size(), kText - 1);
   std::memcpy(shared_->errors[place], text.data(), kept);
   shared_->errors[place][kept] = 0;
+  shared_->error_readers[place].store(static_cast<uint32_t>(ranks_), std::memory_order_relaxed);
   return place + 1;
+}
+
+std::string Matching::error_of(uint32_t number) const {
+  if (number == 0) return "";
+  if (number <= kErrors) return shared_->errors[number - 1];
+  return std::string("the ranks") + kDifferent + "this was found while " + std::to_string(kErrors) +
+         " other differences were unread, whose messages say more";
+}
+
+void Matching::let_go_of_error(uint32_t number, uint32_t readers) {
+  if (number != 0 && number <= kErrors)
+    shared_->error_readers[number - 1].fetch_sub(readers, std::memory_order_release);
 }
 
 void Matching::append_locked(const Key& key, Step step, uint32_t error) {
@@ -167,7 +185,10 @@ bool Matching::ready() const { return shared_->log_length.now() != read_; }
 
 Matching::Entry Matching::next() {
   const auto& entry = shared_->log[read_++ % kLog];
-  return Entry{entry.key, entry.step, entry.error == 0 ? std::string() : std::string(shared_->errors[entry.error - 1])};
+  Entry found{entry.key, entry.step, error_of(entry.error)};
+  let_go_of_error(entry.error, 1);
+  if (found.step != Step::kOffer) unread_.fetch_sub(1, std::memory_order_relaxed);
+  return found;
 }
 
 bool Matching::await(int64_t microseconds, bool asleep) {
@@ -186,7 +207,8 @@ std::vector<Matching::Ready> Matching::take_ready() {
       continue;
     }
     ready.push_back({one.key, one.details_hash, global_ranks_[one.first], std::string(one.details, one.length),
-                     one.error == 0 ? std::string() : std::string(shared_->errors[one.error - 1])});
+                     error_of(one.error)});
+    let_go_of_error(one.error, static_cast<uint32_t>(ranks_));
     one = shared_->pending[--shared_->pending_count];
   }
   return ready;

@@ -34,9 +34,10 @@ class Matching {
     std::string error;  // what differs between ranks; empty if nothing does
   };
 
-  static constexpr size_t kDetails = 96;  // bytes of details that are kept for a message; a hash covers all of them
-  static constexpr size_t kText = 512;    // bytes of a message
-  static const char* const kDifferent;    // what a message about different tensors has in it
+  static constexpr size_t kDetails = 96;     // bytes of details that are kept for a message; a hash covers all of them
+  static constexpr size_t kText = 512;       // bytes of a message
+  static const char* const kDifferent;       // what a message about different tensors has in it
+  static constexpr uint32_t kLog = 1 << 15;  // entries that may be unread by the slowest rank
 
   static size_t bytes();
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all
@@ -45,7 +46,8 @@ class Matching {
   Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false,
            int bell = -1);
 
-  // Posts a key. A rank posts one again only after it has read it from the log.
+  // Posts a key. A rank posts one again only after it has read it from the log. Throws Failure where so many wait that
+  // the log might not hold them.
   // `details` is what must be equal on all ranks though the key does not say it: sizes found out when the graph runs,
   // one for each tensor, separated by ";". With `offers`, the ranks of this host are to offer before other hosts are
   // asked, so that it comes into the log at once.
@@ -83,6 +85,8 @@ class Matching {
   class Lock;
 
   uint32_t keep_error(const std::string& text);
+  std::string error_of(uint32_t number) const;
+  void let_go_of_error(uint32_t number, uint32_t readers);
   void append_locked(const Key& key, Step step, uint32_t error);
   bool begin_sleep();
   void end_sleep();
@@ -95,6 +99,7 @@ class Matching {
   int bell_;
   uint32_t read_ = 0;
   uint32_t taken_ = 0;
+  std::atomic<uint32_t> unread_{0};  // posts of this rank whose last entry it has not read
 };
 
 template <typename Sleep>

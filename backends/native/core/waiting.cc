@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <new>
 
 namespace hvkeras {
 
@@ -16,6 +17,13 @@ namespace {
 constexpr int64_t kLook = 20'000;  // microseconds after which a sleeper looks whether it was aborted
 constexpr int64_t kPolled = 100;   // microseconds: a few times a short message's way from host to host
 constexpr int kYields = 20;        // looks with the core offered to others in between
+
+// The reason where there is no memory for the true one.
+const std::string& no_memory() {
+  static const std::string* const only = new std::string("there is no memory left");  // never destroyed
+  return *only;
+}
+[[maybe_unused]] const bool is_made = (no_memory(), true);  // now, while there is memory
 
 // Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microseconds) {
@@ -31,13 +39,31 @@ int64_t microseconds_now() {
   return now.tv_sec * 1'000'000LL + now.tv_nsec / 1'000;
 }
 
-void Abort::raise(const std::string& reason) {
-  if (writing_.test_and_set()) return;
-  reason_ = reason;
-  raised_.store(true, std::memory_order_release);
+std::string message_of(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return no_memory();
+  return Failure(error.what()).what();
 }
 
-std::string Abort::reason() const { return raised() ? reason_ : std::string(); }
+Abort::~Abort() {
+  const std::string* const reason = reason_.load();
+  if (reason != &no_memory()) delete reason;
+}
+
+void Abort::raise(const std::string& reason) noexcept {
+  const std::string* made = &no_memory();
+  try {
+    made = new std::string(Failure(reason).what());
+  } catch (const std::exception&) {
+  }
+  const std::string* none = nullptr;
+  if (!reason_.compare_exchange_strong(none, made, std::memory_order_acq_rel) && made != &no_memory()) delete made;
+}
+
+const std::string& Abort::reason() const {
+  static const std::string* const none = new std::string;  // never destroyed
+  const std::string* const reason = reason_.load(std::memory_order_acquire);
+  return reason == nullptr ? *none : *reason;
+}
 
 void Counter::wake() {
   if (sleepers.load(std::memory_order_seq_cst) != 0)

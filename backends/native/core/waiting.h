@@ -8,25 +8,32 @@
 
 namespace hvkeras {
 
-// A collective cannot be completed; the message is for the user.
+// A collective cannot be completed; the message is for the user. It is never empty, which means success.
 struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Failure(const std::string& text) : std::runtime_error(text.empty() ? "the cause is unknown" : text) {}
 };
 
-// Ends all waiting of one process, from any thread.
+// What an exception says, which is not empty either.
+std::string message_of(const std::exception& error);
+
+// Ends all waiting of one process, from any thread. The first reason stays.
 class Abort {
  public:
-  void raise(const std::string& reason);
-  bool raised() const { return raised_.load(std::memory_order_acquire); }
-  std::string reason() const;
+  Abort() = default;
+  ~Abort();
+  Abort(const Abort&) = delete;
+  Abort& operator=(const Abort&) = delete;
+
+  void raise(const std::string& reason) noexcept;
+  bool raised() const { return reason_.load(std::memory_order_acquire) != nullptr; }
+  // Never empty, once it is raised.
+  const std::string& reason() const;
   void check() const {  // throws Failure
     if (raised()) throw Failure(reason());
   }
 
  private:
-  std::atomic<bool> raised_{false};
-  std::string reason_;  // written once, before raised_
-  mutable std::atomic_flag writing_ = ATOMIC_FLAG_INIT;
+  std::atomic<const std::string*> reason_{nullptr};  // flag and reason in one: who sees the one has the other
 };
 
 // How long a wait looks before it sleeps. The one that is waited for may need this very core, also where there are as
@@ -41,6 +48,9 @@ struct Patience {
 struct alignas(128) Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
+
+  // Processes share it as bare memory, which begins as zeros, and futexes look at the value.
+  static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
   uint32_t now() const { return value.load(std::memory_order_acquire); }
   bool reached(uint32_t target) const { return static_cast<int32_t>(now() - target) >= 0; }

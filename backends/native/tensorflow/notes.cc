@@ -5,10 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <mutex>
-#include <unordered_map>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "../exported.h"
 #include "wrapped.h"
 
 namespace hvkeras {
@@ -28,7 +31,7 @@ struct Rows {
 struct Kept {
   std::atomic<bool> any{false};
   std::mutex mutex;  // guards the rows
-  std::unordered_map<std::string, Rows> rows;
+  std::map<std::string, Rows, std::less<>> rows;
 };
 
 Kept& kept() {
@@ -53,9 +56,9 @@ void compute(void* kernel, TF_OpKernelContext* context) {
       row.push_back(*static_cast<const double*>(TF_TensorData(number.get())));
     }
     add(*static_cast<std::string*>(kernel), row.data(), row.size());
-  } catch (const Failure& failure) {
+  } catch (const std::exception& failure) {
     const Status status = new_status();
-    TF_SetStatus(status.get(), TF_ABORTED, failure.what());
+    TF_SetStatus(status.get(), TF_ABORTED, message_of(failure).c_str());
     TF_OpKernelContext_Failure(context, status.get());
   }
 }
@@ -96,28 +99,31 @@ void add(const std::string& key, const double* row, size_t columns) {
 }  // namespace notes
 }  // namespace hvkeras
 
-#define EXPORTED __attribute__((visibility("default")))
-
 extern "C" {
 
 // Keeps the latest `capacity` rows of a key from now on; a key that is kept already stays as it is.
-EXPORTED void hvkeras_keep(const char* key, int64_t columns, int64_t capacity) {
-  auto& all = hvkeras::notes::kept();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  hvkeras::notes::Rows& rows = all.rows[key];
-  if (rows.numbers.empty()) {
-    rows.columns = static_cast<size_t>(columns);
-    rows.numbers.resize(static_cast<size_t>(columns * capacity));
-  }
-  all.any.store(true);
+EXPORTED const char* hvkeras_keep(const char* key, int64_t columns, int64_t capacity) {
+  return hvkeras::guarded([&] {
+    auto& all = hvkeras::notes::kept();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.rows.find(std::string_view(key)) == all.rows.end()) {
+      hvkeras::notes::Rows rows;
+      rows.columns = static_cast<size_t>(columns);
+      rows.numbers.resize(static_cast<size_t>(columns * capacity));
+      all.rows.emplace(key, std::move(rows));
+    }
+    all.any.store(true);
+  });
 }
 
 // Copies the rows of a key that is kept, the oldest one first, into as much memory as its capacity needs. Returns how
-// many there were in all; of these the latest are copied.
+// many there were in all; of these the latest are copied. There are none of a key that is not kept.
 EXPORTED int64_t hvkeras_kept(const char* key, double* out) {
   auto& all = hvkeras::notes::kept();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  hvkeras::notes::Rows& rows = all.rows.at(key);
+  const auto found = all.rows.find(std::string_view(key));
+  if (found == all.rows.end()) return 0;
+  hvkeras::notes::Rows& rows = found->second;
   for (int64_t number = std::max<int64_t>(0, rows.count - rows.capacity()); number < rows.count; ++number)
     out = std::copy_n(rows.row(number), rows.columns, out);
   return rows.count;

@@ -174,8 +174,9 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
          });
 }
 
-// The size of a row in bytes.
+// The size of a row in bytes. Only the run of a graph may know that a tensor has no rows.
 size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
+  if (shape.empty()) throw Failure("a tensor that is sent in rows needs a first dimension. Received: a scalar");
   size_t bytes = size_of(type);
   for (size_t place = 1; place < shape.size(); ++place) bytes *= static_cast<size_t>(shape[place]);
   return bytes;
@@ -217,12 +218,14 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   int64_t total = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     if (rows[rank] < 0) throw Failure("splits must not be negative. Received: " + std::to_string(rows[rank]));
+    if (rows[rank] > shape[0] - total) total = -1;  // a sum that wraps might fit again
+    if (total < 0) break;
     rows_to.push_back(static_cast<size_t>(rows[rank]));
     total += rows[rank];
   }
   if (total != shape[0])
-    throw Failure("splits must add up to the first dimension. Received: a sum of " + std::to_string(total) +
-                  ", rows=" + std::to_string(shape[0]));
+    throw Failure("splits must add up to the first dimension. Received: a sum of " +
+                  (total < 0 ? "more" : std::to_string(total)) + ", rows=" + std::to_string(shape[0]));
   submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row, rows_to](Channel& channel) {
     alltoall(channel, in, rows_to, row, [&](const std::vector<size_t>& rows_of_rank) {
       std::vector<int64_t> whole = shape;
@@ -247,8 +250,8 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
   std::vector<int64_t> shape = shape_of(held->tensors[0]);
   const std::string details = text_of(shape);
   const char* const in = data_of(held->tensors[0]);
-  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const size_t row = row_bytes(type, shape) / size_of(type);
+  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const int64_t each = shape[0] / engine->ranks(), more = shape[0] % engine->ranks();
   std::vector<size_t> starts{0};
   for (int rank = 0; rank < engine->ranks(); ++rank) {
@@ -385,8 +388,8 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
   const auto call = std::make_shared<Call>(key.empty() ? key_in(context) : key, context, done);
   try {
     start(*static_cast<Kernel*>(kernel), call);
-  } catch (const Failure& failure) {
-    call->finish(failure.what());
+  } catch (const std::exception& failure) {
+    call->finish(message_of(failure));
   }
 }
 

@@ -8,7 +8,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 
+#include "../exported.h"
 #include "libstdcxx.h"
 #include "wrapped.h"
 
@@ -28,7 +30,7 @@ struct Held {
 struct Refusals {
   std::atomic<size_t> count{0};  // so that what is not refused takes no lock
   std::mutex mutex;
-  std::map<std::string, std::string> texts;
+  std::map<std::string, std::string, std::less<>> texts;
   int holds = 0;
   std::list<Held> held;
 };
@@ -38,7 +40,7 @@ Refusals& refusals() {
   return *only;
 }
 
-bool take(const std::string& key, std::string& text) {
+bool take(std::string_view key, std::string& text) {
   Refusals& all = refusals();
   if (all.count.load(std::memory_order_acquire) == 0) return false;
   const std::lock_guard<std::mutex> lock(all.mutex);
@@ -73,19 +75,19 @@ bool hold(TF_OpKernelContext* context, const void* done, const std::string& text
 // Asynchronous, as a thread that waits could be the one that the others' collectives need.
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   const Status status = new_status();
-  std::string text;
-  if (take(*static_cast<std::string*>(kernel), text)) {
-    if (hold(context, done, text)) return;
-    fail(context, text);
-    return TF_RunAsyncOpKernelDoneCallback(done);
-  }
   try {
-    for (int index = 0; index < TF_NumInputs(context); ++index) {
-      TF_SetOutput(context, index, input_of(context, index).get(), status.get());
-      require_ok(status);
+    std::string text;
+    if (take(*static_cast<std::string*>(kernel), text)) {
+      if (hold(context, done, text)) return;
+      fail(context, text);
+    } else {
+      for (int index = 0; index < TF_NumInputs(context); ++index) {
+        TF_SetOutput(context, index, input_of(context, index).get(), status.get());
+        require_ok(status);
+      }
     }
-  } catch (const Failure& failure) {
-    TF_SetStatus(status.get(), TF_ABORTED, failure.what());
+  } catch (const std::exception& failure) {
+    TF_SetStatus(status.get(), TF_ABORTED, message_of(failure).c_str());
     TF_OpKernelContext_Failure(context, status.get());
   }
   TF_RunAsyncOpKernelDoneCallback(done);
@@ -116,15 +118,15 @@ void register_operation() {
 }  // namespace
 }  // namespace hvkeras
 
-#define EXPORTED __attribute__((visibility("default")))
-
 extern "C" {
 
-EXPORTED void hvkeras_refuse(const char* key, const char* text) {
-  hvkeras::Refusals& all = hvkeras::refusals();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  all.texts[key] = text;
-  all.count.store(all.texts.size(), std::memory_order_release);
+EXPORTED const char* hvkeras_refuse(const char* key, const char* text) {
+  return hvkeras::guarded([&] {
+    hvkeras::Refusals& all = hvkeras::refusals();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.texts[key] = text;
+    all.count.store(all.texts.size(), std::memory_order_release);
+  });
 }
 
 // Holds back the operations that are refused, or (-1) ends that: they fail once it is ended as often as it was begun.

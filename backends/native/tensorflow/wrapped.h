@@ -48,9 +48,9 @@ template <typename Make>
 void* made_or_failed(TF_OpKernelConstruction* construction, Make&& make) {
   try {
     return make().release();
-  } catch (const Failure& failure) {
+  } catch (const std::exception& failure) {
     const Status status = new_status();
-    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, failure.what());
+    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, message_of(failure).c_str());
     TF_OpKernelConstruction_Failure(construction, status.get());
     return nullptr;
   }

@@ -8,13 +8,16 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "../core/engine.h"
+#include "../exported.h"
 #include "../registry.h"
 #include "libstdcxx.h"
 
@@ -37,7 +40,7 @@ class Entries {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++counts_[plan];
   }
-  int64_t of(const std::string& plan) {
+  int64_t of(std::string_view plan) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = counts_.find(plan);
     return found == counts_.end() ? 0 : found->second;
@@ -45,7 +48,7 @@ class Entries {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::string, int64_t> counts_;
+  std::map<std::string, int64_t, std::less<>> counts_;
 };
 
 Entries& entries() {
@@ -111,7 +114,7 @@ void run(const Description& description, std::function<void(Channel&)> body,
     waiting->done = true;
     waiting->changed.notify_one();
   };
-  engine_of(description.number("group"))->submit(std::move(request));  // not kept: the last owner ends the engine
+  engine_of(description.number("group"))->submit(std::move(request));
   std::unique_lock<std::mutex> lock(waiting->mutex);
   waiting->changed.wait(lock, [&] { return waiting->done; });
   if (!waiting->error.empty()) throw Failure(waiting->error);
@@ -232,7 +235,7 @@ void host_function(void* out, const void** in, const char* text, size_t length, 
     *reinterpret_cast<int32_t*>(outs[results - 1]) = 0;
     call(outs, in, description);
   } catch (const std::exception& error) {
-    status->set(error.what());
+    status->set(message_of(error).c_str());
   }
 }
 
@@ -297,8 +300,6 @@ void register_all(const char* path) {
 }  // namespace
 }  // namespace hvkeras
 
-#define EXPORTED __attribute__((visibility("default")))
-
 extern "C" {
 
 // Makes the collectives known to the XLA in TensorFlow's library at `path`. Returns nullptr, or why it cannot be; later
@@ -309,7 +310,7 @@ EXPORTED const char* hvkeras_register_xla(const char* path) {
       hvkeras::register_all(path);
       return nullptr;
     } catch (const std::exception& error) {
-      return new std::string(error.what());
+      return new std::string(hvkeras::message_of(error));
     }
   }();
   return reason == nullptr ? nullptr : reason->c_str();

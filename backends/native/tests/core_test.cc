@@ -1,6 +1,7 @@
 // Ranks as threads of one process, which is what the sanitizers can look into; or as processes, for the time it takes.
 //
 //   core_test check [seconds]     thousands of mixed collectives in unlike orders, every result compared
+//   core_test many                a thousand ranks on one host
 //   core_test time [ranks]        allreduce at several sizes
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "../core/bell.h"
@@ -324,6 +326,258 @@ void check(const std::vector<int>& host_of, const Costs& costs, double seconds) 
   std::printf("%d ranks on %d hosts: %d collectives right\n", ranks, machines.placement.hosts(), collectives.load());
 }
 
+// Runs a body for each of so many ranks of one host, in threads, with slots as groups have them.
+template <typename Body>
+void on_one_host(int ranks, Body&& body) {
+  const size_t slot = Channel::slot_bytes_for(ranks), bytes = Channel::bytes(ranks, slot);
+  void* const memory = shared_memory(bytes);
+  const Abort abort;
+  std::vector<std::thread> all;
+  for (int rank = 0; rank < ranks; ++rank) {
+    all.emplace_back([&, rank] {
+      Channel channel(memory, rank, ranks, slot, {1, 0}, abort);
+      body(channel, static_cast<size_t>(rank));
+    });
+  }
+  for (std::thread& thread : all) thread.join();
+  munmap(memory, bytes);
+}
+
+// Ranks have `before` and `after` each collective a mark around what that may write, which it does not touch.
+struct Guarded {
+  explicit Guarded(size_t bytes) : all(bytes + 2 * kMarks, kMark) {}
+  char* data() { return all.data() + kMarks; }
+  void require_untouched(const std::string& name) const {
+    require(all[kMarks - 1] == kMark && all[all.size() - kMarks] == kMark, name + " writes what is its own");
+  }
+  static constexpr size_t kMarks = 64;  // which leaves elements aligned
+  static constexpr char kMark = 77;
+  std::vector<char> all;
+};
+
+// Sums of ones, and a scattered sum, at so many ranks. In every type the sum is the same bits for the first byte of an
+// element at least, as reducers are checked elsewhere: here it is where they come from and go to that counts.
+void check_reductions(int ranks, Type type) {
+  const size_t size = size_of(type), all = static_cast<size_t>(ranks), count = 3 * all + 1;
+  const std::string name = std::string(name_of(type)) + " on " + std::to_string(ranks) + " ranks";
+  std::vector<char> in(count * size), expected(size);
+  std::vector<const void*> ones(all);
+  for (size_t byte = 0; byte < in.size(); ++byte) in[byte] = static_cast<char>(byte % size == 0);
+  std::fill(ones.begin(), ones.end(), in.data());
+  reducer_of(type, Reduction::kSum)(expected.data(), ones.data(), ranks, 1, 1.0, 1.0);
+  const auto require_sums = [&](Guarded& out, size_t elements, const std::string& what) {
+    for (size_t place = 0; place < elements; ++place)
+      require(std::memcmp(out.data() + place * size, expected.data(), size) == 0, name + ", " + what);
+    out.require_untouched(name + ", " + what);
+  };
+  on_one_host(ranks, [&](Channel& channel, size_t rank) {
+    Guarded out(count * size);
+    allreduce(channel, Spans({{in.data(), out.data(), count}}, size), type, Reduction::kSum, {});
+    require_sums(out, count, "an allreduce");
+    std::vector<size_t> starts{0};
+    for (size_t to = 0; to < all; ++to) starts.push_back(starts.back() + (to == 0 ? 4 : 3));
+    Guarded part((rank == 0 ? 4 : 3) * size);
+    reducescatter(channel, in.data(), part.data(), starts, type, Reduction::kSum, {});
+    require_sums(part, rank == 0 ? 4 : 3, "a reducescatter");
+  });
+}
+
+// Collectives that only move data, at so many ranks.
+void check_moves(int ranks) {
+  const size_t all = static_cast<size_t>(ranks);
+  const std::string name = "on " + std::to_string(ranks) + " ranks, ";
+  on_one_host(ranks, [&](Channel& channel, size_t rank) {
+    const int64_t mine = static_cast<int64_t>(rank);
+    int64_t got = -1;
+    broadcast(channel, reinterpret_cast<const char*>(&mine), reinterpret_cast<char*>(&got), sizeof got, ranks - 1);
+    require(got == ranks - 1, name + "a broadcast");
+    std::vector<int64_t> gathered, rows(all), received;
+    const auto into = [](std::vector<int64_t>& to) {
+      return [&to](const std::vector<size_t>& rows_of_rank) {
+        size_t total = 0;
+        for (const size_t one : rows_of_rank) total += one;
+        to.assign(total, -1);
+        return reinterpret_cast<char*>(to.data());
+      };
+    };
+    allgather(channel, reinterpret_cast<const char*>(&mine), 1, sizeof mine, into(gathered));
+    for (size_t from = 0; from < all; ++from)
+      require(gathered[from] == static_cast<int64_t>(from), name + "an allgather");
+    // Ten rows to the next rank, which do not fit at once, and one to each other.
+    std::vector<size_t> rows_to(all, 1);
+    rows_to[(rank + 1) % all] = 10;
+    rows.assign(all + 9, mine);
+    alltoall(channel, reinterpret_cast<const char*>(rows.data()), rows_to, sizeof mine, into(received));
+    size_t place = 0;
+    for (size_t from = 0; from < all; ++from) {
+      for (size_t row = 0; row < ((from + 1) % all == rank ? 10 : 1); ++row)
+        require(received[place++] == static_cast<int64_t>(from), name + "an alltoall");
+    }
+    require(place == received.size(), name + "an alltoall of no more");
+    barrier(channel);
+  });
+}
+
+// Each kind of collective on a thousand ranks of one host, and every type at the number of ranks from which a part of a
+// slot has not 64 elements of it any more.
+void check_many_ranks(int most) {
+  for (const Type type : {Type::kFloat32, Type::kFloat64, Type::kInt32, Type::kUint8, Type::kInt16, Type::kInt8,
+                          Type::kComplex64, Type::kInt64, Type::kBool, Type::kBfloat16, Type::kUint16,
+                          Type::kComplex128, Type::kFloat16, Type::kUint32, Type::kUint64}) {
+    const size_t size = size_of(type);
+    const int ranks = size == 16 ? 129 : size == 8 ? 182 : size == 4 ? 257 : size == 2 ? 513 : 1025;
+    if (ranks <= most) check_reductions(ranks, type);
+  }
+  if (most >= 1024) check_reductions(1024, Type::kComplex128);
+  check_moves(std::min(most, 1024));
+  require(Channel::slot_bytes_for(5000) >= 5000 * Channel::kLine, "slots have a line for each rank");
+  std::printf("up to %d ranks on one host: right\n", most);
+}
+
+// Whoever sees that a group was aborted has the reason, however many threads abort it at once.
+void check_aborts() {
+  for (int time = 0; time < 2000; ++time) {
+    Abort abort;
+    std::atomic<int> ready{0};
+    std::vector<std::thread> all;
+    for (int number = 0; number < 3; ++number) {
+      all.emplace_back([&] {
+        ++ready;
+        while (ready.load() != 3) {
+        }
+        abort.raise("a reason that is too long for the string itself");
+        require(abort.raised() && abort.reason().size() > 40, "a reason is there with the flag");
+      });
+    }
+    for (std::thread& thread : all) thread.join();
+  }
+  Abort nameless;
+  nameless.raise("");
+  require(!nameless.reason().empty(), "an empty reason would look like success");
+}
+
+// Two ranks on one host, of which this thread uses both.
+struct Pair {
+  explicit Pair(size_t slot = 64 * 1024)
+      : bytes(Engine::bytes(2, slot)),
+        memory(shared_memory(bytes)),
+        ranks{std::make_unique<Engine>(memory, Engine::Shape{0, {0, 1}, slot, true}),
+              std::make_unique<Engine>(memory, Engine::Shape{1, {0, 1}, slot, true})} {}
+  ~Pair() {
+    for (auto& rank : ranks) rank.reset();
+    munmap(memory, bytes);
+  }
+
+  // Hands a request in, whose result comes into `errors` by its name.
+  void submit(int rank, const std::string& name, const std::string& details, std::function<void(Channel&)> run) {
+    auto request = std::make_unique<Request>();
+    request->key = key_of(name);
+    request->details = details;
+    request->run = std::move(run);
+    request->done = [this, rank, name](const std::string& error) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      errors[rank][name] = error;
+      changed.notify_all();
+    };
+    ranks[rank]->submit(std::move(request));
+  }
+  // Has each rank's own thread wait in a collective until `let_go`.
+  void hold() {
+    for (int rank = 0; rank < 2; ++rank)
+      holders[rank] = std::thread([this, rank] {
+        submit(rank, "hold", "", [this](Channel&) {
+          ++held;
+          while (!is_let_go) std::this_thread::yield();
+        });
+      });
+    while (held.load() != 2) std::this_thread::yield();
+  }
+  void let_go() {
+    is_let_go = true;
+    for (std::thread& holder : holders) holder.join();
+  }
+  void await(size_t results) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return errors[0].size() >= results && errors[1].size() >= results; });
+  }
+
+  size_t bytes;
+  void* memory;
+  std::unique_ptr<Engine> ranks[2];
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::string> errors[2];
+  std::thread holders[2];
+  std::atomic<int> held{0};
+  std::atomic<bool> is_let_go{false};
+};
+
+// What comes up while ranks do not read the log, as they are in a long collective.
+void check_engine_that_is_held() {
+  const std::function<void(Channel&)> nothing = [](Channel&) {};
+  {  // more mismatches than there are places for texts: no text is another's
+    constexpr size_t kMany = 100;
+    Pair pair;
+    pair.hold();
+    for (size_t number = 0; number < kMany; ++number) {
+      for (int rank = 0; rank < 2; ++rank)
+        pair.submit(rank, "mismatch " + std::to_string(number), std::to_string(number) + (rank == 0 ? " a" : " b"),
+                    nothing);
+    }
+    pair.let_go();
+    pair.await(kMany + 1);
+    for (auto& errors : pair.errors) {
+      size_t named = 0, unnamed = 0;
+      for (size_t number = 0; number < kMany; ++number) {
+        const std::string &error = errors["mismatch " + std::to_string(number)],
+                          text = std::to_string(number) + " a on rank 0";
+        require(error.find(Matching::kDifferent) != std::string::npos, "a mismatch: " + error);
+        named += error.find(" is " + text) != std::string::npos;
+        unnamed += error.find("were unread") != std::string::npos;
+      }
+      require(named == 64 && unnamed == kMany - 64, "each text is its own: " + std::to_string(named));
+    }
+    pair.submit(0, "later", "c", nothing);
+    pair.submit(1, "later", "d", nothing);
+    pair.await(kMany + 2);
+    require(pair.errors[1]["later"].find(" is c on rank 0") != std::string::npos, "texts that were read make room");
+  }
+  {  // more collectives than the log holds: an error, no wrong order
+    Pair pair;
+    pair.hold();
+    for (uint32_t number = 0; number < Matching::kLog + 2; ++number) {
+      for (int rank = 0; rank < 2; ++rank) pair.submit(rank, std::to_string(number), "", nothing);
+    }
+    pair.let_go();
+    pair.await(Matching::kLog + 3);
+    for (auto& errors : pair.errors)
+      require(errors[std::to_string(Matching::kLog)].find("too many collectives") == 0, "a full log");
+  }
+  {  // closed while a thread is in a collective that another rank never comes to
+    Pair pair;
+    pair.submit(1, "waits", "", [&](Channel&) {
+      while (!pair.is_let_go) std::this_thread::yield();
+    });
+    std::thread waiting([&] { pair.submit(0, "waits", "", [](Channel& channel) { barrier(channel); }); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    pair.ranks[0]->close("it is over");
+    waiting.join();
+    pair.is_let_go = true;
+    pair.await(1);
+    require(pair.errors[0]["waits"] == "it is over", "a closed group: " + pair.errors[0]["waits"]);
+    pair.submit(0, "after it", "", nothing);
+    require(pair.errors[0]["after it"] == "it is over", "after its end");
+  }
+  {  // what is no Failure of ours is an error as well
+    Pair pair;
+    for (int rank = 0; rank < 2; ++rank) pair.submit(rank, "no memory", "", [](Channel&) { throw std::bad_alloc(); });
+    pair.await(1);
+    for (auto& errors : pair.errors)
+      require(errors["no memory"] == "there is no memory left", "out of memory: " + errors["no memory"]);
+  }
+  std::printf("ranks that are held: right\n");
+}
+
 // The leaders of three hosts: the first two measure what messages between them take.
 void check_measuring() {
   ThreadsNetwork network(3);
@@ -398,10 +652,21 @@ int main(int count, char** arguments) {
     time_all(count > 2 ? std::atoi(arguments[2]) : 2);
     return 0;
   }
+  if (what == "many") {
+    check_many_ranks(1025);
+    return 0;
+  }
   const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
   check_halves();
   check_measuring();
   check_paths();
+  check_aborts();
+  check_engine_that_is_held();
+#if defined(__SANITIZE_THREAD__)
+  check_many_ranks(129);  // threads are slow there
+#else
+  check_many_ranks(257);
+#endif
   struct Place {
     std::vector<int> host_of;
     Costs costs = {};

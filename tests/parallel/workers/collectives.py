@@ -10,6 +10,8 @@ import functools
 import gc
 import os
 import sys
+import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,6 +145,43 @@ def exchanges() -> list[str]:
     if rows.numpy().tolist() != [[rank] * 2 for rank in range(size) for _ in range(expected[rank])]:
         wrong.append(f"rows: {rows}")
     return wrong
+
+
+@check
+def shapes_of_any_rank() -> dict[str, Any]:
+    """Collectives in graphs that know nothing of their tensors' shapes; what is no good is refused before any rank."""
+    size, rank = hvd.size(), hvd.rank()
+
+    def of_any(function: Any, *tensors: Any) -> Any:
+        specs = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
+        try:
+            return numbers(tf.function(function, input_signature=specs)(*tensors))
+        except tf.errors.InvalidArgumentError as error:
+            return error.message
+
+    def gradient(tensor: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            squares = tf.reduce_sum(hvd.allgather(tensor) ** 2)
+        return tape.gradient(squares, tensor)
+
+    mine, rows = tf.constant(float(rank)), tf.range(2.0 * size)
+
+    def exchanged(*splits: int) -> Any:
+        return of_any(lambda tensor, given: hvd.alltoall(tensor, given)[0], rows, tf.constant(splits, tf.int64))
+
+    return {
+        "gathered scalar": of_any(hvd.allgather, mine),
+        "gathered rows": of_any(hvd.allgather, tf.fill([rank + 1, 1], mine)),
+        "gradient": of_any(gradient, mine),
+        "exchanged": of_any(hvd.alltoall, rows),
+        "scattered": of_any(lambda tensor: hvd.reducescatter(tensor, op=hvd.Sum), rows),
+        "exchanged scalar": of_any(hvd.alltoall, mine),
+        "scattered scalar": of_any(hvd.reducescatter, mine),
+        "uneven": of_any(hvd.alltoall, tf.range(2.0 * size + 1)) if size > 1 else "the same number of rows",
+        "splits": [exchanged(*[1] * size), exchanged(*[-1] * size), exchanged(*[2**63 - 1] * size),
+                   exchanged(*[2] * (size + 1))],
+    }
 
 
 @check
@@ -630,6 +669,27 @@ def converted() -> list[str]:
               if code.co_filename.startswith(ours))]
 
 
+def removed_meanwhile() -> str:
+    """What a collective raises in a thread when its process set is removed; only the first rank has come to it."""
+    first = hvd.add_process_set([0, 1])
+    raised = ["nothing"]
+
+    def late() -> None:
+        try:
+            hvd.allreduce(tf.ones([3]), name="late", process_set=first)
+        except tf.errors.AbortedError as error:
+            raised[0] = error.message
+
+    thread = threading.Thread(target=late)
+    if hvd.rank() == 0:
+        thread.start()
+        time.sleep(0.5)  # it waits for the other rank by then; if not, it is refused all the same
+    hvd.remove_process_set(first)
+    if hvd.rank() == 0:
+        thread.join(60)
+    return raised[0]
+
+
 @check
 def process_sets() -> dict[str, Any]:
     """Even and odd ranks among themselves."""
@@ -651,6 +711,8 @@ def process_sets() -> dict[str, Any]:
         hvd.allreduce(rank, process_set=other)
     except hvd.UsageError as error:
         found["foreign"] = str(error)
+    if hvd.size() > 2 and os.environ["HVKERAS_BACKEND"] == "native":
+        found["meanwhile"] = removed_meanwhile()
     removed = [hvd.remove_process_set(odd), hvd.remove_process_set(even), hvd.remove_process_set(even)]
     hvd.barrier()
     return {**found, "removed": removed}

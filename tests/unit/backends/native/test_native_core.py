@@ -1,4 +1,6 @@
-"""The C++ core by itself: mixed collectives of up to twelve ranks on up to eleven hosts, under the sanitizers."""
+"""The C++ core by itself: mixed collectives of up to twelve ranks on up to eleven hosts, under the sanitizers; and of a
+thousand ranks on one host.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,24 @@ ROOT = Path(__file__).resolve().parents[4]
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-@pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler")
-@pytest.mark.nightly
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_mixed_collectives_are_right_and_without_races(sanitizer: str, tmp_path: Path) -> None:
-    environment = os.environ | {"PATH": PATH}
-    for command in (["cmake", "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", f"-DSANITIZER={sanitizer}"],
-                    ["cmake", "--build", str(tmp_path), "--target", "core_test"],
-                    [str(tmp_path / "backends/native/core_test"), "check", "4"]):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+pytestmark = [pytest.mark.nightly,
+              pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler")]
+
+
+def printed(folder: Path, sanitizers: str, *arguments: str) -> str:
+    """What the core's test prints, built with these sanitizers."""
+    for command in (["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DSANITIZER={sanitizers}"],
+                    ["cmake", "--build", str(folder), "--target", "core_test"],
+                    [str(folder / "backends/native/core_test"), *arguments]):
+        done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("collectives right") == 12, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_mixed_collectives_are_right_and_without_races(sanitizers: str, tmp_path: Path) -> None:
+    assert printed(tmp_path, sanitizers, "check", "4").count("collectives right") == 12
+
+
+def test_a_thousand_ranks_of_one_host_get_what_is_theirs(tmp_path: Path) -> None:
+    assert "up to 1025 ranks on one host: right" in printed(tmp_path, "", "many")
