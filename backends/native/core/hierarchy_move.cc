@@ -7,6 +7,7 @@ namespace hvkeras::between_hosts {
 namespace {
 
 constexpr size_t kOneHop = 16 * 1024;  // bytes up to which a broadcast goes straight to each host
+constexpr size_t kLeast = 512;         // bytes from rank to rank for which each round of an alltoall has room
 
 // Before data is put into areas: no rank of this host reads there any more.
 void begin(Channel& channel) { channel.exchange(); }
@@ -41,6 +42,8 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
   std::vector<size_t> bytes;
   for (const Spans& part : parts) bytes.push_back(part.count());
   const size_t room = hosts.area_bytes() / bytes.size();
+  if (room == 0)
+    throw Failure("there are too many ranks to gather parts. Received: ranks=" + std::to_string(bytes.size()));
   const size_t most = *std::max_element(bytes.begin(), bytes.end());
   const auto rank_place = [&](size_t round) {
     std::vector<size_t> places(bytes.size() + 1);  // of the ranks' bytes in an area, and the end
@@ -111,6 +114,11 @@ struct Piece {
   size_t from, to, place, bytes;
 };
 
+// What goes in one round of an alltoall: to so many ranks behind each sender, from the first, so many bytes of each.
+struct Part {
+  size_t first, width, done, room;
+};
+
 // The pieces of one round that one host has to do with, one other host's after the other.
 struct Pieces {
   std::vector<Piece> all;
@@ -118,13 +126,15 @@ struct Pieces {
 
   // All pieces between the ranks of two hosts; the same order on both of them.
   void add(const std::vector<int>& senders, const std::vector<int>& receivers,
-           const std::vector<std::vector<size_t>>& bytes, size_t done, size_t room) {
+           const std::vector<std::vector<size_t>>& bytes, const Part& part) {
     size_t place = starts.back();
     for (const int sender : senders) {
       for (const int receiver : receivers) {
         const size_t from = static_cast<size_t>(sender), to = static_cast<size_t>(receiver);
-        all.push_back({from, to, place, length_of(bytes[from][to], done, room)});
-        place += all.back().bytes;
+        if ((to + bytes.size() - from) % bytes.size() - part.first >= part.width) continue;
+        const size_t length = length_of(bytes[from][to], part.done, part.room);
+        if (length != 0) all.push_back({from, to, place, length});
+        place += length;
       }
     }
     starts.push_back(place);
@@ -230,13 +240,16 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
     starts_out.push_back(starts_out.back() + bytes[rank][me]);
   }
   char* const out = allocate(rows_from);
-  const size_t room = hosts.area_bytes() / (ranks * placement.most_on_a_host());
-  if (room == 0) throw Failure("there are too many ranks for an alltoall. Received: ranks=" + std::to_string(ranks));
+  // A round has room for what each rank sends to so many others, and as much from as many.
+  const size_t most_here = placement.most_on_a_host();
+  const size_t width = std::clamp(hosts.area_bytes() / (most_here * kLeast), size_t{1}, ranks);
+  const size_t room = hosts.area_bytes() / (most_here * width), chunks = divided_up(most, room);
+  const auto part_of = [&](size_t round) { return Part{round / chunks * width, width, round % chunks * room, room}; };
   const std::vector<int>& here = placement.ranks_on[static_cast<size_t>(hosts.host())];
   const auto pieces_of = [&](size_t round, bool are_sent) {
     Pieces pieces;
     for (const std::vector<int>& there : placement.ranks_on)
-      pieces.add(are_sent ? here : there, are_sent ? there : here, bytes, round * room, room);
+      pieces.add(are_sent ? here : there, are_sent ? there : here, bytes, part_of(round));
     return pieces;
   };
   const auto outgoing = [&](size_t round) { return hosts.area(2 * (round % kExchangePlaces)); };
@@ -244,12 +257,12 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   Tickets started[kExchangePlaces];
   begin(channel);
   in_flight(
-      divided_up(most, room), 0, kExchangesReadAfter,
+      divided_up(ranks, width) * chunks, 0, kExchangesReadAfter,
       [&](size_t round) {
         const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
         for (const Piece& piece : sent.all) {
-          if (piece.from == me && piece.bytes != 0)
-            copy(outgoing(round) + piece.place, in + starts_in[piece.to] + round * room, piece.bytes);
+          if (piece.from == me)
+            copy(outgoing(round) + piece.place, in + starts_in[piece.to] + part_of(round).done, piece.bytes);
         }
         channel.exchange();
         if (!hosts.leads()) return;
@@ -264,13 +277,13 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
         const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
         finish(hosts, started[round % kExchangePlaces]);
         for (const Piece& piece : received.all) {
-          if (piece.to != me || piece.bytes == 0) continue;
+          if (piece.to != me) continue;
           const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
           // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
           const char* const place =
               is_local ? outgoing(round) + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
                        : incoming(round) + piece.place;
-          copy(out + starts_out[piece.from] + round * room, place, piece.bytes);
+          copy(out + starts_out[piece.from] + part_of(round).done, place, piece.bytes);
         }
       });
 }

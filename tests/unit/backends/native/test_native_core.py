@@ -32,7 +32,7 @@ def printed(folder: Path, sanitizers: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_mixed_collectives_are_right_and_without_races(sanitizers: str, tmp_path: Path) -> None:
-    assert printed(tmp_path, sanitizers, "check", "4").count("collectives right") == 12
+    assert printed(tmp_path, sanitizers, "check", "4").count("collectives right") == 13
 
 
 def test_a_thousand_ranks_of_one_host_get_what_is_theirs(tmp_path: Path) -> None:
