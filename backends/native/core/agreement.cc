@@ -44,6 +44,7 @@ struct Agreement::Notice {
     std::memcpy(&head, message.data(), sizeof head);
     const char* const text = message.data() + sizeof head;
     if (head.text_bytes > message.size() - sizeof head) throw Failure("a message of another host is cut off");
+    if (head.kind > kPart) throw Failure("a message of another host is of no kind that this version knows");
     const std::string said(text, head.text_bytes);
     return {static_cast<Kind>(head.kind),
             {head.key, head.details_hash, head.rank, head.is_error != 0 ? "" : said, head.is_error != 0 ? said : ""},
@@ -193,6 +194,7 @@ void Agreement::settle_mixed(const Key& key) {
 
 // Throws away a part, now or when it comes.
 void Agreement::drop(const Key& key, int host) {
+  if (host >= hosts_) throw Failure("a message of another host names one that is not in the job");
   Offered& all = offered(key);
   std::deque<Notice>& notices = all.from[static_cast<size_t>(host)];
   if (notices.empty()) {
