@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
+import dataclasses
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class, backend_for_strategies
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Backend, Start
-from hvkeras.backends.standby import StandbyBackend
+from hvkeras.backends.refusing import ForkedBackend, StandbyBackend
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
@@ -24,6 +23,7 @@ from hvkeras.control.rendezvous import connect
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.host.cores import limit_threads, usable_cores
+from hvkeras.host.forks import at_exit, at_script_end, call_in_children, end_without_libraries
 from hvkeras.host.gpus import GpuPlacement, seen_gpus, take_gpus
 from hvkeras.host.mpi import crashes_at_exit, finalize_mpi, running_mpi
 from hvkeras.host.network import split_address
@@ -66,6 +66,7 @@ class _Process:
     sessions = 0  # starts of an engine on the present control channel
     requested: str | None = None  # the argument of the last `init()`
     at_exit_registered = False
+    inherited: Any = None  # in a process forked from a rank: the rank's channel and engines, which must not be freed
     survives = False  # see `survive_failures`
     on_terminate: Callable[[], None] | None = None
     start_anew: Callable[[], None] | None = None
@@ -112,6 +113,7 @@ def init(
                                      running=running, backend=backend))
         _add_process_sets(process_sets)
         return
+    _require_own_process()
     open_closed_streams()
     require_tensorflow()
     settings = Settings()
@@ -149,6 +151,7 @@ def init_for_strategy() -> Backend:
     """
     name = backend_for_strategies()
     if not is_initialized():
+        _require_own_process()
         open_closed_streams()
         settings = Settings()
         quiet_engines(settings.log_level)
@@ -321,6 +324,7 @@ def _join_at_start(settings: Settings, requested: str, process_sets: Any) -> Non
 
 def lobby(settings: Settings) -> LobbyClient:
     """Returns this worker's connection to the lobby of its elastic job."""
+    _require_own_process()
     if _Process.lobby is None:
         _Process.lobby = LobbyClient(split_address(settings.run_lobby), settings.secret.encode(), settings.run_worker)
     return _Process.lobby
@@ -494,9 +498,30 @@ def _open_control_channel(launch: Launch, settings: Settings) -> tuple[ControlCh
     if _Process.at_exit_registered:
         return channel, hooks
     _Process.at_exit_registered = True
-    atexit.register(_at_exit)
-    threading._register_atexit(_script_over)  # type: ignore[attr-defined]  # atexit functions run only after threads
+    at_exit(_at_exit)
+    at_script_end(_script_over)
     return channel, hooks
+
+
+def _require_own_process() -> None:
+    if _Process.inherited is not None:
+        raise UsageError(explain("Only a rank's own process can join a job, not one that it has forked",
+                                 "call init() and what communicates in the rank's own process"))
+
+
+def _in_child() -> None:
+    """Makes a process that was forked from a rank none: it knows its rank, and takes no part in the job."""
+    channel, lobby_client = _Process.channel, _Process.lobby
+    if channel is None and lobby_client is None and _Process.inherited is None:
+        return
+    end_without_libraries()
+    if is_initialized() and _Process.inherited is None:
+        job, entries = current_job(), type(current_job().entries)()
+        entries.backend = backend = ForkedBackend(job.backend)
+        replace_job(dataclasses.replace(job, backend=backend, entries=entries, control=None, hooks=None))
+    _Process.inherited = channel, lobby_client, _Process.hooks, _Process.entries, _Process.engines, _Process.inherited
+    _Process.channel = _Process.hooks = _Process.entries = _Process.lobby = _Process.exit_watch = None
+    _Process.engines = {}
 
 
 def _set_deadlines(channel: ControlChannel, hooks: FailureHooks, launch: Launch, settings: Settings) -> None:
@@ -533,4 +558,5 @@ def _script_over() -> None:
         _Process.channel.client.script_ended()
 
 
+call_in_children(_in_child)
 exclude_from_autograph(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import os
@@ -16,6 +17,7 @@ from hvkeras.backends.horovod.connections import Connections
 from hvkeras.backends.horovod.rendezvous import DYNAMIC_SETS, GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.host.forks import detach_in_children
 from hvkeras.host.mpi import before_mpi_ends, mpi_world
 
 if TYPE_CHECKING:
@@ -54,6 +56,12 @@ class HorovodBackend(Backend):
         self._connections = Connections()
         self._variables: dict[str, str] = {}  # environment variables that Horovod reads whenever it connects ranks
         self._size = 1
+        detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Keeps the end of a forked process from shutting down the rank's Horovod: both watch the same connections."""
+        if self._horovod is not None:
+            atexit.unregister(self._horovod.shutdown)
 
     @classmethod
     def availability(cls) -> Availability:

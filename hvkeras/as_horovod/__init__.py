@@ -22,6 +22,8 @@ from typing import Any
 
 import wrapt
 
+from hvkeras.host.forks import detach_in_children
+
 SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
@@ -42,6 +44,11 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.lock = threading.RLock()
         self.horovod_modules: dict[str, ModuleType] = {}
         self._specs: dict[str, Any] = {}
+        detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Makes a new lock: another thread may have held it at the moment of the fork."""
+        self.lock = threading.RLock()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
                   target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - Python's parameter

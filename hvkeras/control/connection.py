@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hvkeras.control import wire
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.forks import detach_in_children
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Connection:
         self._sending = threading.Lock()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
+        detach_in_children(self)
         self._seal = self._prove(secret)
         self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
                     "pid": os.getpid()})
@@ -55,6 +57,8 @@ class Connection:
 
     def in_child(self) -> None:
         """Closes a forked process's copy of the connection, which must close when the rank's own process exits."""
+        self._sending, self._closed = threading.Lock(), threading.Event()
+        self._closed.set()
         self._socket.close()
 
     def _prove(self, secret: bytes) -> wire.Seal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Coroutine
@@ -14,6 +15,7 @@ from typing import Any
 from hvkeras.control import wire
 from hvkeras.control.unproven import UnprovenConnections
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.forks import detach_in_children
 
 PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 
@@ -64,10 +66,12 @@ class Connections(abc.ABC):
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()  # of all connections
         self._socket = _listen(host, port, size)
         self._loop = asyncio.new_event_loop()
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._thread = threading.Thread(target=self._run, name="hvkeras-control-server", daemon=True)
+        detach_in_children(self)
 
     @abc.abstractmethod
     def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
@@ -114,6 +118,17 @@ class Connections(abc.ABC):
         """The ranks that have ever been connected."""
         return self.connected | frozenset(self._lost)
 
+    def in_child(self) -> None:
+        """Gives up a forked process's copies of the sockets, which must close when this process exits.
+
+        They are replaced, not closed: closing would make asyncio change what the server's own process listens to.
+        """
+        null = os.open(os.devnull, os.O_RDWR)
+        for each in (self._socket, *(writer.get_extra_info("socket") for writer in list(self._writers))):
+            if each.fileno() >= 0:
+                os.dup2(null, each.fileno(), inheritable=False)
+        os.close(null)
+
     def _request_stop(self) -> None:
         if self._stopping is not None:
             self._stopping.set()
@@ -151,6 +166,7 @@ class Connections(abc.ABC):
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
         member: Member | None = None
         proven = False
         try:
@@ -175,6 +191,7 @@ class Connections(abc.ABC):
             with contextlib.suppress(OSError):
                 await writer.drain()
             writer.close()
+            self._writers.discard(writer)
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Seal:
         challenge = wire.nonce()

@@ -36,6 +36,11 @@ class Exchange(Connection):
         self._asking: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
         super().__init__(connected, secret, introduction)
 
+    def in_child(self) -> None:
+        """Closes a forked process's copy of the connection, which must close when the rank's own process exits."""
+        self._changed = threading.Condition()
+        super().in_child()
+
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
         describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,

@@ -90,6 +90,11 @@ class LobbyClient(Connection):
         self._threads = [thread]
         thread.start()
 
+    def in_child(self) -> None:
+        """Closes a forked process's copy of the connection, which must close when the worker's own process exits."""
+        self._changed, self._ended = threading.Condition(), True
+        super().in_child()
+
     @property
     def hosts_changed(self) -> bool:
         """Whether workers wait to join, or must leave, at the next commit."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hvkeras.elastic.commits import CommitFile
 from hvkeras.errors import PeerError
 from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.host.forks import at_exit
 from hvkeras.job.state import Job, current_job
 
 
@@ -35,7 +35,7 @@ def remove_commits_at_exit(job: Job) -> None:
 
     A failed job may be restarted from them. Under `hvkeras run`, the launcher removes them if it can.
     """
-    atexit.register(_remove_commits, job, Path(job.settings.elastic_dir).absolute())
+    at_exit(_remove_commits, job, Path(job.settings.elastic_dir).absolute())
 
 
 def say_on_rank_0(text: str) -> None:

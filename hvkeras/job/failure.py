@@ -28,7 +28,8 @@ from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
 from hvkeras.errors import PeerError
 from hvkeras.host.console import say_last
 from hvkeras.host.error_text import summary
-from hvkeras.job.signals import Forks, SignalWatch
+from hvkeras.host.forks import detach_in_children
+from hvkeras.job.signals import SignalWatch
 
 INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
 ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
@@ -76,6 +77,8 @@ class FailureHooks:
         self._previous_thread_hook = threading.excepthook
         self._previous_exit = sys.exit
         self._signals: SignalWatch | None = None
+        self._is_copy = False  # in a forked process
+        detach_in_children(self)
 
     def install(self) -> None:
         """Installs the hooks; those for signals only when called from the main thread."""
@@ -86,19 +89,15 @@ class FailureHooks:
             self._signals = SignalWatch(self._on_signal)
             self._signals.install()
         self._client.on_told = self._told_to_end
-        Forks.hooks = self
 
     def in_child(self) -> None:
         """Removes all hooks in a forked process, such as one that loads data: it is not a rank."""
-        if self._signals is not None:
-            self._signals.in_child()
-            self._signals = None
+        self._is_copy = True
+        self._signals = None  # which has removed itself
         self.uninstall()
-        self._client.in_child()
 
     def uninstall(self) -> None:
         """Restores the previous hooks wherever ours are still in place."""
-        Forks.hooks = None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
         if threading.excepthook == self._on_thread_exception:
@@ -172,6 +171,9 @@ class FailureHooks:
         self._previous_exit(code)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._is_copy:  # the program's own hook has called this one
+            self._previous_hook(kind, error, trace)
+            return
         self._unwinding.set()
         cause = self._client.cause
         if cause is None and self._is_echo(error):
@@ -195,7 +197,8 @@ class FailureHooks:
     def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
         """Suppresses tracebacks of threads whose collectives the job's end aborted; the exit report says why."""
         error = arguments.exc_value
-        if error is None or self._show_secondary or not self._is_echo(error) or self._client.cause is None:
+        shows = self._is_copy or self._show_secondary
+        if error is None or shows or not self._is_echo(error) or self._client.cause is None:
             self._previous_thread_hook(arguments)
 
     def end_after_notice(self, is_told: bool, saved: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from hvkeras.host.console import say
+from hvkeras.host.forks import detach_in_children
 from hvkeras.job.state import current_job, is_initialized
 from hvkeras.settings import Settings
 
@@ -44,6 +45,13 @@ class Notice:
         elif (threading.current_thread() is threading.main_thread()
               and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL):
             self._previous, self._listens = signal.signal(signal.SIGTERM, lambda *_: self._receive()), True
+            detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Lets SIGTERM end a forked process, such as one that loads data."""
+        if self._listens and self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+        self._listens = False
 
     def forget(self) -> None:
         """Ends listening; a notice that came too late to save ends this process when its time is over."""

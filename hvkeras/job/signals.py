@@ -1,19 +1,13 @@
-"""Signals that a rank must notice while it waits inside an engine, and forked processes, which are not ranks."""
+"""Signals that a rank must notice while it waits inside an engine."""
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
-from typing import Any, Protocol
+from typing import Any
 
-
-class Hooks(Protocol):
-    """The hooks that a forked process removes."""
-
-    def in_child(self) -> None:
-        """Removes all hooks in a forked process."""
+from hvkeras.host.forks import detach_in_children
 
 
 class SignalWatch:
@@ -31,6 +25,7 @@ class SignalWatch:
         self._thread: threading.Thread | None = None
         self._terminate: Any = None
         self._own_terminate = False
+        detach_in_children(self)
 
     def install(self) -> None:
         """Starts watching, unless the program already has its own wake-up file descriptor."""
@@ -88,30 +83,3 @@ class SignalWatch:
 
 def _do_nothing(number: int, frame: Any) -> None:
     """Python's handler for SIGTERM: does nothing, since the watching thread ends the process."""
-
-
-class Forks:
-    """Keeps a forked process, such as one that loads data, from acting as its rank."""
-
-    hooks: Hooks | None = None
-    _mask: Any = ()
-
-    @classmethod
-    def before(cls) -> None:
-        """Blocks signals until the child has removed the hooks."""
-        cls._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-
-    @classmethod
-    def after_in_parent(cls) -> None:
-        """Unblocks the signals."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
-
-    @classmethod
-    def after_in_child(cls) -> None:
-        """Removes the hooks, then unblocks the signals."""
-        if cls.hooks is not None:
-            cls.hooks.in_child()
-        signal.pthread_sigmask(signal.SIG_SETMASK, cls._mask)
-
-
-os.register_at_fork(before=Forks.before, after_in_parent=Forks.after_in_parent, after_in_child=Forks.after_in_child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -22,6 +21,7 @@ from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
 from hvkeras.host.console import prints_at, say, say_last, silence_engines
 from hvkeras.host.error_text import summary
+from hvkeras.host.forks import at_exit
 from hvkeras.host.grpc_ports import held_port
 from hvkeras.host.network import split_address
 from hvkeras.job.signals import SignalWatch
@@ -148,7 +148,7 @@ class Chief:
         self._signals.uninstall()
         self._ended.set()
         if error is not None:
-            atexit.register(silence_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
+            at_exit(silence_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"

@@ -11,7 +11,6 @@ tape, so custom training loops are counted like `fit`. All times are those of `h
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvkeras import compat
 from hvkeras.host.error_text import summary
+from hvkeras.host.forks import at_exit, call_in_children
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.profiling import spans
 from hvkeras.profiling.rank_recorder import Recorder
@@ -58,7 +58,7 @@ def start(job: Job) -> None:
     if folder is None and job.settings.trace_steps is None:
         return
     if not _recorders:
-        atexit.register(finish)
+        at_exit(finish)
     rank, size = job.topology.rank, job.topology.size
     if rank == 0 and folder is not None:
         remove(folder, since=size)
@@ -179,6 +179,16 @@ def finish(ended: str | None = None) -> None:
         recorder.write_report(patient=ended is None)
     elif ended is not None and _recorders:
         _recorders[-1].amend(ended)
+
+
+def _in_child() -> None:
+    """Leaves the record to the process that a child was forked from."""
+    global _recording  # noqa: PLW0603 - a process belongs to one job
+    _recording = None
+    _recorders.clear()
+
+
+call_in_children(_in_child)
 
 
 def _ending() -> str:

@@ -13,10 +13,19 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs
 from hvkeras.cpp_library import loading
+from hvkeras.host.forks import call_in_children
 from hvkeras.records.record import Array
 
 _numbers = itertools.count()
 _lock = threading.RLock()  # of all that Python appends: callbacks have rings and may be copied, but locks cannot be
+
+
+def _in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread may have held it at the moment of the fork
+    _lock = threading.RLock()
+
+
+call_in_children(_in_child)
 
 
 class Rows(NamedTuple):

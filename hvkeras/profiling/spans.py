@@ -27,6 +27,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.backends.capabilities import RecordsTimes
 from hvkeras.compat import graphs
+from hvkeras.host.forks import call_in_children
 from hvkeras.profiling.ring_buffer import NativeRing, PythonRing, Ring, Rows, Track, ring
 
 if TYPE_CHECKING:
@@ -120,6 +121,14 @@ _updates: dict[str, Collective] = {}  # the tracks of optimizers' updates, by th
 _lock = threading.RLock()  # a signal handler may write the record amid an eager collective
 _outside = PythonRing(3, 16 * CAPACITY)  # begin, end, and the place in `_contents`
 _contents: dict[Content, int] = {}
+
+
+def _in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread may have held it at the moment of the fork
+    _lock = threading.RLock()
+
+
+call_in_children(_in_child)
 
 
 def collectives() -> dict[str, Collective]:

@@ -10,7 +10,6 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import threading
@@ -18,6 +17,7 @@ import time
 from typing import IO, Any
 
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.forks import at_exit, call_in_children
 from hvkeras.job.state import current_job
 from hvkeras.profiling import spans
 from hvkeras.profiling.ring_buffer import Reader
@@ -110,7 +110,7 @@ class Timeline:
         self._write()
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-timeline", daemon=True)
         self._writer.start()
-        atexit.register(self.close)
+        self._forget_exit = at_exit(self.close)
 
     def add(self, label: str, operation: str, began: int, ended: int, size: int | None) -> None:
         """Adds a collective.
@@ -146,7 +146,7 @@ class Timeline:
                 self._note({"name": f"{count} {what}", "ph": "i", "s": "g", "tid": 0, "ts": time.time_ns() / 1000})
         self._write()
         self._file.close()
-        atexit.unregister(self.close)
+        self._forget_exit()
 
     def _note(self, event: dict[str, Any]) -> None:
         self._events.append({"pid": self._rank, **event})
@@ -178,4 +178,13 @@ class Timeline:
 
 
 _running: Timeline | None = None
+
+
+def _in_child() -> None:
+    """Leaves the timeline to the process that a child was forked from."""
+    global _running  # noqa: PLW0603 - a process has one timeline
+    _running = None
+
+
+call_in_children(_in_child)
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from hvkeras.host.forks import detach_in_children
+
 TRAIN, TEST, PREDICT = "train", "test", "predict"
 _TRACING = "func_graph_from_py_func"  # TensorFlow's function in whose frame tracing happens
 _FETCHING = os.path.join("data", "ops", "iterator_ops.py")  # TensorFlow's file in which eager code waits for a batch
@@ -238,6 +240,13 @@ class _CollectorOff:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._was_on = False
+        detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Undoes what another thread was about to undo at the moment of the fork."""
+        if self._lock.locked() and self._was_on:
+            gc.enable()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         self._lock.acquire()

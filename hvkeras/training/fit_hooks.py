@@ -19,6 +19,7 @@ from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import optimizer
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import prints_at, say
+from hvkeras.host.forks import call_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.state import current_job, is_initialized, job_number
 from hvkeras.profiling import recorder, timeline
@@ -58,6 +59,14 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _Calls.alone -= 1
+
+
+def _in_child() -> None:
+    """Lets a process that a rank has forked call `fit` and `evaluate` alone."""
+    _Calls.alone += 1
+
+
+call_in_children(_in_child)
 
 
 def install() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -186,6 +187,30 @@ def test_a_rank_that_outlives_its_script_is_named_with_its_threads_and_ends_the_
     assert re.search(rf"{name} \(HVKERAS_STALL_SHUTDOWN sets the limit\); the job ends", last_line(said))
     if launcher == "mpirun":  # whose first rank serves, and waits for the other
         assert re.search(rf"rank 0 on \S+ ends because {name}", last_line(outcome.stderr(0)))
+
+
+FORKS = Path(__file__).parent / "workers" / "forks.py"
+
+
+@pytest.mark.parametrize(("launcher", "backend"), [
+    pytest.param("tf_config", "native", marks=pytest.mark.slow),  # rank 0 serves the control channel
+    *(pytest.param("hvkeras_run", backend, marks=pytest.mark.nightly) for backend in ENGINES),
+    pytest.param("mpirun", "horovod", marks=pytest.mark.nightly),
+])
+def test_processes_that_a_rank_forks_end_by_themselves_and_leave_its_job_alone(tmp_path, launcher, backend):
+    env = {"HVKERAS_TIMELINE": str(tmp_path / "timeline-{rank}.json"), "HVKERAS_RECORD": str(tmp_path / "record")}
+    with start_job(launcher, FORKS, np=2, folder=tmp_path, backend=backend, cold=True, deadline=120.0, env=env) as job:
+        outcome = job.wait()
+    for rank in range(2):
+        said = outcome.stdout(rank)
+        ends = {"end": 0, "exit": 30 + rank, "raise": 1, "collective": 0, "init": 0, "shutdown": 0, "again": 0}
+        assert f"ends {ends} after [2.]" in said
+        assert "collective Collectives must be called in a rank's own process, not in one that it has forked" in said
+        assert "again Only a rank's own process can join a job, not one that it has forked" in said
+        assert "again [2.]" in said
+        assert outcome.stderr(rank).count("ValueError: only in a child") == 1
+        assert "ends because" not in outcome.stderr(rank)
+        json.loads((tmp_path / f"timeline-{rank}.json").read_text())
 
 
 @pytest.mark.nightly  # cold: what comes when Python's threads run no more is the end of a process of its own

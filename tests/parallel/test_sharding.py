@@ -177,6 +177,13 @@ def test_forked_processes_end_without_ending_the_job(outcome: Outcome) -> None:
     assert outcome.results("forked_process") == [-signal.SIGTERM] * len(outcome.results("forked_process"))
 
 
+def test_forked_processes_know_their_rank_and_are_none(outcome: Outcome) -> None:
+    found = outcome.results("forked_pool")
+    assert [rank["places"] for rank in found] == [[[rank, len(found)]] * 4 for rank in range(len(found))]
+    assert all("in a rank's own process" in rank["refusal"] for rank in found)
+    assert [rank["failing"] for rank in found] == [5] * len(found)
+
+
 @pytest.mark.slow
 def test_predictions_are_those_of_one_process(outcome: Outcome) -> None:
     for found in outcome.results("predictions"):

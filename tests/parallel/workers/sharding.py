@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from hvkeras.job.state import current_job
 
 keras: Any = tf.keras
 Dataset = tf.data.Dataset
@@ -312,6 +314,37 @@ def forked_process() -> int | None:
     process.terminate()
     process.join(timeout=10)
     return process.exitcode
+
+
+@check
+def forked_pool() -> dict[str, Any]:
+    """What a pool of forked processes returns, though threads of the rank hold hvkeras's locks when they are forked."""
+    connection = current_job().control
+    with connection._sending, connection._changed:
+        pool = multiprocessing.get_context("fork").Pool(2)
+        failing = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
+        failing.start()
+    failing.join(timeout=20)
+    with pool:
+        places = pool.starmap_async(where, [()] * 4).get(timeout=20)
+        refusal = pool.apply_async(refused).get(timeout=20)
+        pool.close()
+        pool.join()
+    return {"places": places, "refusal": refusal, "failing": failing.exitcode}
+
+
+def where() -> list[int]:
+    """This process's rank and the number of ranks."""
+    return [hvd.rank(), hvd.size()]
+
+
+def refused() -> str:
+    """What a collective says in a forked process."""
+    try:
+        hvd.broadcast_object(1)
+    except hvd.UsageError as error:
+        return str(error)
+    return ""
 
 
 def small_model(fail: bool = False) -> Any:

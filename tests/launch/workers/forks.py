@@ -1,0 +1,63 @@
+"""Forks a process for each way in which one may end, prints how each has ended, and reduces once more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import hvkeras as hvd
+
+WAYS = ("end", "exit", "raise", "collective", "init", "shutdown", "again")
+WITHIN = 30.0  # seconds for a child to end
+
+
+def end_of(pid: int) -> int | str:
+    """Returns a child's exit code."""
+    deadline = time.monotonic() + WITHIN
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hung"
+
+
+def in_child(way: str) -> None:
+    """What a child does before its script ends."""
+    if way == "exit":
+        sys.exit(10 + hvd.rank() + 10 * hvd.size())
+    if way == "raise":
+        raise ValueError("only in a child")
+    try:
+        if way == "collective":
+            hvd.allreduce([1.0], name="in a child")
+        if way == "init":
+            hvd.init()
+        if way in ("shutdown", "again"):
+            hvd.shutdown()
+        if way == "again":
+            hvd.init()
+    except hvd.UsageError as error:
+        print(way, error, flush=True)
+
+
+hvd.init()
+hvd.allreduce([1.0], name="before")
+ends = {}
+for way in WAYS:
+    if not (pid := os.fork()):
+        in_child(way)
+        break
+    ends[way] = end_of(pid)
+else:
+    print("ends", ends, "after", hvd.allreduce([1.0], op=hvd.Sum, name="after").numpy(), flush=True)
+    hvd.shutdown()
+    if not os.fork():
+        sys.exit(3)
+    os.wait()
+    hvd.init()
+    print("again", hvd.allreduce([1.0], op=hvd.Sum, name="again").numpy(), flush=True)
