@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+_ERROR = 10_000  # characters of an error, at its beginning, that are sent
+_TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
+
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
@@ -37,8 +40,8 @@ class Cause:
         return f"{who} {self.error}"
 
     def to_message(self) -> dict[str, Any]:
-        """The cause as plain data."""
-        return dataclasses.asdict(self)
+        """The cause as plain data, without the middle of what is too long."""
+        return {**dataclasses.asdict(self), "error": self.error[:_ERROR], "traceback": self.traceback[-_TRACEBACK:]}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Cause:

@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.progress_watch import Watch, steps_of
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
+from hvkeras.host.error_text import summary
 from hvkeras.host.network import host_identity
 from hvkeras.progress import activity, location
 
@@ -183,7 +185,11 @@ class ControlClient(Exchange):
     def _listen(self) -> None:
         try:
             while True:
-                self._handle(self._read())
+                message = self._read()
+                try:
+                    self._handle(message)
+                except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+                    self._fail_with(f"at a message ({message.get('type')})", error)
         except (OSError, wire.ProofError, ValueError):
             if not self._closed.is_set() and not self.detached:
                 self._server_lost("ended unexpectedly (killed, crashed, or out of memory)", "lost")
@@ -266,6 +272,19 @@ class ControlClient(Exchange):
         self._may_exit.set()
 
     def _send_beats(self) -> None:
+        try:
+            self._beat_until_closed()
+        except Exception as error:  # noqa: BLE001 - else this rank would count as silent
+            self._fail_with("in its heartbeat", error)
+
+    def _fail_with(self, what: str, error: Exception) -> None:
+        """Ends the job for a fault of hvkeras in a thread of the control channel."""
+        text, me = "".join(traceback.format_exception(error)), self.introduction
+        say(f"the control channel has failed {what}\n{text}")
+        self.fail(Cause("exception", me.rank, me.host, os.getpid(),
+                        f"failed in the control channel {what} with {summary(error)}", text))
+
+    def _beat_until_closed(self) -> None:
         last = time.monotonic()
         while not self._closed.wait(BEAT_WITH_JOINED_RANKS if self._some_joined else BEAT):
             now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from hvkeras.control import wire
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.forks import detach_in_children
+
+_attempts = itertools.count()  # of this process: a server that stood still meanwhile learns which one is the last
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,11 @@ class Connection:
         detach_in_children(self)
         self._seal = self._prove(secret)
         self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
-                    "pid": os.getpid()})
+                    "pid": os.getpid(), "attempt": next(_attempts)})
         answer = self._read()
         if answer["type"] == "refused":
             raise UsageError(answer["reason"])
+        self._send({"type": "arrived"})
         connected.settimeout(None)
 
     @property
@@ -82,13 +86,16 @@ class Connection:
         return b"".join(parts)
 
     def _read(self) -> wire.Message:
-        length = wire.payload_length(self._exactly(wire.HEADER.size))
-        code = self._exactly(wire.CODE_BYTES)
-        return self._seal.open_frame(code, self._exactly(length))
+        message = None
+        while message is None:
+            header = self._exactly(wire.HEADER.size)
+            code = self._exactly(wire.CODE_BYTES)
+            message = self._seal.open_frame(header, code, self._exactly(wire.payload_length(header)))
+        return message
 
     def _send(self, message: wire.Message) -> None:
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(self._seal.close_frame(message))
+            self._socket.sendall(self._seal.close_frames(message))
 
     def stop_reading(self) -> None:
         """Keeps the connection open until this process exits, so that the server sees when that happens."""

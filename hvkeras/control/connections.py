@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from hvkeras.control import wire
 from hvkeras.control.unproven import UnprovenConnections
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
 
 PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
@@ -30,6 +32,8 @@ class Member:
     writer: asyncio.StreamWriter
     seal: wire.Seal
     seen: float
+    attempt: int = 0  # of its process to connect
+    arrived: bool = False  # it has sent something after its hello
     left: bool = False
     ended: bool = False
     over: bool = False  # its script has ended, and its process is expected to exit
@@ -41,7 +45,7 @@ class Member:
     def send(self, message: wire.Message) -> None:
         """Queues a message; the reading side detects a broken connection."""
         if not self.writer.is_closing():
-            self.writer.write(self.seal.close_frame(message))
+            self.writer.write(self.seal.close_frames(message))
 
 
 class Connections(abc.ABC):
@@ -84,6 +88,19 @@ class Connections(abc.ABC):
     @abc.abstractmethod
     def _lose(self, member: Member) -> None:
         """Handles the end of a member's connection."""
+
+    def _confirm(self, member: Member) -> None:
+        """Handles a member's first message: its process knows that it was admitted."""
+        member.arrived = True
+
+    def _on_fault(self, what: str, error: BaseException) -> None:
+        """Handles an error that is none of a peer's or of the network.
+
+        Args:
+            what: What the server was doing, as the end of a sentence.
+            error: The error.
+        """
+        say(f"a server of hvkeras has failed {what}\n" + "".join(traceback.format_exception(error)))
 
     @abc.abstractmethod
     async def _watch(self) -> None:
@@ -150,6 +167,7 @@ class Connections(abc.ABC):
         self._stopping = asyncio.Event()
         self._listening = server = await asyncio.start_server(self._handle_connection, sock=self._socket)
         watch = asyncio.ensure_future(self._watch())
+        watch.add_done_callback(self._done)
         await self._stopping.wait()
         self._broadcast({"type": "closing"})
         watch.cancel()
@@ -176,13 +194,15 @@ class Connections(abc.ABC):
             proven = True
             self._unproven.proves()
             hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
-            member = self._admit(hello, writer, seal)
+            member = self._admit_latest(hello, writer, seal)
             while member is not None:
-                self._handle(member, await _read(reader, seal))
+                self._receive(member, await _read(reader, seal))
         except asyncio.CancelledError:
             pass  # the server is stopping; asyncio would print the cancellation of a connection's task
-        except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError):
+        except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError):
             pass
+        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+            self._on_fault("while a peer connected", error)
         finally:
             if not proven:
                 self._unproven.fails(writer.get_extra_info("peername"))
@@ -192,6 +212,29 @@ class Connections(abc.ABC):
                 await writer.drain()
             writer.close()
             self._writers.discard(writer)
+
+    def _admit_latest(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
+        """Admits a peer, unless its process has given up this connection and come again, as this server stood still."""
+        first = self._members.get(int(hello["rank"]))
+        if first is not None and (first.host, first.pid) == (hello["host"], hello["pid"]):
+            if hello["attempt"] < first.attempt:
+                return None
+            if not first.arrived:
+                self._lose(first)
+                first.writer.close()
+        member = self._admit(hello, writer, seal)
+        if member is not None:
+            member.attempt = hello["attempt"]
+        return member
+
+    def _receive(self, member: Member, message: wire.Message) -> None:
+        try:
+            if not member.arrived:
+                self._confirm(member)
+            if message["type"] != "arrived":
+                self._handle(member, message)
+        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+            self._on_fault(f"at a message ({message.get('type')}) of rank {member.rank} on {member.host}", error)
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Seal:
         challenge = wire.nonce()
@@ -210,6 +253,11 @@ class Connections(abc.ABC):
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault("beside its connections", error)
 
 
 def _listen(host: str, port: int, size: int) -> socket.socket:
@@ -228,6 +276,9 @@ def _listen(host: str, port: int, size: int) -> socket.socket:
 
 
 async def _read(reader: asyncio.StreamReader, seal: wire.Seal) -> wire.Message:
-    length = wire.payload_length(await reader.readexactly(wire.HEADER.size))
-    code = await reader.readexactly(wire.CODE_BYTES)
-    return seal.open_frame(code, await reader.readexactly(length))
+    message = None
+    while message is None:
+        header = await reader.readexactly(wire.HEADER.size)
+        code = await reader.readexactly(wire.CODE_BYTES)
+        message = seal.open_frame(header, code, await reader.readexactly(wire.payload_length(header)))
+    return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.connection import Connection, Introduction
-from hvkeras.errors import PeerError, explain
+from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
 
 
@@ -59,6 +60,7 @@ class Exchange(Connection):
             The values in rank order; an empty list if the exchange was given up.
 
         Raises:
+            UsageError: The value is too large.
             PeerError: The job ended, or ranks were missing at the deadline; the message names them.
         """
         with self._changed:
@@ -73,6 +75,9 @@ class Exchange(Connection):
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
         describe: Callable[[list[int]], str] | None, given_up: Callable[[], bool] | None,
     ) -> list[Any]:
+        if (size := len(json.dumps(value))) > wire.MAX_PAYLOAD:
+            raise UsageError(explain(f"A value that ranks exchange must take under {wire.MAX_PAYLOAD} bytes",
+                                     "send it as a tensor", key=key, bytes=size))
         start, reported = time.monotonic(), 0.0
         self._send({"type": "put", "key": key, "value": value})
         with self._changed:

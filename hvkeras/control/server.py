@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+import traceback
 from collections.abc import Callable
 
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.connections import Member
 from hvkeras.control.relay import Deadlines, Relay
+from hvkeras.host.error_text import summary
 from hvkeras.host.network import host_identity
 
 TICK = 0.25  # seconds between two checks of the ranks
 FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no rank is late
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
 JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end, and then their processes
+BACK_WITHIN = 10.0  # seconds for a rank to come again that has given up a connection before it was admitted
 ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
 
 
@@ -125,10 +128,20 @@ class ControlServer(Relay):
                 self._end(Cause("setup", None, "", None, refusal))
             return None
         self._members[rank] = member
-        if self.closes_when_complete and len(self._members) == self.size and self._listening is not None:
-            self._listening.close()  # immediately: the port may be the one that TF_CONFIG gives to the engine
         member.send({"type": "welcome"})
         return member
+
+    def _confirm(self, member: Member) -> None:
+        super()._confirm(member)
+        arrived = sum(other.arrived for other in self._members.values())
+        if self.closes_when_complete and arrived == self.size and self._listening is not None:
+            self._listening.close()  # immediately: the port may be the one that TF_CONFIG gives to the engine
+
+    def _on_fault(self, what: str, error: BaseException) -> None:
+        super()._on_fault(what, error)
+        text = "".join(traceback.format_exception(error))
+        self._end(Cause("exception", None, "", None,
+                        f"the control channel's server failed {what} with {summary(error)}", text))
 
     def _handle(self, member: Member, message: wire.Message) -> None:
         member.seen = time.monotonic()
@@ -192,6 +205,20 @@ class ControlServer(Relay):
         if self._members.get(member.rank) is not member:
             return
         del self._members[member.rank]
+        if member.arrived:
+            self._count_as_lost(member)
+        else:
+            self._schedule(self._lose_unless_back(member))
+
+    async def _lose_unless_back(self, member: Member) -> None:
+        """Waits for a rank to come again that gave up a connection: it does so if this server answers too late."""
+        for _ in range(int(BACK_WITHIN / TICK)):  # time in which the server stands still does not count
+            await asyncio.sleep(TICK)
+            if member.rank in self._members or member.rank in self._lost:
+                return
+        self._count_as_lost(member)
+
+    def _count_as_lost(self, member: Member) -> None:
         self._lost[member.rank] = member
         self._count_ends()
         if not member.left and not member.ended and self.cause is None:

@@ -3,7 +3,7 @@
 The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104): each side sends a random
 nonce and proves that it knows the secret with a code over both nonces. The session key is derived from the same
 values. It authenticates every later frame together with its direction and sequence number, so that frames cannot be
-forged, replayed or reordered.
+forged, replayed or reordered. A message that is larger than a frame takes several.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import os
 import struct
 from typing import Any
 
-from hvkeras.errors import PeerError, explain
+from hvkeras.errors import PeerError, UsageError, explain
 
 MAGIC = b"HVK1"
 NONCE_BYTES = 32
 CODE_BYTES = 32
-HEADER = struct.Struct(">I")
-MAX_PAYLOAD = 4 * 1024 * 1024
+HEADER = struct.Struct(">?I")  # whether more frames of the message follow; bytes of the payload
+MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
+MAX_MESSAGE = 64 * MAX_PAYLOAD
 
 Message = dict[str, Any]
 
@@ -65,28 +66,47 @@ class Seal:
         self._labels = (outgoing, incoming)
         self._sent = 0
         self._received = 0
+        self._parts: list[bytes] = []  # of a message whose frames have not all arrived
 
-    def _code(self, label: bytes, number: int, payload: bytes) -> bytes:
-        return hmac.new(self._key, label + struct.pack(">Q", number) + payload, hashlib.sha256).digest()
+    def _code(self, label: bytes, number: int, header: bytes, payload: bytes) -> bytes:
+        return hmac.new(self._key, label + struct.pack(">Q", number) + header + payload, hashlib.sha256).digest()
 
-    def close_frame(self, message: Message) -> bytes:
-        """Seals a message; frames must be sent in the order in which they were sealed."""
-        payload = json.dumps(message).encode()
-        if len(payload) > MAX_PAYLOAD:
-            raise ValueError(f"A control message must be under {MAX_PAYLOAD} bytes. Received: {len(payload)}.")
-        frame = HEADER.pack(len(payload)) + self._code(self._labels[0], self._sent, payload) + payload
-        self._sent += 1
-        return frame
-
-    def open_frame(self, code: bytes, payload: bytes) -> Message:
-        """Verifies and decodes the peer's next frame.
+    def close_frames(self, message: Message) -> bytes:
+        """Seals a message; frames must be sent in the order in which they were sealed.
 
         Raises:
-            ProofError: The frame is not the peer's next one.
+            UsageError: The message is too large.
         """
-        check_proof(code, self._code(self._labels[1], self._received, payload))
+        payload = json.dumps(message).encode()
+        if len(payload) > MAX_MESSAGE:
+            raise UsageError(explain(f"A control message must be under {MAX_MESSAGE} bytes", "send tensors instead",
+                                     type=message.get("type"), bytes=len(payload)))
+        frames = []
+        for start in range(0, len(payload), MAX_PAYLOAD):
+            part = payload[start : start + MAX_PAYLOAD]
+            header = HEADER.pack(start + MAX_PAYLOAD < len(payload), len(part))
+            frames += [header, self._code(self._labels[0], self._sent, header, part), part]
+            self._sent += 1
+        return b"".join(frames)
+
+    def open_frame(self, header: bytes, code: bytes, payload: bytes) -> Message | None:
+        """Verifies the peer's next frame, and decodes the message that it completes.
+
+        Returns:
+            The message; None if more frames of it follow.
+
+        Raises:
+            ProofError: The frame is not the peer's next one, or the message is too large.
+        """
+        check_proof(code, self._code(self._labels[1], self._received, header, payload))
         self._received += 1
-        message: Message = json.loads(payload)
+        self._parts.append(payload)
+        if sum(map(len, self._parts)) > MAX_MESSAGE:
+            raise ProofError(explain(f"A control message must be under {MAX_MESSAGE} bytes"))
+        if HEADER.unpack(header)[0]:
+            return None
+        parts, self._parts = self._parts, []
+        message: Message = json.loads(b"".join(parts))
         return message
 
 
@@ -96,7 +116,7 @@ def payload_length(header: bytes) -> int:
     Raises:
         ProofError: The length is over the limit.
     """
-    length: int = HEADER.unpack(header)[0]
+    length: int = HEADER.unpack(header)[1]
     if length > MAX_PAYLOAD:
-        raise ProofError(explain(f"A control message must be under {MAX_PAYLOAD} bytes", length=length))
+        raise ProofError(explain(f"A frame on the control channel must be under {MAX_PAYLOAD} bytes", length=length))
     return length

@@ -251,7 +251,7 @@ class FailureHooks:
             return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         kind = "timeout" if _timed_out(error) else "exception" if getattr(error, "may_pass", True) else "setup"
-        return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text[-60_000:])
+        return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text)
 
     def _is_echo(self, error: BaseException) -> bool:
         return isinstance(error, PeerError) or _timed_out(error) or any(

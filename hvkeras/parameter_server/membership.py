@@ -94,6 +94,8 @@ class Membership(ControlServer):
         if self._members.get(member.rank) is not member:
             return
         del self._members[member.rank]
+        if not member.arrived:  # it comes again, or is missing
+            return
         self._lost[member.rank] = member
         stopping = self._stopping is not None and self._stopping.is_set()
         if self.cause is not None or stopping or member.left:

@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from hvkeras.control import server as server_module
 from hvkeras.control import unproven, wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
@@ -86,6 +87,82 @@ def test_gather_gives_every_rank_all_values_in_rank_order(channel):
     values = together(*(lambda c=c: c.gather("k", {"me": c.introduction.rank}, 5.0) for c in clients))
     assert values == [[{"me": 0}, {"me": 1}]] * 2
     assert together(*(lambda c=c: c.gather("k", 7, 5.0) for c in clients)) == [[7, 7]] * 2
+
+
+LARGE = "x" * (wire.MAX_PAYLOAD // 2)
+
+
+def test_values_of_all_ranks_may_be_larger_together_than_a_frame(channel):
+    trio = channel(3)
+    clients = [trio.join(rank, 3) for rank in range(3)]
+    values = together(*(lambda c=c: c.gather("k", [c.introduction.rank, LARGE], 20.0) for c in clients))
+    assert values == [[[rank, LARGE] for rank in range(3)]] * 3
+    assert together(*(lambda c=c: c.gather("k", 7, 5.0) for c in clients)) == [[7] * 3] * 3
+
+
+def test_a_value_that_is_too_large_is_refused_where_it_is_made(channel):
+    pair = channel()
+    clients = [pair.join(rank) for rank in range(2)]
+    with pytest.raises(UsageError, match=r"A value that ranks exchange must take .* Received: key='k', bytes=\d+"):
+        clients[0].gather("k", "x" * wire.MAX_PAYLOAD, 5.0)
+    assert together(*(lambda c=c: c.gather("k", 7, 5.0) for c in clients)) == [[7, 7]] * 2
+
+
+def test_heartbeats_may_describe_any_number_of_tensors(channel):
+    pair = channel()
+    first, second = pair.join(0), pair.join(1)
+    names = [f"layer_{number}/{'part/' * 20}kernel" for number in range(40_000)]
+    counts = {f"plan {number}": (number, Described(names[:2] if number else names)) for number in range(20_000)}
+    first.join(Counts(counts))
+    assert together(lambda: first.gather("k", 1, 20.0), lambda: second.gather("k", 1, 20.0)) == [[1, 1]] * 2
+    until(lambda: len(pair.server._waits.plans_of(0)) == len(counts))
+    assert pair.server._waits.plan("plan 0")["names"] == names
+    assert pair.server.cause is None
+
+
+def test_a_fault_of_the_server_or_of_a_client_ends_the_job_under_its_own_name(channel, monkeypatch):
+    for fails in ("server", "client", "heartbeat", "watch"):
+        pair = channel()
+        first, _ = pair.join(0), pair.join(1)
+        if fails == "server":
+            monkeypatch.setattr(pair.server._waits, "come", lambda *_: {}["absent"])
+            with pytest.raises(PeerError, match=r"channel's server failed .*\(put\) of rank 0.* KeyError: 'absent'"):
+                first.gather("k", 1, 5.0)
+        if fails == "client":
+            monkeypatch.setattr(first, "on_involvement", lambda message: int("x"))
+            pair.server._loop.call_soon_threadsafe(pair.server._broadcast, {"type": "involved"})
+        if fails == "heartbeat":
+            monkeypatch.setattr(first, "watch", 7)
+        if fails == "watch":
+            monkeypatch.setattr(pair.server._waits, "check", lambda *_: int("x"))
+        cause = pair.ends.get(timeout=5.0)
+        assert cause.kind == "exception" and cause.traceback, cause
+        assert re.search("KeyError|ValueError|AttributeError", cause.error), cause
+        monkeypatch.undo()
+
+
+class Described:
+    """What a plan of these tensors tells about itself."""
+
+    def __init__(self, names):
+        self._names = names
+
+    def describe(self):
+        return {"label": "gradients", "operation": "allreduce", "ranks": [0, 1], "names": self._names,
+                "kinds": ["float32[1]"] * len(self._names)}
+
+
+class Counts:
+    """Counts of entered plans, as a heartbeat reads them."""
+
+    def __init__(self, counts):
+        self._counts = counts
+
+    def snapshot(self):
+        return self._counts
+
+    def site(self, key):
+        return "train.py:1 in train"
 
 
 def test_gather_names_the_missing_rank(channel):
@@ -167,13 +244,15 @@ def test_frames_cannot_be_changed_replayed_or_reordered():
 
     def parts(frame):
         head = wire.HEADER.size
-        return frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
+        return frame[:head], frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
 
-    first, second = parts(sender.close_frame({"n": 1})), parts(sender.close_frame({"n": 2}))
+    first, second = parts(sender.close_frames({"n": 1})), parts(sender.close_frames({"n": 2}))
     with pytest.raises(wire.ProofError):
         receiver.open_frame(*second)
     with pytest.raises(wire.ProofError):
-        receiver.open_frame(first[0], first[1].replace(b"1", b"3"))
+        receiver.open_frame(*first[:2], first[2].replace(b"1", b"3"))
+    with pytest.raises(wire.ProofError):  # as if more followed
+        receiver.open_frame(b"\1" + first[0][1:], *first[1:])
     assert receiver.open_frame(*first) == {"n": 1}
     with pytest.raises(wire.ProofError):
         receiver.open_frame(*first)
@@ -183,7 +262,7 @@ def test_frames_cannot_be_changed_replayed_or_reordered():
 
 def test_an_absurd_length_is_refused():
     with pytest.raises(wire.ProofError, match="must be under"):
-        wire.payload_length(b"\xff\xff\xff\xff")
+        wire.payload_length(b"\xff" * wire.HEADER.size)
 
 
 def test_two_processes_of_one_rank_end_the_job_naming_both(channel):
@@ -192,6 +271,86 @@ def test_two_processes_of_one_rank_end_the_job_naming_both(channel):
     with pytest.raises(UsageError, match="two processes claim rank 0"):
         pair.join(0)
     assert f"pid {os.getpid()} on host0" in pair.ends.get(timeout=5.0).error
+
+
+def exactly(connected, count):
+    """Reads so many bytes."""
+    data = b""
+    while len(data) < count:
+        data += connected.recv(count - len(data)) or pytest.fail("closed")
+    return data
+
+
+@contextlib.contextmanager
+def giving_up(server, rank, attempt, host=None):
+    """A connection of this process that has sent its hello, and that it gives up before it has read the answer."""
+    with socket.create_connection(server.address, timeout=5.0) as connected:
+        challenge = exactly(connected, len(wire.MAGIC) + wire.NONCE_BYTES)[len(wire.MAGIC) :]
+        own = wire.nonce()
+        connected.sendall(own + wire.proof(SECRET, b"client", challenge, own))
+        exactly(connected, wire.CODE_BYTES)
+        seal = wire.Seal(wire.proof(SECRET, b"session", challenge, own), b"client", b"server")
+
+        def hello():
+            connected.sendall(seal.close_frames({"type": "hello", "rank": rank, "size": 2, "attempt": attempt,
+                                                 "host": host or f"host{rank}", "pid": os.getpid()}))
+        yield hello
+
+
+def until(condition):
+    """Waits until something holds."""
+    for _ in range(100):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("it never holds")
+
+
+@pytest.mark.parametrize("order", ["ended first", "still open", "hello comes late", "last of all"])
+def test_a_rank_may_come_again_when_the_server_stood_still(channel, order):
+    pair = channel()
+    server = pair.server
+    with contextlib.ExitStack() as stack:
+        if order == "last of all":  # the port must be open for it
+            pair.join(0)
+        first_hello = stack.enter_context(giving_up(server, 1, -1))
+        if order != "hello comes late":
+            first_hello()
+            until(lambda: 1 in server.connected)
+        if order == "ended first":
+            stack.close()
+            until(lambda: 1 not in server.connected)
+        if order == "last of all":
+            stack.close()
+        second = pair.join(1)
+        if order == "hello comes late":
+            first_hello()
+            time.sleep(0.2)
+        stack.close()
+        first = pair.clients[0] if order == "last of all" else pair.join(0)
+        assert together(lambda: first.gather("k", 0, 5.0), lambda: second.gather("k", 1, 5.0)) == [[0, 1]] * 2
+        time.sleep(0.5)
+        assert server.cause is None
+
+
+def test_a_rank_that_does_not_come_again_is_lost(channel, monkeypatch):
+    monkeypatch.setattr(server_module, "BACK_WITHIN", 1.0)
+    pair = channel()
+    pair.join(0)
+    with giving_up(pair.server, 1, 0) as hello:
+        hello()
+        until(lambda: 1 in pair.server.connected)
+    cause = pair.ends.get(timeout=10.0)
+    assert (cause.kind, cause.rank) == ("lost", 1)
+
+
+def test_another_process_cannot_take_the_place_of_a_rank_that_comes_again(channel):
+    pair = channel()
+    with giving_up(pair.server, 0, -1, host="elsewhere") as hello:
+        hello()
+        until(lambda: 0 in pair.server.connected)
+        with pytest.raises(UsageError, match="two processes claim rank 0"):
+            pair.join(0)
 
 
 def test_a_rank_with_another_size_is_refused(channel):
@@ -208,6 +367,14 @@ def test_a_failure_reaches_every_rank_with_its_cause(channel):
     clients[1].fail(cause)
     assert [heard.get(timeout=5.0), heard.get(timeout=5.0), pair.ends.get(timeout=5.0)] == [cause] * 3
     assert cause.sentence() == "rank 1 on host1 (pid 42) failed with ValueError: boom"
+
+
+def test_a_cause_may_be_of_any_length(channel):
+    pair = channel()
+    clients = [pair.join(0), pair.join(1)]
+    clients[0].fail(Cause("exception", 0, "host0", 1, "x" * 1_000_000, "y" * 1_000_000 + "the end"))
+    cause = clients[1].wait_for_cause(5.0)
+    assert len(cause.error) < 20_000 and len(cause.traceback) < 100_000 and cause.traceback.endswith("the end")
 
 
 def test_an_echo_of_a_failure_waits_for_the_root_cause(channel):
