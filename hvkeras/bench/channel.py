@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hvkeras.errors import PeerError
+from hvkeras.errors import PeerError, explain
 
 _NAME = "channel"
+_MAX_BYTES = 16 * 1024 * 1024  # of a message
 
 
 class ChannelClosedError(PeerError):
@@ -32,7 +33,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._read = b""
+        self._read = bytearray()
 
     @classmethod
     def to(cls, folder: Path) -> Channel:
@@ -63,7 +64,9 @@ class Channel:
             TimeoutError: No message arrived in time; the call may be repeated.
             ChannelClosedError: The peer has closed the connection.
         """
-        while b"\n" not in self._read:
+        searched = 0
+        while (end := self._read.find(b"\n", searched)) < 0:
+            searched = len(self._read)
             self._connection.settimeout(timeout)
             try:
                 more = self._connection.recv(65536)
@@ -76,7 +79,10 @@ class Channel:
             if not more:
                 raise ChannelClosedError("the other end closed the connection")
             self._read += more
-        text, _, self._read = self._read.partition(b"\n")
+            if len(self._read) > _MAX_BYTES:
+                raise ChannelClosedError(explain(f"A message of a benchmark must be under {_MAX_BYTES} bytes"))
+        text = bytes(self._read[:end])
+        del self._read[: end + 1]
         return json.loads(text)
 
     def close(self) -> None:

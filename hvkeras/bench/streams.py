@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.ranks import Ranks
 from hvkeras.bench.row import Row
-from hvkeras.errors import explain
+from hvkeras.control.proof import accept_proven, prove_to_server
+from hvkeras.control.wire import ProofError
+from hvkeras.errors import PeerError, explain
 
 _CHUNK = 1 << 20  # bytes
 _DEADLINE = 60.0  # seconds without a byte
@@ -41,15 +44,23 @@ class Streams(Participant):
             server = None
             if leads and self._ranks.job.control is not None:
                 server = stack.enter_context(socket.create_server((self._ranks.job.control.local_address, 0)))
-            addresses = self._ranks.gather(None if server is None else list(server.getsockname()[:2]))
+            secret = secrets.token_hex(32)
+            own = None if server is None else [*server.getsockname()[:2], secret]
+            addresses = self._ranks.gather(own)
             if server is None:
                 return
             following = self._leaders[(self._leaders.index(self._ranks.rank) + 1) % len(self._leaders)]
-            self._to = socket.create_connection(tuple(addresses[following]), timeout=_DEADLINE)
-            self._to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            server.settimeout(_DEADLINE)
-            self._from, _ = server.accept()
+            host, port, theirs = addresses[following]
+            connecting = threading.Thread(target=self._connect, args=((host, port), theirs.encode()))
+            connecting.start()  # all hosts connect and accept at the same time
+            try:
+                self._from = accept_proven(server, secret.encode(), _DEADLINE)
+            finally:
+                connecting.join()
             self._from.settimeout(_DEADLINE)
+            if self._to is None:
+                raise PeerError(explain("A stream to the next host must connect", "check the network between the hosts",
+                                        host=host))
         self.run(1)
         self.check()
 
@@ -71,6 +82,14 @@ class Streams(Participant):
         if self._from is not None and self._received != self._runs * self._bytes:
             raise ConnectionError(explain("A stream must carry all bytes", received=self._received,
                                           expected=self._runs * self._bytes))
+
+    def _connect(self, address: tuple[str, int], secret: bytes) -> None:
+        with contextlib.suppress(OSError, ProofError), contextlib.ExitStack() as on_failure:
+            connected = on_failure.enter_context(socket.create_connection(address, timeout=_DEADLINE))
+            prove_to_server(connected, secret)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            on_failure.pop_all()
+            self._to = connected
 
     def _send(self) -> None:
         chunk = memoryview(bytes(_CHUNK))

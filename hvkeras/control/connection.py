@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 
 from hvkeras.control import wire
-from hvkeras.errors import UsageError, explain
+from hvkeras.control.proof import exactly, prove_to_server
+from hvkeras.errors import UsageError
 from hvkeras.host.forks import detach_in_children
 
 _attempts = itertools.count()  # of this process: a server that stood still meanwhile learns which one is the last
@@ -45,7 +46,7 @@ class Connection:
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         detach_in_children(self)
-        self._seal = self._prove(secret)
+        self._seal = prove_to_server(connected, secret)
         self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
                     "pid": os.getpid(), "attempt": next(_attempts)})
         answer = self._read()
@@ -65,32 +66,12 @@ class Connection:
         self._closed.set()
         self._socket.close()
 
-    def _prove(self, secret: bytes) -> wire.Seal:
-        challenge = self._exactly(len(wire.MAGIC) + wire.NONCE_BYTES)
-        if not challenge.startswith(wire.MAGIC):
-            raise wire.ProofError(explain("The address must be hvkeras's control channel",
-                                          "another program listens there", first_bytes=challenge[:8]))
-        server_nonce, client_nonce = challenge[len(wire.MAGIC) :], wire.nonce()
-        self._socket.sendall(client_nonce + wire.proof(secret, b"client", server_nonce, client_nonce))
-        wire.check_proof(self._exactly(wire.CODE_BYTES), wire.proof(secret, b"server", server_nonce, client_nonce))
-        return wire.Seal(wire.proof(secret, b"session", server_nonce, client_nonce), b"client", b"server")
-
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            part = self._socket.recv(count)
-            if not part:
-                raise ConnectionError("the control channel was closed by the other side")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
-
     def _read(self) -> wire.Message:
         message = None
         while message is None:
-            header = self._exactly(wire.HEADER.size)
-            code = self._exactly(wire.CODE_BYTES)
-            message = self._seal.open_frame(header, code, self._exactly(wire.payload_length(header)))
+            header = exactly(self._socket, wire.HEADER.size)
+            code = exactly(self._socket, wire.CODE_BYTES)
+            message = self._seal.open_frame(header, code, exactly(self._socket, wire.payload_length(header)))
         return message
 
     def _send(self, message: wire.Message) -> None:

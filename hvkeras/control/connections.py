@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvkeras.control import wire
+from hvkeras.control.proof import PROOF_DEADLINE
 from hvkeras.control.unproven import UnprovenConnections
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
-
-PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 
 
 @dataclass

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def _own_report(flags: argparse.Namespace, others: Sequence[str]) -> dict[str, A
     if others := [*others, *filter(None, flags.others.split(","))]:
         rows.append(hosts.names(others))
     if flags.call:
-        rows.append(hosts.call(flags.call, flags.called))
+        rows.append(hosts.call(flags.call, flags.called, sys.stdin.readline().strip()))
     return {"findings": rows, "versions": software.versions(facts)}
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
+import secrets
 import shlex
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hvkeras.control import wire
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.connections import Connections, Member
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.errors import UsageError
 from hvkeras.host.network import address_towards
@@ -26,50 +30,59 @@ MAX_CLOCK_OFFSET = 1.0  # seconds
 Report = dict[str, Any]  # a host's `findings` and `versions`
 
 
-class CallServer:
-    """Accepts connections from other hosts, on an address passed to them, and records what their clocks say.
+class CallServer(Connections):
+    """Accepts calls from other hosts that prove a secret, on an address passed to them, and records their clocks.
 
     Args:
         host: One of the other hosts; the address is the one that it can reach.
     """
 
     def __init__(self, host: str) -> None:
-        self._server = socket.create_server((address_towards(host), 0))
-        self.address: str = "{}:{}".format(*self._server.getsockname()[:2])
+        self.secret: str = secrets.token_hex(32)  # the hosts get it on the standard input of their ssh
+        super().__init__(0, self.secret.encode(), address_towards(host), 0)
         self.clocks: dict[str, float] = {}  # seconds by which each host is ahead
-        threading.Thread(target=self._serve, name="hvkeras-doctor", daemon=True).start()
 
-    def close(self) -> None:
-        """Stops accepting connections."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member:
+        member = Member(0, str(hello["host"]), int(hello["pid"]), writer, seal, 0.0)
+        member.send({"type": "welcome"})
+        return member
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError, ValueError):
-                connection.settimeout(CALL_DEADLINE)
-                host, _, clock = connection.makefile().readline().strip().rpartition(" ")
-                self.clocks[host] = float(clock) - time.time()
+    def _handle(self, member: Member, message: wire.Message) -> None:
+        self.clocks[member.host] = float(message["time"]) - time.time()
+        member.send({"type": "heard"})
+
+    def _lose(self, member: Member) -> None:
+        pass
+
+    async def _watch(self) -> None:
+        pass
 
 
-def call(address: str, name: str) -> Finding:
+class Call(Connection):
+    """A host's call to the one that requested the check."""
+
+    def tell_time(self) -> None:
+        """Sends this host's time, and waits until it has come."""
+        self._send({"type": "time", "time": time.time()})
+        self._read()
+
+
+def call(address: str, name: str, secret: str) -> Finding:
     """Connects to the host that requested the check, and sends it the time.
 
     Args:
         address: Its `host:port`.
         name: The name it uses for this host.
+        secret: What both hosts know and nobody else.
     """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), CALL_DEADLINE) as connection:
-            connection.sendall(f"{name} {time.time()!r}\n".encode())
             source = connection.getsockname()[0]
-    except OSError as error:
+            made = Call(connection, secret.encode(), Introduction(0, 0, name))
+            connection.settimeout(CALL_DEADLINE)
+            made.tell_time()
+    except (OSError, wire.ProofError) as error:
         return Finding("route", PROBLEM, f"no connection to {address} on the first host ({error})",
                        "allow TCP connections between the hosts in the firewall, or choose the network with"
                        " HVKERAS_NETWORK_INTERFACES on the first host")
@@ -122,19 +135,20 @@ def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
     else:
         yield None
         return
+    call_server.start()
     try:
         yield call_server
     finally:
-        call_server.close()
+        call_server.stop()
 
 
 def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | None) -> Report:
     others = [other for other in hosts if other != host]
     command = [sys.executable, "-m", "hvkeras", "doctor", "--json", *(["--others", ",".join(others)] if others else [])]
-    command += ["--call", call_server.address, "--called", host] if call_server is not None else []
-    line = ssh.command_line(host, shlex.join(command))
+    command += ["--call", "{}:{}".format(*call_server.address), "--called", host] if call_server is not None else []
+    line, secret = ssh.command_line(host, shlex.join(command)), "" if call_server is None else call_server.secret
     try:
-        done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        done = subprocess.run(line, capture_output=True, text=True, input=secret,
                               timeout=ssh.timeout + ANSWER_DEADLINE, check=False)
     except subprocess.TimeoutExpired:
         return _no_report(f"it did not answer within {ssh.timeout + ANSWER_DEADLINE:g} s", "try: " + shlex.join(line))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -103,10 +102,14 @@ def test_hosts_that_differ_are_distinguished() -> None:
 
 
 def test_a_first_host_that_does_not_answer_is_a_problem() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert hosts.call(address, "node2").state == OK
-    found = hosts.call(address, "node2")
+    server = hosts.CallServer("127.0.0.1")
+    address = "{}:{}".format(*server.start())
+    assert hosts.call(address, "node2", server.secret).state == OK
+    assert abs(server.clocks.pop("node2")) < hosts.MAX_CLOCK_OFFSET
+    assert hosts.call(address, "node2", "another").state == PROBLEM
+    assert not server.clocks
+    server.stop()
+    found = hosts.call(address, "node2", server.secret)
     assert found.state == PROBLEM
     assert "firewall" in found.fix
 
