@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from hvkeras.control.lobby import ANY_FUNCTION, LobbyClient
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.relay import Deadlines
 from hvkeras.control.rendezvous import connect
+from hvkeras.control.waiting import Waiting
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import open_closed_streams, prints_at, quiet_engines, say
 from hvkeras.host.cores import limit_threads, usable_cores
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from hvkeras.plans.entry_counts import EntryCounts
 
 
+LOBBY_RETRY = 0.1  # seconds between two attempts to reach an elastic job's launcher
 ABORT_WITHIN = 2.0  # seconds for engines to be aborted, once another rank has failed
 
 
@@ -325,8 +328,14 @@ def _join_at_start(settings: Settings, requested: str, process_sets: Any) -> Non
 def lobby(settings: Settings) -> LobbyClient:
     """Returns this worker's connection to the lobby of its elastic job."""
     _require_own_process()
-    if _Process.lobby is None:
-        _Process.lobby = LobbyClient(split_address(settings.run_lobby), settings.secret.encode(), settings.run_worker)
+    waiting = Waiting(settings.start_timeout)
+    while _Process.lobby is None:
+        try:
+            _Process.lobby = LobbyClient(split_address(settings.run_lobby), settings.secret.encode(),
+                                         settings.run_worker, settings.liveness_timeout)
+        except OSError as error:
+            waiting.check(f"the launcher, which listens for workers at {settings.run_lobby}", str(error))
+            time.sleep(LOBBY_RETRY)
     return _Process.lobby
 
 

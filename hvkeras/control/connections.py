@@ -19,6 +19,7 @@ from hvkeras.control.unproven import UnprovenConnections
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
+from hvkeras.host.network import keep_alive
 
 
 @dataclass
@@ -55,13 +56,15 @@ class Connections(abc.ABC):
         secret: The job's secret, which every rank must prove.
         host: The address to listen on.
         port: The port, or 0 for a free one.
+        alive: Seconds after which a peer counts as lost whose host does not answer any more; 0 where heartbeats tell.
 
     Raises:
         MachineError: The server cannot listen on the address.
     """
 
-    def __init__(self, size: int, secret: bytes, host: str, port: int) -> None:
+    def __init__(self, size: int, secret: bytes, host: str, port: int, alive: float = 0.0) -> None:
         self.size = size
+        self._alive = alive
         self._secret = secret
         self._unproven = UnprovenConnections(size)
         self._members: dict[int, Member] = {}
@@ -189,6 +192,8 @@ class Connections(abc.ABC):
         try:
             if not self._unproven.arrives():
                 return
+            if self._alive:
+                keep_alive(writer.get_extra_info("socket"), self._alive)
             seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
             proven = True
             self._unproven.proves()

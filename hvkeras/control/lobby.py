@@ -18,8 +18,9 @@ from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.connections import Connections, Member
 from hvkeras.errors import PeerError
+from hvkeras.host.network import keep_alive
 
-CONNECT_WITHIN = 10.0  # seconds
+CONNECT_WITHIN = 10.0  # seconds of an attempt
 FOREVER = 3600.0
 ANY_FUNCTION = 2**31  # the index of the elastic function of a worker that has begun none
 
@@ -31,10 +32,12 @@ class Lobby(Connections):
         secret: The job's secret.
         host: The address to listen on.
         on_message: Called, in the lobby's thread, with a worker's number and its message.
+        alive: Seconds after which a worker's connection ends whose host does not answer any more.
     """
 
-    def __init__(self, secret: bytes, host: str, on_message: Callable[[int, wire.Message], None]) -> None:
-        super().__init__(64, secret, host, 0)
+    def __init__(self, secret: bytes, host: str, on_message: Callable[[int, wire.Message], None],
+                 alive: float) -> None:
+        super().__init__(64, secret, host, 0, alive)
         self._on_message = on_message
 
     def send(self, worker: int, message: wire.Message) -> None:
@@ -73,19 +76,23 @@ class LobbyClient(Connection):
         address: Where the lobby listens.
         secret: The job's secret.
         worker: This process's number.
+        alive: Seconds after which the connection ends if the launcher's host does not answer any more.
 
     Raises:
         OSError: The lobby cannot be reached.
         ProofError: Another program listens there.
     """
 
-    def __init__(self, address: tuple[str, int], secret: bytes, worker: int) -> None:
+    def __init__(self, address: tuple[str, int], secret: bytes, worker: int, alive: float) -> None:
         self._changed = threading.Condition()
         self._answer: dict[str, Any] | None = None
         self._changes = self._soon = self._leaves = False
         self._ended = False
-        connected = socket.create_connection(address, timeout=CONNECT_WITHIN)
-        super().__init__(connected, secret, Introduction(worker, 0, socket.gethostname()))
+        with contextlib.ExitStack() as on_failure:
+            connected = on_failure.enter_context(socket.create_connection(address, timeout=CONNECT_WITHIN))
+            keep_alive(connected, alive)
+            super().__init__(connected, secret, Introduction(worker, 0, socket.gethostname()))
+            on_failure.pop_all()
         thread = threading.Thread(target=self._listen, name="hvkeras-lobby", daemon=True)
         self._threads = [thread]
         thread.start()

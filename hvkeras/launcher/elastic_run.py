@@ -131,7 +131,7 @@ class ElasticLauncher(Launcher):
         super()._serve(secret)
         assert self._server is not None
         self._lobby = Lobby(secret.encode(), self._server.address[0], lambda worker, message: self._from_thread(
-            self._on_message, worker, message))
+            self._on_message, worker, message), self._settings.liveness_timeout)
         self._lobby_address = "{}:{}".format(*self._lobby.start())
 
     def _own_address(self) -> str:

@@ -23,7 +23,7 @@ from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
-from hvkeras.host.network import host_identity
+from hvkeras.host.network import host_identity, keep_alive
 from hvkeras.launcher.host_agents import AGENT, BOOT
 from hvkeras.settings import PREFIX, Settings
 
@@ -177,12 +177,18 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
     began = time.monotonic()
     while True:
         try:
-            reporter = Reporter(_connected(address, timeout, may_wait), secret, number, name, slots, here)
+            with contextlib.ExitStack() as on_failure:
+                connected = on_failure.enter_context(_connected(address, timeout, may_wait))
+                reporter = Reporter(connected, secret, number, name, slots, here)
+                on_failure.pop_all()
             break
-        except UsageError:
+        except (UsageError, OSError) as error:
             if time.monotonic() - began > timeout:
-                raise
-            time.sleep(RETRY_EVERY)  # the launcher has not noticed yet that the last one of this name is gone
+                if isinstance(error, UsageError):
+                    raise
+                raise MachineError(explain(f"The launcher must answer within {timeout:g} s ({error})",
+                                           "see the launcher's own output", address=address)) from None
+            time.sleep(RETRY_EVERY)  # it stood still, or has not noticed yet that the last one of this name is gone
     if threading.current_thread() is not threading.main_thread():
         return reporter.serve(os.getcwd())
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(target=reporter.leave).start())
@@ -197,7 +203,7 @@ def _connected(address: tuple[str, int], timeout: float, may_wait: Callable[[], 
     while True:
         try:
             connected = socket.create_connection(address, timeout=10.0)
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            keep_alive(connected, Settings().liveness_timeout)
             return connected
         except OSError as error:
             waited, why = time.monotonic() - began, error.strerror or str(error)

@@ -67,10 +67,9 @@ class ReportingHosts(Connections):
     """
 
     def __init__(self, secret: str, host: str, port: int = 0, alive: float = SILENT_AFTER) -> None:
-        super().__init__(64, secret.encode(), host, port)
+        super().__init__(64, secret.encode(), host, port, alive)
         self.secret = secret
         self.on_leaving: Callable[[str], None] = lambda _: None  # called, in another thread, with a host's name
-        self._alive = alive
         self._slots: dict[int, int] = {}
         self._machines: dict[str, str] = {}  # what each host says about its machine, by the host's name
         self._leaving: set[int] = set()

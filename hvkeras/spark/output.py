@@ -18,12 +18,13 @@ from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.connections import Connections, Member
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
-from hvkeras.host.network import LOOPBACK, is_local
+from hvkeras.host.network import LOOPBACK, is_local, keep_alive
 from hvkeras.launcher.printer import Printer
 from hvkeras.settings import Settings
 from hvkeras.spark.order import Order
 from hvkeras.spark.session import configured, is_fixed
 
+ALIVE = 60.0  # seconds after which output is given up if the other host does not answer any more
 CONNECT_WITHIN = 5.0  # seconds, before the output stays in the executors' logs
 LAST_OUTPUT_WITHIN = 3.0  # seconds for what is on its way when a job is over
 
@@ -42,7 +43,7 @@ class OutputServer(Connections):
     """
 
     def __init__(self, size: int, secret: bytes, host: str, printer: Printer) -> None:
-        super().__init__(size, secret, host, 0)
+        super().__init__(size, secret, host, 0, ALIVE)
         self._printer = printer
 
     def finish(self) -> None:
@@ -91,6 +92,7 @@ class OutputLink(Connection):
         except OSError:
             return None
         try:
+            keep_alive(connected, ALIVE)
             return cls(connected, secret, introduction)
         except (OSError, wire.ProofError):
             connected.close()

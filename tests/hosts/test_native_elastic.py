@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,52 @@ from hosts.jobs import DEADLINE, environment_for
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 SHARED = Path(__file__).parents[1] / "launch" / "workers" / "elastic_shared.py"
+
+# The launcher's end of an elastic job, and a worker that waits for its place, each with the address of the first host.
+LOBBY = """
+import sys, time
+from hvkeras.control.lobby import Lobby
+lobby = Lobby(b"s" * 32, sys.argv[1], lambda worker, message: print(message["type"], flush=True), 3.0)
+print(lobby.start()[1], flush=True)
+while not lobby.connected:
+    time.sleep(0.01)
+while lobby.connected:
+    time.sleep(0.01)
+print("lost", flush=True)
+lobby.stop()
+"""
+WAITING = """
+import sys
+from hvkeras.control.lobby import LobbyClient
+from hvkeras.errors import PeerError
+try:
+    LobbyClient((sys.argv[1], int(sys.argv[2])), b"s" * 32, 0, 3.0).next_generation(-1, 0)
+except PeerError as error:
+    print(error, flush=True)
+"""
+
+
+def test_launcher_and_waiting_worker_notice_that_the_others_host_is_gone(tmp_path: Path) -> None:
+    with machines.network(2) as network:
+        first, second = network.hosts
+
+        def start(host: machines.Host, *arguments: str) -> subprocess.Popen[str]:
+            return subprocess.Popen(host.command(sys.executable, "-c", *arguments), cwd=tmp_path, text=True,
+                                    stdout=subprocess.PIPE)
+
+        with start(first, LOBBY, first.address) as launcher:
+            assert launcher.stdout is not None
+            port = launcher.stdout.readline().strip()
+            with start(second, WAITING, first.address, port) as worker:
+                try:
+                    assert launcher.stdout.readline() == "ready\n"
+                    subprocess.run(second.command("ip", "link", "set", machines.CABLE, "down"), check=True)
+                    said, told = worker.communicate(timeout=DEADLINE)[0], launcher.communicate(timeout=DEADLINE)[0]
+                finally:
+                    worker.kill()
+                    launcher.kill()
+    assert "The job ended: its launcher is gone" in said
+    assert told == "lost\n"
 
 
 @pytest.mark.parametrize("slots", [(2, 2), (1, 2)], ids=["2+2", "1+2"])

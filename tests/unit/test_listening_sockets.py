@@ -115,7 +115,7 @@ def stream() -> Iterator[Address]:
 
 OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "control/server.py": lambda: serving(ControlServer(2, SECRET)),
-    "control/lobby.py": lambda: serving(Lobby(SECRET, LOOPBACK, lambda worker, message: None)),
+    "control/lobby.py": lambda: serving(Lobby(SECRET, LOOPBACK, lambda worker, message: None, 15.0)),
     "control/rendezvous.py": claim,
     "launcher/reporting_hosts.py": lambda: serving(ReportingHosts(SECRET.decode(), LOOPBACK)),
     "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO()))),
