@@ -27,6 +27,8 @@ from hvkeras.host.private_files import create_private, why_not_private
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
+_LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
+
 
 def remove_announcement(launch: Launch, settings: Settings) -> None:
     """Removes rank 0's note from the folder; called once all ranks are connected."""
@@ -51,6 +53,8 @@ def announcement_path(launch: Launch, settings: Settings) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         reason = why_not_private(folder.stat(), 0o077)
+        if folder.is_symlink() and (owner := folder.lstat().st_uid) != os.geteuid():
+            reason = f"it is a symbolic link of user {owner}, who may change where it leads"
         if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             reason = "you cannot write to it"
     except OSError as error:
@@ -106,7 +110,10 @@ def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> by
     while True:
         try:
             with opener.open(request, timeout=5.0) as answer:
-                return bytes(answer.read())
+                text = bytes(answer.read(_LONGEST_ANSWER + 1))
+            if len(text) <= _LONGEST_ANSWER:
+                return text
+            waiting.check("horovodrun's store", f"its answer is longer than {_LONGEST_ANSWER} bytes")
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return b""

@@ -72,6 +72,7 @@ class Connections(abc.ABC):
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._proving: dict[asyncio.Task[None], None] = {}  # connections without proof, the oldest first
         self._writers: set[asyncio.StreamWriter] = set()  # of all connections
         self._socket = _listen(host, port, size)
         self._loop = asyncio.new_event_loop()
@@ -183,20 +184,13 @@ class Connections(abc.ABC):
 
     async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self._writers.add(writer)
         member: Member | None = None
-        proven = False
         try:
-            if not self._unproven.arrives():
-                return
-            if self._alive:
-                keep_alive(writer.get_extra_info("socket"), self._alive)
-            seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
-            proven = True
-            self._unproven.proves()
+            seal = await self._prove_in_turn(task, reader, writer)
             hello = await asyncio.wait_for(_read(reader, seal), PROOF_DEADLINE)
             member = self._admit_latest(hello, writer, seal)
             while member is not None:
@@ -208,14 +202,32 @@ class Connections(abc.ABC):
         except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
             self._on_fault("while a peer connected", error)
         finally:
-            if not proven:
-                self._unproven.fails(writer.get_extra_info("peername"))
             if member is not None:
                 self._lose(member)
             with contextlib.suppress(OSError):
                 await writer.drain()
             writer.close()
             self._writers.discard(writer)
+
+    async def _prove_in_turn(self, task: asyncio.Task[None], reader: asyncio.StreamReader,
+                             writer: asyncio.StreamWriter) -> wire.Seal:
+        """Proves the secret to a peer, and has it prove it; where too many have not, it takes the place of the oldest."""
+        self._proving[task] = None
+        if not self._unproven.arrives():
+            oldest = next(iter(self._proving))  # who has the secret proves it at once
+            del self._proving[oldest]
+            oldest.cancel()
+        try:
+            if self._alive:
+                keep_alive(writer.get_extra_info("socket"), self._alive)
+            seal = await asyncio.wait_for(self._prove(reader, writer), PROOF_DEADLINE)
+        except BaseException:
+            self._unproven.fails(writer.get_extra_info("peername"))
+            raise
+        finally:
+            self._proving.pop(task, None)
+        self._unproven.proves()
+        return seal
 
     def _admit_latest(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
         """Admits a peer, unless its process has given up this connection and come again, as this server stood still."""

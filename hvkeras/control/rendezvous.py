@@ -42,6 +42,7 @@ from hvkeras.host.network import (
     own_networks,
     split_address,
 )
+from hvkeras.host.private_files import read_private
 from hvkeras.launch_environments import Launch
 from hvkeras.progress import stalls
 from hvkeras.settings import Settings
@@ -230,10 +231,14 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
     def read_announcement() -> tuple[Address, bytes]:
         while True:
             announcement = ask_store("GET", store, None, waiting)
+            why = "it has not announced itself in horovodrun's store"
             if announcement:
-                host, port, secret_hex = json.loads(announcement)
-                return (host, port), bytes.fromhex(secret_hex)
-            waiting.check("rank 0", "it has not announced itself in horovodrun's store")
+                try:
+                    host, port, secret_hex = json.loads(announcement)
+                    return (host, int(port)), bytes.fromhex(secret_hex)
+                except (ValueError, TypeError):
+                    why = "what horovodrun's store has instead of its announcement is none"
+            waiting.check("rank 0", why)
             time.sleep(0.1)
 
     address, secret = read_announcement()
@@ -289,9 +294,8 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
     def read_announcement() -> tuple[Address, bytes]:
         while True:
             with contextlib.suppress(OSError, ValueError):
-                if announcement.stat().st_uid == os.getuid():
-                    host, port, secret_hex = json.loads(announcement.read_text())
-                    return (host, port), bytes.fromhex(secret_hex)
+                host, port, secret_hex = json.loads(read_private(announcement))
+                return (host, port), bytes.fromhex(secret_hex)
             waiting.check(task_name(launch, 0), "it has not announced itself")
             time.sleep(0.05)
 

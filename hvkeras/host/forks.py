@@ -47,10 +47,9 @@ class _Forks:
     def after_in_child(cls) -> None:
         cls.generation += 1
         try:
-            for function in cls.functions:
-                function()
-            for each in list(cls.inherited):
-                each.in_child()
+            for detach in (*cls.functions, *(each.in_child for each in list(cls.inherited))):
+                with contextlib.suppress(OSError):  # no descriptor is left for one of them; the others do without
+                    detach()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, cls.mask)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.server
 import json
 import os
 import queue
 import re
 import socket
+import tempfile
 import threading
 import time
 
@@ -16,12 +18,16 @@ import pytest
 
 from hvkeras.control import server as server_module
 from hvkeras.control import unproven, wire
+from hvkeras.control.announcements import announcement_path, ask_store
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.relay import Deadlines
 from hvkeras.control.server import ControlServer
+from hvkeras.control.waiting import Waiting
 from hvkeras.errors import MachineError, PeerError, UsageError
+from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.settings import Settings
 
 SECRET = b"s" * 32
 
@@ -210,9 +216,10 @@ def test_unauthenticated_clients_are_counted_in_one_line_and_limited(channel, mo
     waiting = [socket.create_connection(pair.server.address, timeout=5.0) for _ in range(5)]  # the size is 2
     try:
         assert all(each.recv(100) for each in waiting)
-        for _ in range(4):
-            with socket.create_connection(pair.server.address, timeout=5.0) as one_more:
-                assert one_more.recv(100) == b""
+        for oldest in waiting[:4]:  # each makes room for a newer one, which may be a rank
+            waiting.append(socket.create_connection(pair.server.address, timeout=5.0))
+            assert waiting[-1].recv(100)
+            assert oldest.recv(100) == b""
         assert re.fullmatch(r"[1-4] connections? to the control channel did not prove knowledge of the job's secret,"
                             r" the last one from 127\.0\.0\.1; they were refused", lines.get(timeout=10.0))
     finally:
@@ -228,6 +235,52 @@ def test_unauthenticated_clients_are_counted_in_one_line_and_limited(channel, mo
     pair.server._on_loop_error(pair.server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
     assert not caplog.records
     assert "10 connections" in pair.server._unproven.report(time.monotonic() + unproven.REPORT_EVERY)
+
+
+def test_strangers_cannot_keep_ranks_out(channel, monkeypatch):
+    monkeypatch.setattr(unproven, "MAX_CONCURRENT", 3)
+    pair = channel()
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(pair.server.address, timeout=5.0))
+        clients = [pair.join(rank) for rank in (0, 1)]
+        assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_the_folder_of_the_secret_is_no_link_of_somebody_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "private").mkdir(mode=0o700)
+    link = tmp_path / f"hvkeras-{os.getuid()}"
+    link.symlink_to(tmp_path / "private")
+    launch = Launch("Slurm", size=2, local_size=2, rendezvous=Rendezvous("folder", job="7"))
+    assert announcement_path(launch, Settings()) == link / "7.json"
+    os.lchown(link, 1234, 1234)
+    with pytest.raises(MachineError, match="it is a symbolic link of user 1234, who may change where it leads"):
+        announcement_path(launch, Settings())
+
+
+def test_an_answer_of_horovodruns_store_has_an_end():
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x" * 65536)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Endless) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+        serving.start()
+        try:
+            with pytest.raises(PeerError, match="its answer is longer than 65536 bytes"):
+                ask_store("GET", "http://{}:{}/hvkeras/control".format(*server.server_address), None, Waiting(0.2))
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 def test_nobody_can_join_once_all_ranks_are_there(channel):
