@@ -62,8 +62,9 @@ def alone() -> Iterator[None]:
 
 
 def _in_child() -> None:
-    """Lets a process that a rank has forked call `fit` and `evaluate` alone."""
-    _Calls.alone += 1
+    """Lets a process that a rank has forked call `fit` and `evaluate` alone; one forked before `init()` may be a rank."""
+    if is_initialized() and current_job().topology.size > 1:
+        _Calls.alone += 1
 
 
 call_in_children(_in_child)
