@@ -211,7 +211,7 @@ class Connections(abc.ABC):
 
     async def _prove_in_turn(self, task: asyncio.Task[None], reader: asyncio.StreamReader,
                              writer: asyncio.StreamWriter) -> wire.Seal:
-        """Proves the secret to a peer, and has it prove it; where too many have not, it takes the place of the oldest."""
+        """Exchanges proofs with a peer, which takes the place of the oldest without one if there are too many."""
         self._proving[task] = None
         if not self._unproven.arrives():
             oldest = next(iter(self._proving))  # who has the secret proves it at once

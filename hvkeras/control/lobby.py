@@ -145,7 +145,7 @@ class LobbyClient(Connection):
             return self._answer
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, wire.ProofError, ValueError):
+        try:
             while True:
                 message = self._read()
                 with self._changed:
@@ -155,6 +155,9 @@ class LobbyClient(Connection):
                     elif message["type"] in ("assignment", "over"):
                         self._answer = message
                     self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        except (OSError, wire.ProofError):
+            pass
+        finally:  # whatever it was: who waits must not wait for ever
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()

@@ -23,7 +23,7 @@ class UnprovenConnections:
         self._last = ""
 
     def arrives(self) -> bool:
-        """Counts a new connection that has proved nothing yet; returns whether there is room for it beside the others."""
+        """Counts a new connection that has proved nothing yet; returns whether there is room for it as well."""
         self._open += 1
         return self._open <= self._limit
 
