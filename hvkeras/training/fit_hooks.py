@@ -62,7 +62,7 @@ def alone() -> Iterator[None]:
 
 
 def _in_child() -> None:
-    """Lets a process that a rank has forked call `fit` and `evaluate` alone; one forked before `init()` may be a rank."""
+    """Lets a process that a rank has forked call `fit` and `evaluate` alone; one forked before may become a rank."""
     if is_initialized() and current_job().topology.size > 1:
         _Calls.alone += 1
 
