@@ -85,12 +85,13 @@ class ForkedBackend(RefusingBackend):
     def __init__(self, copied: Backend) -> None:
         super().__init__("Collectives must be called in a rank's own process, not in one that it has forked",
                          "return the value to the rank, and call the collective there")
-        self.name, self._engine, self._transport = copied.name, copied.engine, copied.transport  # type: ignore[misc]
+        self.name = copied.name  # type: ignore[misc]
+        self._copied = copied  # which is asked only when somebody asks this one: it may call a library
 
     @property
     def engine(self) -> str:
-        return self._engine
+        return self._copied.engine
 
     @property
     def transport(self) -> str:
-        return self._transport
+        return self._copied.transport
