@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -28,7 +29,7 @@ class SharedMemory {
     const int file = shm_open(name.c_str(), create ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
     if (file < 0) fail("shared memory cannot be opened", name);
     // Taken now: where the memory is not there, this is an error, but a later first use would be a crash.
-    const int error = create ? posix_fallocate(file, 0, static_cast<off_t>(bytes)) : 0;
+    const int error = create ? allocate(file, bytes) : 0;
     struct stat status{};
     const bool fits = error == 0 && fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes;
     if (fits) base_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -45,6 +46,17 @@ class SharedMemory {
   void* base() const { return base_; }
 
  private:
+  // Piece by piece: a signal takes back what a call has allocated so far, which then begins anew.
+  static int allocate(int file, size_t bytes) {
+    constexpr size_t kPiece = 1024 * 1024;
+    for (size_t start = 0; start < bytes;) {
+      const size_t piece = std::min(kPiece, bytes - start);
+      const int error = posix_fallocate(file, static_cast<off_t>(start), static_cast<off_t>(piece));
+      if (error != 0 && error != EINTR) return error;
+      if (error == 0) start += piece;
+    }
+    return 0;
+  }
   [[noreturn]] void fail(const std::string& what, const std::string& name) const {
     throw Failure(what + ": " + std::strerror(errno) + ". Received: name='" + name +
                   "', bytes=" + std::to_string(bytes_));
