@@ -98,13 +98,14 @@ class _Opening:
         """Connects the leaders; all ranks take part in the exchanges."""
         link = Link(network, self._number, len(self._leaders)) if self._rank in self._leaders else None
         try:
-            told = self._gathered("ends", [link.address, secrets.randbits(32)] if link is not None else None)
-            ends = [told[leader] for leader in self._leaders]
-            connections = [] if link is None else link.connect(
-                self._leaders.index(self._rank), [address for address, _ in ends],
-                [f"rank {leader} on {self._start.topology.hosts[leader]}" for leader in self._leaders], ends[0][1],
+            own = [link.address, link.ports, secrets.randbits(32)] if link is not None else None
+            told = self._gathered("ends", own)
+            addresses, ports, marks = zip(*(told[leader] for leader in self._leaders), strict=True)
+            claims = "" if link is None else link.connect(
+                self._leaders.index(self._rank), addresses, ports,
+                [f"rank {leader} on {self._start.topology.hosts[leader]}" for leader in self._leaders], marks[0],
                 self._start.settings.start_timeout)
-            told = self._gathered("connections", connections)
+            told = self._gathered("connections", claims)
             if link is not None:
                 link.close_port([told[leader] for leader in self._leaders])
             if network.costs is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hvkeras.backends.native.ports import Connection, Ports
+from hvkeras.backends.native.ports import RANGE, Ports
 from hvkeras.backends.native.ucx import Costs, Ucx
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import prints_at, say
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LOST = "UCX has lost "  # prefix of the engine's messages about other hosts
 INSTALL = "pip install 'hvkeras[hosts]'"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
+_TRIES = 3  # for a port that nobody else takes before UCX does
 _INFINIBAND = Path("/sys/class/infiniband")  # the cards that have RDMA, on InfiniBand and on Ethernet
 _NAME = "libucp.so.0"
 _SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
@@ -153,26 +154,50 @@ class Link:
         address: UCX's address of this end, as text.
 
     Raises:
-        MachineError: UCX cannot use the interfaces.
+        MachineError: UCX cannot use the interfaces, or its ports cannot be kept from others.
+        UsageError: The variable UCX_TCP_PORT_RANGE is no range of ports.
     """
 
     def __init__(self, network: Network, group: int, hosts: int) -> None:
         self._network, self._group, self._hosts = network, group, hosts
-        self._ports = Ports()
-        self.address: str = network.ucx.open(group, network.settings, hosts).hex()
-        self._ports.admit(network.addresses)
+        self._ports, self.address = self._opened()
+        try:
+            self._ports.admit(network.addresses)
+            if not self._ports.names and network.settings["TLS"] == "tcp":
+                raise MachineError(explain("UCX must listen on the port that it was given", _OTHERS,
+                                           port=self._ports.number, ucx=network.ucx.version))
+        except BaseException:
+            self.close()
+            raise
 
-    def connect(self, host: int, addresses: Sequence[str], names: Sequence[str], mark: int,
-                timeout: float) -> list[Connection]:
-        """Connects to the other hosts; returns the connections, which `close_port` compares."""
+    @property
+    def ports(self) -> list[str]:
+        """Where UCX listens here, as `address:port`."""
+        return self._ports.names
+
+    def _opened(self) -> tuple[Ports, str]:
+        """Opens UCX on a port of its own, and on another one where somebody else takes that first."""
+        for tries_left in reversed(range(_TRIES)):
+            ports = Ports()
+            settings = self._network.settings | {RANGE.removeprefix("UCX_"): f"{ports.number}-{ports.number}"}
+            try:
+                return ports, self._network.ucx.open(self._group, settings, self._hosts).hex()
+            except MachineError:
+                if tries_left == 0 or ports.is_free:
+                    raise
+        raise AssertionError
+
+    def connect(self, host: int, addresses: Sequence[str], ports: Sequence[Sequence[str]], names: Sequence[str],
+                mark: int, timeout: float) -> str:
+        """Connects to the other hosts, whose `address` and `ports` these are; returns what `close_port` compares."""
         self._network.ucx.connect(self._group, host, [bytes.fromhex(address) for address in addresses], names, mark,
                                   timeout)
-        return self._ports.connections()
+        return self._ports.claims({name for names_of_host in ports for name in names_of_host})
 
-    def close_port(self, connections: Sequence[Sequence[Connection]]) -> None:
-        """Lets nobody else connect, and checks that nobody else has; `connections` are those of each leader."""
+    def close_port(self, claims: Sequence[str]) -> None:
+        """Lets nobody else connect, and checks that nobody else has; `claims` are those of each leader."""
         self._ports.close()
-        self._ports.require_known(connections)
+        self._ports.require_claimed(claims)
 
     def measure(self, host: int, timeout: float) -> Costs | None:
         """Measures what messages between hosts cost; the leaders of all hosts do so at once. See `Ucx.measure`."""
@@ -180,8 +205,10 @@ class Link:
 
     def close(self) -> None:
         """Closes the connections, unless the engine has taken them over."""
-        self._ports.close()
-        self._network.ucx.close(self._group)
+        try:
+            self._ports.close()
+        finally:
+            self._network.ucx.close(self._group)
 
 
 def _chosen(names: tuple[str, ...]) -> list[str]:

@@ -69,7 +69,7 @@ class Ucx:
 
         Args:
             group: The group's number.
-            settings: Settings of UCX, without the prefix `UCX_`; those that the environment has come first.
+            settings: Settings of UCX, without the prefix `UCX_`; they replace those of the environment.
             hosts: The number of hosts that the link connects.
 
         Returns:

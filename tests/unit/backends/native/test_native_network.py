@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from importlib import util
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import run_python
 from hvkeras.backends.native import NativeBackend, network
 from hvkeras.launch_environments import Launch
 
@@ -77,3 +79,70 @@ def test_the_interface_of_ucx_is_as_it_is_declared() -> None:
                            str(ROOT / "backends" / "native" / "tests" / "ucx_api_test.cc")],
                           capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+# A port is lost to somebody else, another thread opens a listener, and then the kernel takes no filter.
+OPENING = """
+import errno, socket
+from types import SimpleNamespace
+from hvkeras.backends.native import network, ports
+from hvkeras.backends.native.ucx import Ucx
+from hvkeras.cpp_library.loading import library
+from hvkeras.errors import MachineError
+
+def listening():
+    return [one.own for one in ports._tcp_sockets() if one.state == ports._LISTENING]
+
+def reaches(address):
+    try:
+        with socket.create_connection(address, timeout=0.3, source_address=("127.0.0.3", 0)):
+            return True
+    except TimeoutError:
+        return False
+
+ucx = Ucx(library(), network.ucx_folder())
+opened, others, found = ucx.open, [], ports._free_port
+
+def open_beside_another_thread(*arguments):
+    others.append(socket.create_server(("127.0.0.1", 0)))
+    return opened(*arguments)
+
+ucx.open = open_beside_another_thread
+net = SimpleNamespace(ucx=ucx, addresses=["127.0.0.2"], settings={"NET_DEVICES": "lo", "TLS": "tcp"})
+taken = socket.create_server(("127.0.0.1", 0))
+offered = [taken.getsockname()[1]]
+ports._free_port = lambda: offered.pop() if offered else found()
+link = network.Link(net, 0, 2)
+(own,) = link.ports
+address, _, port = own.rpartition(":")
+print("ucx reached:", reaches((address, int(port))))
+link.close()
+print("left:", sorted(set(listening()) - {f"127.0.0.1:{one.getsockname()[1]}" for one in [taken, *others]}))
+print("others reached:", [reaches(one.getsockname()) for one in [taken, *others]])
+
+def refused(*arguments):
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+ports._attach = refused
+before = listening()
+try:
+    network.Link(net, 1, 2)
+except MachineError as error:
+    print(error)
+print("left:", len(listening()) - len(before) - 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not network.ucx_folder(), reason="needs UCX: pip install libucx-cu12")
+def test_ucx_alone_is_filtered_and_closed_if_that_fails(tmp_path: Path) -> None:
+    done = run_python(OPENING, cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "ucx reached: False",
+        "left: []",
+        "others reached: [True, True, True]",
+        ("The kernel must let the native engine choose which hosts reach its ports. Received: "
+         f"user={os.getuid()}, error='Operation not permitted'. HINT: start the job as root, raise net.core.optmem_max"
+         " if there is no memory, or choose another backend, such as tfdist."),
+        "left: 0",
+    ], done
