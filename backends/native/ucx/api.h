@@ -18,7 +18,7 @@ struct Address;
 struct Message;
 
 // Negative numbers are errors. The size is part of the interface.
-enum Status : int8_t { kOk = 0, kInProgress = 1, kBusy = -15, kCanceled = -16, kLast = -100 };
+enum Status : int8_t { kOk = 0, kInProgress = 1, kNoElement = -12, kBusy = -15, kCanceled = -16, kLast = -100 };
 
 struct ContextParameters {
   uint64_t mask;

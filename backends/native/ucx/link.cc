@@ -29,7 +29,7 @@ const RequestParameters kPlain{};
 UcxLink::UcxLink(const Api& api, const std::string& settings, size_t hosts) : api_(api) {
   try {
     open(settings, hosts);
-  } catch (const Failure&) {
+  } catch (...) {
     close();
     throw;
   }
@@ -44,7 +44,10 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
   for (std::string line; std::getline(lines, line);) {
     const size_t equals = line.find('=');
     const std::string name = line.substr(0, equals), value = line.substr(equals + 1);
-    api_.config_modify(config, name.c_str(), value.c_str());  // what this UCX does not know, it does not do
+    const Status status = api_.config_modify(config, name.c_str(), value.c_str());
+    if (status == kOk || status == kNoElement) continue;  // what this UCX does not know, it does not do
+    api_.config_release(config);
+    require(status, ("take " + line).c_str());
   }
   ContextParameters parameters{};
   parameters.mask = kHasFeatures | kHasEstimatedEndpoints;
@@ -83,15 +86,28 @@ void UcxLink::connect(int host, const std::vector<std::string>& addresses, const
   greet(timeout);
 }
 
+bool UcxLink::has_lost_peers() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.status != kOk; });
+}
+
 // Sends all others a word, and waits for theirs: then both directions of every connection are there.
 void UcxLink::greet(double timeout) {
-  const int64_t end = microseconds_now() + static_cast<int64_t>(timeout * 1e6);
-  char sent = 1;
   std::vector<char> received(peers_.size());
+  try {
+    await_greetings(received.data(), timeout);
+  } catch (...) {
+    give_up();  // nothing comes into this memory any more
+    throw;
+  }
+}
+
+void UcxLink::await_greetings(char* received, double timeout) {
+  static const char sent = 1;
+  const int64_t end = microseconds_now() + static_cast<int64_t>(timeout * 1e6);
   std::vector<std::pair<int, Ticket>> under_way;
   for (int host = 0; host < static_cast<int>(peers_.size()); ++host) {
     if (host == host_) continue;
-    char* const place = &received[static_cast<size_t>(host)];
+    char* const place = received + host;
     under_way.emplace_back(
         host, started(api_.tag_receive(worker_, place, 1, tag(host, kGreetings), kExactly, &kPlain), host, true));
     Endpoint* const endpoint = peers_[static_cast<size_t>(host)].endpoint;
@@ -100,11 +116,9 @@ void UcxLink::greet(double timeout) {
   }
   for (const auto& [host, ticket] : under_way) {
     while (!done(ticket)) {
-      if (microseconds_now() > end) {
-        give_up();
+      if (microseconds_now() > end)
         throw Failure("UCX does not reach " + peers_[static_cast<size_t>(host)].name + " within " +
                       std::to_string(static_cast<int>(timeout)) + " s");
-      }
       sleep(Polling::kLongestSleep, -1);
       progress();
     }
@@ -150,8 +164,13 @@ bool UcxLink::hear(std::vector<char>* message, int* host) {
   *host = static_cast<int>(info.tag >> 16 & 0xffff);
   message->resize(info.length);
   if (static_cast<size_t>(*host) >= peers_.size()) throw Failure("UCX has a message of no host of this job");
-  if (!finished(api_.message_receive(worker_, message->data(), message->size(), found, &kPlain), kMessage))
+  void* const pointer = api_.message_receive(worker_, message->data(), message->size(), found, &kPlain);
+  const Status status = awaited(pointer, kMessage);
+  if (status == kInProgress) {
+    unfinished_.push_back(std::move(*message));
     throw Failure("UCX has lost " + peers_[static_cast<size_t>(*host)].name + " amid a message");
+  }
+  require_peer(*host, status);
   return true;
 }
 
@@ -185,6 +204,9 @@ bool UcxLink::done(Ticket ticket) {
 void UcxLink::progress() {
   if (!is_open_) return;
   api_.worker_progress(worker_);
+  // Nothing is left for a host that is lost or has ended: who waits for it finds out.
+  if (has_lost_peers()) flushed_ = kOk;
+  require(flushed_, "send what is left");
   for (auto told = told_.begin(); told != told_.end();) {
     const Status status = api_.request_status(told->request);
     if (status == kInProgress) {
@@ -201,13 +223,19 @@ void UcxLink::progress() {
 bool UcxLink::all_sent() {
   if (!is_open_) return true;
   if (flush_ != nullptr) {
-    if (api_.request_status(flush_) == kInProgress) return false;
+    const Status status = api_.request_status(flush_);
+    if (status == kInProgress) return false;
     api_.request_free(flush_);
     flush_ = nullptr;
+    if (status < kOk) flushed_ = status;
   }
-  void* const pointer = api_.worker_flush(worker_, &kPlain);
-  if (is_request(pointer)) flush_ = pointer;
-  return flush_ == nullptr && told_.empty();
+  void* const pointer = api_.worker_flush(worker_, &kPlain);  // what was sent since the last flush began
+  if (is_request(pointer)) {
+    flush_ = pointer;
+  } else if (status_of(pointer) < kOk) {
+    flushed_ = status_of(pointer);
+  }
+  return flush_ == nullptr && (flushed_ == kOk || has_lost_peers()) && told_.empty();
 }
 
 void UcxLink::sleep(int64_t microseconds, int bell) {
@@ -221,13 +249,16 @@ void UcxLink::sleep(int64_t microseconds, int bell) {
   if (ppoll(descriptors, bell < 0 ? 1 : 2, &limit, nullptr) > 0 && descriptors[1].revents != 0) silence(bell);
 }
 
-bool UcxLink::finished(void* pointer, int64_t microseconds) {
-  if (!is_request(pointer)) return true;
+Status UcxLink::awaited(void* pointer, int64_t microseconds) {
+  if (!is_request(pointer)) return status_of(pointer);
   const int64_t end = microseconds_now() + microseconds;
-  while (api_.request_status(pointer) == kInProgress && microseconds_now() < end) api_.worker_progress(worker_);
-  const bool is_finished = api_.request_status(pointer) != kInProgress;
+  Status status = api_.request_status(pointer);
+  while (status == kInProgress && microseconds_now() < end) {
+    api_.worker_progress(worker_);
+    status = api_.request_status(pointer);
+  }
   api_.request_free(pointer);  // UCX forgets it when it is done
-  return is_finished;
+  return status;
 }
 
 void UcxLink::close_endpoints(bool by_force) {
@@ -241,7 +272,7 @@ void UcxLink::close_endpoints(bool by_force) {
     closing.push_back(api_.ep_close(peer.endpoint, &parameters));
     peer.endpoint = nullptr;
   }
-  for (void* const pointer : closing) finished(pointer, std::max<int64_t>(0, end - microseconds_now()));
+  for (void* const pointer : closing) awaited(pointer, std::max<int64_t>(0, end - microseconds_now()));
 }
 
 void UcxLink::give_up() {
@@ -253,18 +284,18 @@ void UcxLink::give_up() {
   close_endpoints(true);
   const int64_t end = microseconds_now() + kGivingUp;
   for (Transfer* const transfer : transfers_) {
-    finished(transfer->request, std::max<int64_t>(0, end - microseconds_now()));
+    awaited(transfer->request, std::max<int64_t>(0, end - microseconds_now()));
     delete transfer;
   }
   transfers_.clear();
-  if (flush_ != nullptr) finished(flush_, std::max<int64_t>(0, end - microseconds_now()));
+  if (flush_ != nullptr) awaited(flush_, std::max<int64_t>(0, end - microseconds_now()));
   flush_ = nullptr;
-  for (const Told& told : told_) finished(told.request, std::max<int64_t>(0, end - microseconds_now()));
+  for (const Told& told : told_) awaited(told.request, std::max<int64_t>(0, end - microseconds_now()));
 }
 
 void UcxLink::close() {
   if (worker_ != nullptr && is_open_) {
-    if (!peers_.empty()) finished(api_.worker_flush(worker_, &kPlain), kClosing);
+    if (!peers_.empty()) awaited(api_.worker_flush(worker_, &kPlain), kClosing);
     if (transfers_.empty()) close_endpoints(false);
     give_up();
   }

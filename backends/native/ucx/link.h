@@ -60,9 +60,11 @@ class UcxLink : public Link {
   Ticket started(void* pointer, int host, bool comes);
   void require_peer(int host, Status status) const;
   void require(Status status, const char* doing) const;
-  // Progresses until a request is done, or for so long; returns whether it is.
-  bool finished(void* pointer, int64_t microseconds);
+  // Progresses until a request is done, or for so long; returns what came of it, or that it is in progress.
+  Status awaited(void* pointer, int64_t microseconds);
   void greet(double timeout);
+  void await_greetings(char* received, double timeout);
+  bool has_lost_peers() const;
   void close_endpoints(bool by_force);
   void close();
 
@@ -77,7 +79,9 @@ class UcxLink : public Link {
   std::vector<Peer> peers_;  // by host; this one's has no endpoint
   std::unordered_set<Transfer*> transfers_;
   std::list<Told> told_;
-  void* flush_ = nullptr;  // a request, while what was sent before it has not left
+  void* flush_ = nullptr;                      // a request, while what was sent before it has not left
+  Status flushed_ = kOk;                       // an error, once that cannot leave
+  std::vector<std::vector<char>> unfinished_;  // memory of messages that did not end in time
 };
 
 }  // namespace hvkeras::ucx

@@ -1,0 +1,126 @@
+// Two ends of a link over UCX in one process, of which some calls fail as UCX reports failures: nothing may take that
+// for done, and nothing may write into memory that is free by then. Run with UCX's folder; exits with 1 if something is
+// wrong.
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "../core/waiting.h"
+#include "../ucx/link.h"
+
+using namespace hvkeras;
+
+namespace {
+
+constexpr auto kFailure = static_cast<ucx::Status>(-3);  // an error of input and output
+const ucx::Api* real = nullptr;
+thread_local bool fails_requests = false, fails_receives = false, fails_flushes = false;
+
+void* failed() { return reinterpret_cast<void*>(static_cast<intptr_t>(kFailure)); }
+
+ucx::Api failing() {
+  ucx::Api api = *real;
+  api.request_status = [](void* request) { return fails_requests ? kFailure : real->request_status(request); };
+  api.message_receive = [](ucx::Worker* worker, void* data, size_t bytes, ucx::Message* message,
+                           const ucx::RequestParameters* parameters) {
+    return fails_receives ? failed() : real->message_receive(worker, data, bytes, message, parameters);
+  };
+  api.worker_flush = [](ucx::Worker* worker, const ucx::RequestParameters* parameters) {
+    return fails_flushes ? failed() : real->worker_flush(worker, parameters);
+  };
+  return api;
+}
+
+void require(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("wrong: %s\n", what);
+  std::exit(1);
+}
+
+std::string failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "";
+}
+
+// Two ends on the loopback, the first of which fails where a test says so.
+struct Ends {
+  ucx::Api api = failing();
+  ucx::UcxLink one{api, kSettings, 2}, other{api, kSettings, 2};
+
+  static constexpr const char* kSettings = "NET_DEVICES=lo\nTLS=tcp\nTCP_CONN_NB=y\nRNDV_THRESH=inf";
+  void connect(ucx::UcxLink& link, int host) {
+    link.connect(host, {one.address(), other.address()}, {"the first", "the second"}, 7, 20);
+  }
+  void connect() {
+    std::thread second([this] { connect(other, 1); });
+    connect(one, 0);
+    second.join();
+  }
+};
+
+void a_message_that_cannot_be_received_is_a_lost_host() {
+  Ends ends;
+  ends.connect();
+  ends.other.tell(0, std::vector<char>(100));
+  std::vector<char> message;
+  int host = 0;
+  fails_receives = true;
+  std::string found;
+  for (int look = 0; look < 5000 && found.empty(); ++look) {
+    ends.other.progress();
+    ends.one.progress();
+    found = failure_of([&] { require(!ends.one.hear(&message, &host), "a failed message was taken for a message"); });
+    ends.one.sleep(1000, -1);
+  }
+  fails_receives = false;
+  require(found.find("UCX has lost the second: ") == 0, found.c_str());
+}
+
+void what_cannot_be_flushed_has_not_been_sent() {
+  Ends ends;
+  ends.connect();
+  fails_flushes = true;
+  require(!ends.one.all_sent(), "a failed flush was taken for sent");
+  fails_flushes = false;
+  const std::string found = failure_of([&] { ends.one.progress(); });
+  require(found.find("UCX cannot send what is left: ") == 0, found.c_str());
+}
+
+// The greeting of the other host comes when nobody waits for it any more.
+void a_connection_that_fails_leaves_nothing_under_way() {
+  Ends ends;
+  fails_requests = true;
+  const std::string found = failure_of([&] { ends.connect(ends.one, 0); });
+  fails_requests = false;
+  require(found.find("UCX has lost the second: ") == 0, found.c_str());
+  std::thread second([&] {
+    failure_of(
+        [&] { ends.other.connect(1, {ends.one.address(), ends.other.address()}, {"the first", "the second"}, 7, 1); });
+  });
+  const int64_t end = microseconds_now() + 500'000;
+  while (microseconds_now() < end) ends.one.progress();
+  second.join();
+}
+
+void a_setting_that_ucx_refuses_is_an_error() {
+  const std::string found =
+      failure_of([&] { ucx::UcxLink link(*real, "NET_DEVICES=lo\nTLS=tcp\nTM_THRESH=no number", 2); });
+  require(found.find("UCX cannot take TM_THRESH=no number: ") == 0, found.c_str());
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  real = &ucx::load(arguments[1]);
+  a_message_that_cannot_be_received_is_a_lost_host();
+  what_cannot_be_flushed_has_not_been_sent();
+  a_connection_that_fails_leaves_nothing_under_way();
+  a_setting_that_ucx_refuses_is_an_error();
+  std::printf("right\n");
+  return 0;
+}
