@@ -110,11 +110,10 @@ class BackupFolder:
             MachineError: The file cannot be written; the previous one is kept.
         """
         try:
-            with replacing(self._file, _size(model)) as partial, plain_state(model):
+            former = self._former if self._keeps_two else None
+            with replacing(self._file, _size(model), former) as partial, plain_state(model):
                 model.save_weights(str(partial))
                 _add(partial, backup)
-                if self._keeps_two and self._file.exists():
-                    self._file.replace(self._former)
             self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup replaces
         except OSError as error:
             raise MachineError(explain(f"A backup must be writable ({error.strerror or error})", "give"

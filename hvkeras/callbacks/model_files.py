@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +14,14 @@ from hvkeras.callbacks.chief import spanning_strategy
 from hvkeras.errors import MachineError, explain
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.disk_space import room_left, why_full
+from hvkeras.host.durable_files import replace_durably
 
 _PARTIAL = ".partial-"
 _SINGLE_FILES = (".keras", ".h5")
 
 
 @contextlib.contextmanager
-def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
+def replacing(path: Path, size: int | None = None, former: Path | None = None) -> Iterator[Path]:
     """Yields a path to write to; what is written there replaces `path` once it is complete and on disk.
 
     The temporary path is in a folder of its own beside `path`, since Keras may write further files next to its target.
@@ -29,6 +29,7 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     Args:
         path: The file to replace.
         size: The minimum size of the new file in bytes, if known.
+        former: The name under which the previous file is kept, if it is.
 
     Raises:
         MachineError: There is not enough free space. The previous file is kept.
@@ -39,9 +40,7 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     try:
         folder.mkdir()
         yield folder / path.name
-        _to_disk(folder / path.name)
-        (folder / path.name).replace(path)
-        _to_disk(path.parent)
+        replace_durably(folder / path.name, path, former)
     except Exception as error:
         why = why_full(error)
         if not why:
@@ -107,15 +106,6 @@ def _local_reads(model: Any) -> Any:
     strategy = spanning_strategy(model)
     return contextlib.nullcontext() if strategy is None else tf.distribute.ReplicaContext(
         strategy, replica_id_in_sync_group=0)
-
-
-def _to_disk(path: Path) -> None:
-    """Flushes a file or folder to disk, so that it survives a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -19,6 +19,7 @@ from hvkeras.comparison.table import (
     projection_cells,
     scaling_cells,
 )
+from hvkeras.host.durable_files import write_durably
 from hvkeras.report.charts import IDEAL, PROJECTION, Chart, Line, curves, distribution, missing, scaling, stacked
 from hvkeras.report.page import Section, page, table_html
 
@@ -35,10 +36,8 @@ def write(comparison: Comparison, folder: Path) -> None:
         folder: The folder for the files.
     """
     drawn = {} if missing() else charts(comparison)
-    temporary = folder / f".{NAME}"
     title = f"{comparison.command}, on {comparison.processes} processes"
-    temporary.write_text(page(title, sentences(comparison), sections(comparison, drawn)), encoding="utf-8")
-    temporary.replace(folder / NAME)
+    write_durably(folder / NAME, page(title, sentences(comparison), sections(comparison, drawn)))
     for name in CHARTS:
         if name in drawn:
             drawn[name].png(folder / f"{name}.png")

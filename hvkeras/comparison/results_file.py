@@ -14,16 +14,15 @@ from hvkeras import __version__
 from hvkeras.comparison.result import WARM_UP, Result
 from hvkeras.comparison.rows import Comparison, Row, mean_split, reference_of
 from hvkeras.comparison.sentences import sentences
+from hvkeras.host.durable_files import write_durably
 
 SCHEMA = 1  # incremented when something is removed or changes its meaning, but not for additions
 NAME = "results.json"
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Writes the file into a folder atomically."""
-    temporary = folder / f".{NAME}"
-    temporary.write_text(json.dumps(document(comparison), indent=1, allow_nan=False) + "\n")
-    temporary.replace(folder / NAME)
+    """Writes the file into a folder."""
+    write_durably(folder / NAME, json.dumps(document(comparison), indent=1, allow_nan=False) + "\n")
 
 
 def document(comparison: Comparison) -> dict[str, Any]:

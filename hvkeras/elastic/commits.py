@@ -13,6 +13,7 @@ from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError, HvkerasError, MachineError, UsageError, explain
 from hvkeras.host.commit_files import commit_path
 from hvkeras.host.disk_space import room_left
+from hvkeras.host.durable_files import replace_durably
 from hvkeras.host.private_files import create_private, read_private, why_not_private
 from hvkeras.sharding.accounts import Positions
 
@@ -43,8 +44,8 @@ class Commit:
 class CommitFile:
     """The last two commits of a state.
 
-    Writes are atomic, so that a process killed at any time leaves the last commit or the one before it. The one before
-    is kept in case the disk corrupts the last commit.
+    A process that is killed at any time leaves the last commit or the one before it, and so does a power loss. The one
+    before is kept in case the disk corrupts the last commit.
 
     Args:
         folder: The folder of the commits, which nobody else may write to; created if missing.
@@ -159,9 +160,7 @@ class CommitFile:
                                      "positions": positions}):
                     file.write(piece)
                     written += len(piece)
-            with contextlib.suppress(FileNotFoundError):
-                self._path.replace(self._former)
-            unfinished.replace(self._path)
+            replace_durably(unfinished, self._path, self._former)
         except OSError as error:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)

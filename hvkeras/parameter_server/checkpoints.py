@@ -16,6 +16,7 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.compat import asynchronous
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.durable_files import replace_durably
 
 _ENDING = ".weights.h5"
 _UNFINISHED = "unfinished-"
@@ -59,7 +60,7 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             model.save_weights(unfinished, overwrite=True)
             _add_to_file(unfinished, epochs, [np.asarray(seed) for seed in asynchronous.seed_states(model)])
-            unfinished.replace(path)
+            replace_durably(unfinished, path)
             for old in self.epochs()[: -self._keep]:
                 self.path(old).unlink(missing_ok=True)
         except OSError as error:

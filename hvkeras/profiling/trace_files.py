@@ -106,7 +106,8 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})[:-1]
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(f'{head}, "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events) + "\n]}\n")
         temporary.replace(path)
     finally:

@@ -134,6 +134,10 @@ def write_weights(folder: Path, values: Sequence[Array]) -> None:
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs mistake the names for options
-    temporary.replace(path)
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs mistake the names for options
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

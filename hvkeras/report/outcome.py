@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvkeras.host.durable_files import write_durably
+
 _NAME = "outcome.json"
 
 
@@ -39,7 +41,7 @@ class Outcome:
     def write(self, folder: Path) -> None:
         """Writes it next to the records."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _NAME).write_text(json.dumps(dataclasses.asdict(self), indent=2))
+        write_durably(folder / _NAME, json.dumps(dataclasses.asdict(self), indent=2))
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras import __version__
+from hvkeras.host.durable_files import write_durably
 from hvkeras.records.record import WELL
 from hvkeras.report import charts
 from hvkeras.report.findings import (
@@ -53,16 +54,9 @@ def write_report(folder: Path) -> Path:
     found = findings(summary)
     sentences = _sentences(summary, found)
     folder.mkdir(parents=True, exist_ok=True)
-    _put(folder / DATA, json.dumps(_data(summary, found, sentences), indent=2, allow_nan=False) + "\n")
-    _put(folder / PAGE, page(_title(summary), sentences, _sections(summary, found)))
+    write_durably(folder / DATA, json.dumps(_data(summary, found, sentences), indent=2, allow_nan=False) + "\n")
+    write_durably(folder / PAGE, page(_title(summary), sentences, _sections(summary, found)))
     return folder / PAGE
-
-
-def _put(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def _title(summary: Summary) -> str:

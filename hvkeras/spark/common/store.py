@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import NotInstalledError, UnsupportedError, UsageError, explain
+from hvkeras.host.durable_files import replace_durably
 
 _DATA = ("intermediate_train_data", "intermediate_val_data", "intermediate_test_data")
 _S3 = ("s3a://", "s3n://")  # Hadoop's names of s3://
@@ -121,13 +122,16 @@ class Store:
             return bytes(file.read())
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a file, and creates its folder."""
+        """Writes a file whole, and creates its folder; on a local disk, it outlives a power loss."""
         filesystem, place = self.located(path)
         filesystem.create_dir(place.rpartition("/")[0], recursive=True)
         unfinished = f"{place}.unfinished"
         with filesystem.open_output_stream(unfinished) as file:
             file.write(data)
-        filesystem.move(unfinished, place)
+        if filesystem.type_name == "local":
+            replace_durably(Path(unfinished), Path(place))
+        else:
+            filesystem.move(unfinished, place)
 
     def write_text(self, path: str, text: str) -> None:
         """Writes a file of text, and creates its folder."""
