@@ -2,16 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import re
 import secrets
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.native.network import Link, Network
 from hvkeras.backends.native.ucx import Costs
+from hvkeras.errors import MachineError, explain
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
     from hvkeras.backends.native.engine import Engine
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+_OWNED = re.compile(r"(hvkeras-[0-9a-f]{16})\.owner")
+
+
+@contextlib.contextmanager
+def owned_name() -> Iterator[str]:
+    """Makes up a name for new shared memory, which is known to be this process's within the `with` block.
+
+    A file beside it is locked until the block ends, or the kernel ends this process: whoever gets the lock later knows
+    that the owner is gone, in whatever container it was.
+
+    Yields:
+        The name, such as `/hvkeras-0123456789abcdef`.
+
+    Raises:
+        MachineError: No file can be made there.
+    """
+    while True:
+        name = f"hvkeras-{secrets.token_hex(8)}"
+        path = _SHARED_MEMORY / f"{name}.owner"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise MachineError(explain(f"The native engine needs shared memory ({error.strerror})", "free space in"
+                                       " /dev/shm, or use the backend tfdist", path=str(path))) from error
+        try:
+            # Before it was locked, another process may have taken it for one whose owner is gone.
+            if _locks(descriptor) and path.exists():
+                yield f"/{name}"
+                return
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def remove_abandoned() -> None:
+    """Removes shared memory of this user's processes that were killed before they could unlink its name."""
+    for path in _SHARED_MEMORY.glob("hvkeras-*.owner"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                found, match = os.fstat(descriptor), _OWNED.fullmatch(path.name)
+                if match and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and _locks(descriptor):
+                    for left in (match[1], f"{match[1]}.bell", path.name):
+                        path.with_name(left).unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Groups:
@@ -122,7 +186,13 @@ class _Opening:
     def map_memory(self) -> None:
         """Maps the memory that the members on a host share, and starts their engines."""
         leads = self._rank in self._here[:1]
-        names = self._gathered("name", f"/hvkeras-{secrets.token_hex(8)}" if leads else "")
+        if leads:
+            remove_abandoned()
+        with owned_name() if leads else contextlib.nullcontext("") as own:
+            self._map_memory_of(own)
+
+    def _map_memory_of(self, own: str) -> None:
+        leads, names = own != "", self._gathered("name", own)
         name = names[self._here[0]] if self._rank in self._here else ""
         try:
             if leads:
@@ -136,6 +206,7 @@ class _Opening:
         finally:
             if name:  # whoever is left removes what a rank has made that was killed since
                 self._engine.unlink(name)
+                remove_abandoned()
 
     def _open_group(self, name: str, create: bool) -> None:
         topology = self._start.topology

@@ -391,4 +391,29 @@ hvkeras.init()
     assert done.returncode == 128 + signal.SIGKILL
     names = [line.split("/")[-1] for line in done.stdout.splitlines() if "hvkeras-" in line]
     assert len(names) == 1
-    assert not (Path("/dev/shm") / names[0]).exists()
+    assert not list(Path("/dev/shm").glob(f"{names[0]}*"))
+
+
+@pytest.mark.slow
+def test_memory_of_a_job_of_which_all_is_killed_is_removed_by_the_next_job(tmp_path: Path) -> None:
+    code = """
+import signal, psutil, hvkeras
+from hvkeras.backends.native import groups
+make = groups._Opening._open_group
+def killed(self, name, create):
+    make(self, name, create)
+    if create:
+        open("name", "w").write(name)
+        launcher = [one for one in psutil.Process().parents() if "run" in one.cmdline()][-1]
+        for one in [*launcher.children(recursive=True), launcher]:
+            if one.pid != os.getpid():
+                one.kill()
+        os.kill(os.getpid(), signal.SIGKILL)
+groups._Opening._open_group = killed
+hvkeras.init()
+"""
+    assert run(["-np", "2", "--backend", "native", *python(code)], tmp_path).returncode == -signal.SIGKILL
+    name = (tmp_path / "name").read_text().strip("/")
+    done = run(["-np", "2", "--backend", "native", *warm_ranks(python("import hvkeras; hvkeras.init()"))], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(Path("/dev/shm").glob(f"{name}*"))
