@@ -60,6 +60,19 @@ def test_a_bridge_that_leads_nowhere_is_not_taken(network, tmp_path):
         assert f"on {machines.CABLE})" in job.text(0, "stderr")
 
 
+def test_as_many_addresses_as_hundreds_of_hosts_have(network, tmp_path):
+    """UCX's port admits them all, with as little room for that as older kernels have."""
+    for place, host in enumerate(network.hosts):
+        added = "".join(f"addr add 10.{100 + place}.{i % 251}.{i // 251 * 16}/32 dev {machines.CABLE}\n"
+                        for i in range(1200))
+        subprocess.run(["ip", "-n", host.namespace, "-batch", "-"], input=added, check=True, capture_output=True,
+                       text=True, timeout=60)
+        subprocess.run(["ip", "netns", "exec", host.namespace, "sysctl", "-w", "net.core.optmem_max=20480"],
+                       capture_output=True, timeout=10, check=False)  # which not every kernel has for each namespace
+    with running(network, (1, 1), tmp_path, env=STEPS) as job:
+        assert job.finish() == 0, job.output
+
+
 @pytest.mark.parametrize("devices", [[SECOND], [machines.CABLE, SECOND]], ids=",".join)
 def test_cards_that_are_named_are_used_and_no_others(network, devices, tmp_path):
     second_cable(network)

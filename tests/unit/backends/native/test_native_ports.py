@@ -113,6 +113,7 @@ def test_addresses_of_many_hosts_are_admitted_and_a_neighbours_is_not(
         assert neighbour in own or not reaches(listening, neighbour)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [4, 6])
 def test_of_too_many_addresses_the_networks_around_them_are_admitted(version: int,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
