@@ -2,11 +2,13 @@
 #include "registry.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -92,11 +94,22 @@ struct Group {
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
+  std::atomic<bool> is_used{false};    // whether this process has ever had a group
+  std::atomic<bool> is_copied{false};  // by a fork, which copies memory and no thread: the rank is another process
 };
 
 Registry& registry() {
-  static Registry* const only = new Registry;  // never destroyed: threads may outlive the end of main()
+  static Registry* const only = [] {
+    auto* const made = new Registry;  // never destroyed: threads may outlive the end of main()
+    pthread_atfork(nullptr, nullptr, [] { registry().is_copied = registry().is_used.load(); });
+    return made;
+  }();
   return *only;
+}
+
+void require_own_process() {
+  if (registry().is_copied)
+    throw Failure("a collective must run in a rank's own process, not in one that it has forked");
 }
 
 // What the engine of a group member is told: `ranks` are the group's global ranks, `hosts` has each one's host.
@@ -132,6 +145,7 @@ void end(std::shared_ptr<Group> group, const std::string& reason) {
 }  // namespace
 
 std::shared_ptr<Engine> engine_of(int64_t group) {
+  require_own_process();
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.groups.find(group);
@@ -154,6 +168,7 @@ EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int cre
                                         const double* costs) {
   using namespace hvkeras;
   return guarded([&] {
+    require_own_process();
     Engine::Shape shape = shape_of(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
                                    std::vector<int>(hosts, hosts + ranks));
     shape.crowded = crowded != 0;
@@ -162,6 +177,7 @@ EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int cre
     {
       const std::lock_guard<std::mutex> lock(registry().mutex);
       std::swap(registry().groups[group], made);
+      registry().is_used = true;
     }
     end(std::move(made), "the engine was started again");
   });

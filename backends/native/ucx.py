@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvkeras.cpp_library.loading import Library
+from hvkeras.cpp_library.loading import Library, declare
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.environment import env
 
@@ -52,8 +52,7 @@ class Ucx:
         for function in (self._functions.hvkeras_ucx_load, self._functions.hvkeras_ucx_open,
                          self._functions.hvkeras_ucx_connect, self._functions.hvkeras_ucx_measure):
             function.restype = ctypes.c_char_p
-        self._functions.hvkeras_ucx_close.argtypes = [ctypes.c_int64]
-        self._functions.hvkeras_ucx_close.restype = None
+        declare(self._functions.hvkeras_ucx_close, ctypes.c_int64)
         version = ctypes.c_char_p()
         # Read when UCX is loaded: it leaves signals (SIGHUP, too) and the process's memory functions as they are.
         with env(UCX_HANDLE_ERRORS="none", UCX_DEBUG_SIGNO="0", UCX_MEM_EVENTS="n"):

@@ -1,5 +1,4 @@
-// What Python calls to open links, through ctypes. Functions return nullptr on success, else a text that lives until
-// the thread's next call.
+// What Python calls to open links, through ctypes; see exported.h.
 #include "exports.h"
 
 #include <map>
@@ -7,6 +6,7 @@
 
 #include "../core/costs.h"
 #include "../core/waiting.h"
+#include "../exported.h"
 #include "link.h"
 
 namespace hvkeras::ucx {
@@ -30,18 +30,6 @@ UcxLink& link_of(int64_t group) {
   return *found->second;
 }
 
-template <typename Body>
-const char* guarded(Body&& body) {
-  thread_local std::string last_error;
-  try {
-    body();
-    return nullptr;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return last_error.c_str();
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<Link> take_link(int64_t group) {
@@ -55,21 +43,19 @@ std::unique_ptr<Link> take_link(int64_t group) {
 
 }  // namespace hvkeras::ucx
 
-#define EXPORTED __attribute__((visibility("default")))
-
 extern "C" {
 
 // Loads UCX from a folder, or the system's if that is "", and says its version.
 EXPORTED const char* hvkeras_ucx_load(const char* folder, const char** version) {
   using namespace hvkeras::ucx;
-  return guarded([&] { *version = load(folder).version(); });
+  return hvkeras::guarded([&] { *version = load(folder).version(); });
 }
 
 // Opens this rank's end of a group's link, and gives its address, which lives until the link is connected.
 EXPORTED const char* hvkeras_ucx_open(int64_t group, const char* settings, int hosts, const char** address,
                                       size_t* bytes) {
   using namespace hvkeras::ucx;
-  return guarded([&] {
+  return hvkeras::guarded([&] {
     auto link = std::make_unique<UcxLink>(load(""), settings, static_cast<size_t>(hosts));
     *address = link->address().data();
     *bytes = link->address().size();
@@ -82,7 +68,7 @@ EXPORTED const char* hvkeras_ucx_open(int64_t group, const char* settings, int h
 EXPORTED const char* hvkeras_ucx_connect(int64_t group, int host, int hosts, const char* const* addresses,
                                          const size_t* bytes, const char* const* names, uint32_t mark, double timeout) {
   using namespace hvkeras::ucx;
-  return guarded([&] {
+  return hvkeras::guarded([&] {
     std::vector<std::string> of_addresses, of_names;
     for (int place = 0; place < hosts; ++place) {
       of_addresses.emplace_back(addresses[place], bytes[place]);
@@ -96,7 +82,7 @@ EXPORTED const char* hvkeras_ucx_connect(int64_t group, int host, int hosts, con
 // time of a message and that of a byte, or zeros on a host that has no other to measure with.
 EXPORTED const char* hvkeras_ucx_measure(int64_t group, int host, int hosts, double timeout, double* costs) {
   using namespace hvkeras::ucx;
-  return guarded([&] {
+  return hvkeras::guarded([&] {
     const hvkeras::Costs found = hvkeras::measured(link_of(group), host, hosts, timeout);
     costs[0] = found.latency;
     costs[1] = found.per_message;
@@ -105,14 +91,16 @@ EXPORTED const char* hvkeras_ucx_measure(int64_t group, int host, int hosts, dou
 }
 
 // Closes a link that no group has taken.
-EXPORTED void hvkeras_ucx_close(int64_t group) {
+EXPORTED const char* hvkeras_ucx_close(int64_t group) {
   using namespace hvkeras::ucx;
-  std::unique_ptr<UcxLink> closing;
-  const std::lock_guard<std::mutex> lock(links().mutex);
-  const auto found = links().by_group.find(group);
-  if (found == links().by_group.end()) return;
-  closing = std::move(found->second);
-  links().by_group.erase(found);
+  return hvkeras::guarded([&] {
+    std::unique_ptr<UcxLink> closing;
+    const std::lock_guard<std::mutex> lock(links().mutex);
+    const auto found = links().by_group.find(group);
+    if (found == links().by_group.end()) return;
+    closing = std::move(found->second);
+    links().by_group.erase(found);
+  });
 }
 
 }  // extern "C"

@@ -22,6 +22,8 @@ constexpr int64_t kClosing = 2'000'000;   // microseconds for all that is left t
 constexpr int64_t kGivingUp = 200'000;    // microseconds for what was given up to end
 constexpr int64_t kMessage = 10'000'000;  // microseconds for the rest of a message whose beginning is there
 
+constexpr size_t kLongest = 1024 * 1024;  // bytes of a message, of which even a small allreduce's part has fewer
+
 const RequestParameters kPlain{};
 
 }  // namespace
@@ -162,8 +164,11 @@ bool UcxLink::hear(std::vector<char>* message, int* host) {
   Message* const found = api_.tag_probe(worker_, tag(0, kNotices), kAnyHost, 1, &info);
   if (found == nullptr) return false;
   *host = static_cast<int>(info.tag >> 16 & 0xffff);
-  message->resize(info.length);
   if (static_cast<size_t>(*host) >= peers_.size()) throw Failure("UCX has a message of no host of this job");
+  if (info.length > kLongest)
+    throw Failure("UCX has a message of " + std::to_string(info.length) + " bytes from " +
+                  peers_[static_cast<size_t>(*host)].name + ", which is too long to be of this job");
+  message->resize(info.length);
   void* const pointer = api_.message_receive(worker_, message->data(), message->size(), found, &kPlain);
   const Status status = awaited(pointer, kMessage);
   if (status == kInProgress) {
