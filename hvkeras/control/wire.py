@@ -17,7 +17,7 @@ from typing import Any
 
 from hvkeras.errors import PeerError, UsageError, explain
 
-MAGIC = b"HVK1"
+MAGIC = b"HVK2"
 NONCE_BYTES = 32
 CODE_BYTES = 32
 HEADER = struct.Struct(">?I")  # whether more frames of the message follow; bytes of the payload
