@@ -32,7 +32,7 @@ def names_like(name: str) -> list[str]:
 
 
 def test_what_a_killed_owner_has_left_is_removed_and_a_living_ones_is_not() -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    with subprocess.Popen([sys.executable, "-I", "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as owner:
         try:
             assert owner.stdout is not None
