@@ -1,4 +1,4 @@
-"""What a rank hands over to its own program when that starts anew in the same process: its commits, in memory.
+"""What a rank hands over to its own program when that restarts in the same process: its commits, in memory.
 
 Backends that cannot start again in a process, such as `tfdist`, need this. The commits are in a file that has no name
 and no disk (memfd_create), which only this process can open.

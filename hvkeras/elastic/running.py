@@ -27,7 +27,7 @@ from hvkeras.job.failure import STUCK_AFTER
 from hvkeras.job.notice import Notice
 from hvkeras.job.state import current_job
 from hvkeras.sharding.accounts import keeps_accounts, take_positions
-from hvkeras.startup import init, shutdown
+from hvkeras.training.session_services import restart_with_services
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def run(func: Function) -> Function:
 
     - `hvkeras run --min-np` or `--host-discovery-script`: the other ranks keep their processes, and call the function
       again with new ranks and a new size. New processes join them at the next commit. On a backend that cannot start
-      again in a process (`tfdist`), the script starts anew in each of them, with the commit from its memory.
+      again in a process (`tfdist`), the script restarts in each of them, with the commit from its memory.
     - `hvkeras run --reset-limit N`: all processes end and are started again, up to N times; the script reaches this
       function again.
     - Otherwise the job ends.
@@ -72,7 +72,7 @@ def run(func: Function) -> Function:
     Returns:
         A function with the same parameters and the same return value.
     """
-    return run_fn(func, _reinitialize)
+    return run_fn(func, _restart_session)
 
 
 def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
@@ -92,9 +92,9 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
             raise UsageError(explain("The first argument of an elastic function must be a state",
                                      "pass hvd.elastic.TensorFlowKerasState(model)", received=state))
         members = membership()
-        if members is not None and state.must_start_anew and not members.is_waiting:
-            members.starts_anew = True
-        if members is not None and members.starts_anew and state.saved() is None:
+        if members is not None and state.must_restart and not members.is_waiting:
+            members.require_restarts()
+        if members is not None and members.restarts and state.saved() is None:
             say_on_rank_0(f"restarts all ranks when one is lost, as backend {current_job().backend.name} cannot start"
                           f" again in a process, and {type(state).__name__} has no saved() to outlive it")
             members = None
@@ -272,7 +272,7 @@ class _CallThatSurvives(_Call):
             begins = super()._begin()
         if begins and self._members.has_joined_others:
             self._members.has_joined_others, self._is_rebuilt = False, True
-        self._members.begun(self._start_anew_when_stuck)
+        self._members.begun(self._restart_when_stuck)
         return begins
 
     def _tell_memory(self) -> None:
@@ -289,7 +289,7 @@ class _CallThatSurvives(_Call):
         return self._is_over
 
     def _takes_what_was_handed_over(self) -> bool:
-        """Restores the commit that this process has kept while its program started anew; False if there is none."""
+        """Restores the commit that this process has kept while its program restarted; False if there is none."""
         handed = self._members.handed_over(self._number)
         if handed is None:
             return False
@@ -314,7 +314,7 @@ class _CallThatSurvives(_Call):
         job = current_job()
         self._state.note_commit()
         self._is_over = result is None
-        if self._members.starts_anew:
+        if self._members.restarts:
             self._hand_over()
         whole = self._state.whole(self._commits is not None)
         if self._commits is not None:
@@ -336,12 +336,12 @@ class _CallThatSurvives(_Call):
 
     def _rebuild(self) -> None:
         self._since = self._since or time.monotonic()
-        if self._members.starts_anew:
-            self._start_anew()
+        if self._members.restarts:
+            self._restart()
         if not self._join(self._state.commit_number):
             self._is_over = True
             return
-        if self._reset is not _reinitialize:
+        if self._reset is not _restart_session:
             self._reset()
 
     def _go_on(self) -> None:
@@ -350,30 +350,30 @@ class _CallThatSurvives(_Call):
             self._tell_that_it_goes_on()
 
     def _hand_over(self) -> None:
-        """Keeps the commit for the time when this process has started its program anew."""
+        """Keeps the commit for the time when this process has restarted its program."""
         state = self._state
         self._members.keep(self._number, {
             "saved": state.saved(), "positions": state.data_positions, "number": state.commit_number,
             "is_over": self._is_over, "why": self._why, "since": self._since,
             "repeated": self._repeated})
 
-    def _start_anew_when_stuck(self, cause: Cause) -> None:
-        """Starts the program anew, from another thread than the one that does not come back from a collective."""
+    def _restart_when_stuck(self, cause: Cause) -> None:
+        """Restarts the program, from another thread than the one that does not come back from a collective."""
         if self._state.newest_commit is None or self._state.newest_commit[0] is None:
             return  # there is nothing to go on from: the launcher will replace this process
         saved, positions, number = self._state.newest_commit
         self._members.keep(self._number, {"saved": saved, "positions": positions, "number": number, "is_over": False,
                                           "why": cause.sentence(), "since": time.monotonic() - STUCK_AFTER,
                                           "repeated": None})
-        self._members.start_anew(number, is_stuck=True)
+        self._members.restart(number, is_stuck=True)
 
-    def _start_anew(self) -> None:
-        """Starts the program anew, once no rank needs this one's engine any more."""
+    def _restart(self) -> None:
+        """Restarts the program, once no rank needs this one's engine any more."""
         job = current_job()
         self._hand_over()
         if not self._why and job.control is not None:
-            job.control.gather("all ranks start anew", None, job.settings.start_timeout)
-        self._members.start_anew(self._state.commit_number, is_stuck=bool(self._why))
+            job.control.gather("all ranks restart", None, job.settings.start_timeout)
+        self._members.restart(self._state.commit_number, is_stuck=bool(self._why))
 
     def _tell_that_it_goes_on(self) -> None:
         size, seconds = current_job().topology.size, time.monotonic() - self._since
@@ -435,7 +435,5 @@ def _has_failed() -> bool:
     return control is not None and control.cause is not None
 
 
-def _reinitialize() -> None:
-    backend = current_job().backend.name
-    shutdown()
-    init(backend)
+def _restart_session() -> None:
+    restart_with_services(current_job())

@@ -140,8 +140,8 @@ class State:
         """Adapts the state to a rebuilt job; does nothing by default."""
 
     @property
-    def must_start_anew(self) -> bool:
-        """Whether the program must start anew when the ranks change, as its graphs cannot be traced again."""
+    def must_restart(self) -> bool:
+        """Whether the program must restart when the ranks change, as its graphs cannot be traced again."""
         return False
 
     def steps_made(self) -> int | None:

@@ -70,8 +70,8 @@ class _VariableState(ObjectState):
         super().sync()
 
     @property
-    def must_start_anew(self) -> bool:
-        """Whether the program must start anew when the ranks change, as a session's graph cannot be traced again."""
+    def must_restart(self) -> bool:
+        """Whether the program must restart when the ranks change, as a session's graph cannot be traced again."""
         return self._session is not None
 
     def saved(self) -> tuple[object, ...]:

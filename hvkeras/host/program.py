@@ -1,4 +1,4 @@
-"""The program that this process runs, which can be started anew in the same process."""
+"""The program that this process runs, which can be restarted in the same process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Program:
         """Returns the program of this process, before anything has changed its environment."""
         return cls(os.getcwd(), dict(os.environ))
 
-    def start_anew(self, variables: Mapping[str, str], descriptor: int | None = None) -> NoReturn:
+    def restart(self, variables: Mapping[str, str], descriptor: int | None = None) -> NoReturn:
         """Replaces what this process runs with a new start of the program; its ID and its parent stay the same.
 
         Any thread may call this. Nothing is cleaned up: all other threads end, and all files are closed except the

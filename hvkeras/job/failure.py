@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -38,8 +38,28 @@ STUCK_AFTER = 3.0  # seconds after an abort in which a collective ends, if it ev
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
 # Kinds of failures that leave other ranks intact.
 SURVIVABLE = ("exception", "exit", "signal", "lost", "silent", "stalled", "reset")
-NOTICE_GRACE = 10.0  # seconds within which the ranks that were told to end say so, once all have saved
+PREEMPTION_GRACE = 10.0  # seconds that preempted ranks have to confirm after checkpointing
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends this rank, before its signal is reported as the cause
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What a rank does when another one fails, or when it is to end.
+
+    Attributes:
+        survives: Whether it outlives the failure of another rank, as inside an elastic function.
+        on_terminate: What SIGTERM does instead of ending the rank; None to end it.
+        restart: Starts the rank's program again once another rank has failed; None to let the main thread go on.
+        when_stuck: Called if the main thread does not notice the failure; None for nothing.
+    """
+
+    survives: bool = False
+    on_terminate: Callable[[], None] | None = None
+    restart: Callable[[], None] | None = None
+    when_stuck: Callable[[Cause], None] | None = None
+
+
+END_ALWAYS = FailurePolicy()  # what a rank does outside of elastic functions
 
 
 class FailureHooks:
@@ -51,23 +71,28 @@ class FailureHooks:
         exit_grace: Seconds that the main thread has to unwind after a failure elsewhere.
         show_secondary: Whether a survivor also prints the traceback of its aborted collective.
         cause_file: The file that the cause of the job's end is written to, for a launcher; "" for none.
+        policy: What this rank does when another one fails.
+
+    Attributes:
+        policy: The policy in force.
+        backends: The engines that are aborted when another rank fails.
+        before_last_line: Called with how this rank ends, before it prints its last line.
+        grace: Seconds that the main thread has to unwind.
+        aborted: Set once the engines are aborted, after another rank's failure.
     """
 
     def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool,
-                 cause_file: str = "") -> None:
+                 cause_file: str = "", policy: FailurePolicy = END_ALWAYS) -> None:
+        self.policy: FailurePolicy = policy
         self.backends: list[Backend] = []
-        self.before_last_line: list[Callable[[str], None]] = []  # called with how this rank ends; see `_close_record`
-        self.on_terminate: Callable[[], None] | None = None  # what SIGTERM does instead of ending this rank
-        self.start_anew: Callable[[], None] | None = None  # instead of going on after the failure of another rank
-        self.when_stuck: Callable[[Cause], None] | None = None  # called if the main thread does not notice it
-        self.survives = False  # whether this rank outlives the failure of another, as inside an elastic function
+        self.before_last_line: list[Callable[[str], None]] = []
         self._client = client
         self._host = host
         self._rank = client.introduction.rank
-        self.grace = exit_grace
+        self.grace: float = exit_grace
         self._show_secondary = show_secondary
         self._cause_file = cause_file
-        self.aborted = threading.Event()  # set once the engines are, after another rank's failure
+        self.aborted: threading.Event = threading.Event()
         self._unwinding = threading.Event()
         self._noticed = threading.Event()  # set once an elastic function knows of the failure
         self._last_line_lock = threading.Lock()
@@ -109,6 +134,11 @@ class FailureHooks:
             self._signals.uninstall()
             self._signals = None
 
+    def release(self) -> None:
+        """Restores the previous hooks, and lets the engines go, which have stopped."""
+        self.uninstall()
+        self.backends = []
+
     def reinstall_signals(self) -> None:
         """Reinstalls the signal handling after an engine has started, as that may have replaced it."""
         if self._signals is not None:
@@ -126,7 +156,7 @@ class FailureHooks:
 
     def outlives(self, cause: Cause) -> bool:
         """Whether this rank goes on without the rank that has failed; its launcher ends it if it does not."""
-        return self.survives and cause.kind in SURVIVABLE and cause.rank is not None and cause.rank != self._rank
+        return self.policy.survives and cause.kind in SURVIVABLE and cause.rank is not None and cause.rank != self._rank
 
     def is_consequence(self, error: BaseException) -> Cause | None:
         """Returns the failure of another rank that an exception in an elastic function follows from; None if none.
@@ -187,12 +217,12 @@ class FailureHooks:
         if cause is None:
             cause = self._cause_of(error)
             self._client.fail(cause)
-        self._start_anew_after(cause)
+        self._restart_after(cause)
         self._end_process(cause)
 
-    def _start_anew_after(self, cause: Cause) -> None:
-        if self.start_anew is not None and self.outlives(cause):
-            self.start_anew()
+    def _restart_after(self, cause: Cause) -> None:
+        if self.policy.restart is not None and self.outlives(cause):
+            self.policy.restart()
 
     def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
         """Suppresses tracebacks of threads whose collectives the job's end aborted; the exit report says why."""
@@ -213,7 +243,7 @@ class FailureHooks:
             text = f"; {saved or 'nothing was saved in time'}"
             told = self._told or self._signal_cause(signal.SIGTERM)
             self._client.fail(replace(told, error=told.error + text))
-        cause = self._client.wait_for_cause(NOTICE_GRACE) or self._signal_cause(signal.SIGTERM)
+        cause = self._client.wait_for_cause(PREEMPTION_GRACE) or self._signal_cause(signal.SIGTERM)
         self._end_process(cause, 128 + signal.SIGTERM if is_told else None)
 
     def _end_process(self, cause: Cause, code: int | None = None) -> None:
@@ -262,13 +292,13 @@ class FailureHooks:
     def _reap(self, cause: Cause) -> None:
         if cause.rank == self._rank and self._unwinding.is_set():
             return
-        self._start_anew_after(cause)
+        self._restart_after(cause)
         for backend in self.backends:
             backend.abort(cause.sentence())
         self.aborted.set()
         if self.outlives(cause):
-            if self.when_stuck is not None and not self._noticed.wait(STUCK_AFTER):
-                self.when_stuck(cause)
+            if self.policy.when_stuck is not None and not self._noticed.wait(STUCK_AFTER):
+                self.policy.when_stuck(cause)
             return
         deadline = time.monotonic() + self.grace
         while time.monotonic() < deadline:
@@ -284,8 +314,8 @@ class FailureHooks:
                 return
             self._client.fail(self._cause_of(KeyboardInterrupt()))
             return
-        if self.on_terminate is not None and self._client.cause is None:
-            self.on_terminate()
+        if self.policy.on_terminate is not None and self._client.cause is None:
+            self.policy.on_terminate()
             return
         cause = self._client.wait_for_cause(CAUSE_GRACE)
         if cause is None:
@@ -306,8 +336,8 @@ class FailureHooks:
     def _told_to_end(self, cause: Cause) -> None:
         """The launcher was told to end the job: what trains saves first; called in the control channel's thread."""
         self._told = cause
-        if self.on_terminate is not None:
-            self.on_terminate()
+        if self.policy.on_terminate is not None:
+            self.policy.on_terminate()
         else:
             self._client.fail(cause)
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from hvkeras.host.console import say
@@ -40,8 +41,8 @@ class Notice:
         """Makes SIGTERM a notice from now on, unless something else handles it already."""
         hooks = current_job().hooks if is_initialized() else None
         if hooks is not None:
-            if hooks.on_terminate is None:
-                hooks.on_terminate, self._listens = self._receive, True
+            if hooks.policy.on_terminate is None:
+                hooks.policy, self._listens = replace(hooks.policy, on_terminate=self._receive), True
         elif (threading.current_thread() is threading.main_thread()
               and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL):
             self._previous, self._listens = signal.signal(signal.SIGTERM, lambda *_: self._receive()), True
@@ -60,7 +61,7 @@ class Notice:
         self._listens = False
         hooks = current_job().hooks if is_initialized() else None
         if hooks is not None:
-            hooks.on_terminate = None
+            hooks.policy = replace(hooks.policy, on_terminate=None)
         elif self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             if self._received:

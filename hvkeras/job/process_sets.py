@@ -10,7 +10,7 @@ from typing import Any
 from hvkeras.autograph import exclude_from_autograph
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.mpi import is_communicator, ranks_within, running_mpi
-from hvkeras.job.state import current_job, is_initialized, job_number
+from hvkeras.job.session import Session, current_session, is_initialized
 
 
 class ProcessSet:
@@ -58,7 +58,7 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Whether this rank is a member."""
-        return current_job().topology.rank in self.ranks
+        return current_session().topology.rank in self.ranks
 
     def rank(self) -> int | None:
         """This rank's index within the set; None until the set is registered.
@@ -68,7 +68,7 @@ class ProcessSet:
         """
         if not self._is_registered():
             return None
-        members, rank = self._ranks, current_job().topology.rank
+        members, rank = self._ranks, current_session().topology.rank
         if rank not in members:
             raise UsageError(explain("Only members have a rank in a process set", "call included() first",
                                      rank=rank, members=list(members)))
@@ -91,7 +91,7 @@ class ProcessSet:
         return self._ranks
 
     def _is_registered(self) -> bool:
-        return _sets.get(self.process_set_id) is self
+        return is_initialized() and _registered().get(self.process_set_id) is self
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -110,7 +110,7 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # other sets set it once
-        return tuple(range(current_job().topology.size))
+        return tuple(range(current_session().topology.size))
 
     @property
     def ranks(self) -> list[int]:
@@ -126,8 +126,68 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
-_sets: dict[int | None, ProcessSet] = {}
-_exchanges = itertools.count(1)  # of sets that are made of communicators
+
+class _Registered:
+    """The process sets of a session, besides the global one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sets: dict[int, ProcessSet] = {}
+        self._exchanges = itertools.count(1)  # of sets that are made of communicators
+
+    def by_id(self) -> dict[int, ProcessSet]:
+        return dict(self._sets)
+
+    def get(self, number: int | None) -> ProcessSet | None:
+        return None if number is None else self._sets.get(number)
+
+    def of_communicators(self, own: ProcessSet) -> list[list[int]]:
+        """Returns the ranks of the sets that all ranks have made of their communicators, each set once."""
+        session, mpi = self._session, running_mpi()
+        whole = session.launch.rendezvous.communicator or (mpi and mpi.COMM_WORLD)
+        if whole is None or whole.Get_size() != session.topology.size:
+            raise UsageError(explain("A process set of a communicator needs the MPI that has started the job",
+                                     "launch with mpirun, or pass a list of ranks", launcher=session.launch.launcher))
+        own._ranks = tuple(sorted(ranks_within(own.mpi_comm, whole)))
+        if session.control is None:
+            return [own.ranks]
+        name = f"process sets {next(self._exchanges)} of job {session.number}"
+        everyone = session.control.gather(name, own.ranks, session.settings.start_timeout)
+        return [list(ranks) for ranks in sorted({tuple(ranks) for ranks in everyone})]
+
+    def add(self, added: ProcessSet) -> None:
+        size = self._session.topology.size
+        if added is global_process_set or any(added.ranks == known.ranks for known in self._sets.values()):
+            raise UsageError(explain("The same ranks can be registered only once", "use the existing set",
+                                     process_set=added))
+        if 1 < len(added.ranks) == size and added.ranks == global_process_set.ranks:
+            raise UsageError(explain("The set of all ranks is registered already", "use hvd.global_process_set",
+                                     process_set=added))
+        unknown = [rank for rank in added.ranks if not 0 <= rank < size]
+        if unknown:
+            raise UsageError(explain("A process set must hold ranks of this job only",
+                                     f"ranks run from 0 to {size - 1}", unknown=unknown, process_set=added))
+        self._session.backend.add_process_set(added.ranks)
+        added.process_set_id = max(self._sets, default=0) + 1
+        self._sets[added.process_set_id] = added
+
+    def remove(self, removed: ProcessSet) -> bool:
+        number = removed.process_set_id
+        if number is None or self._sets.get(number) is not removed:
+            return False
+        self._session.backend.remove_process_set(removed.ranks)
+        del self._sets[number]
+        removed.process_set_id = None
+        return True
+
+    def close(self) -> None:
+        for stale in self._sets.values():
+            stale.process_set_id = None
+        self._sets.clear()
+
+
+def _registered() -> _Registered:
+    return current_session().part(_Registered)
 
 
 def process_set_of(number: int) -> ProcessSet:
@@ -138,26 +198,20 @@ def process_set_of(number: int) -> ProcessSet:
     """
     if number == 0:
         return global_process_set
-    if number not in _sets:
+    sets = registered_process_sets()
+    if number not in sets:
         raise UsageError(explain("process_set_id must be 0 or the number of a registered process set",
-                                 process_set_id=number, registered=sorted(filter(None, _sets))))
-    return _sets[number]
+                                 process_set_id=number, registered=sorted(filter(None, sets))))
+    return sets[number]
 
 
 def registered_process_sets() -> dict[int, ProcessSet]:
     """The process sets of the running job by ID, including the global set."""
-    return {0: global_process_set, **{number: each for number, each in _sets.items() if number is not None}}
-
-
-def forget_process_sets() -> None:
-    """Unregisters every set except the global one when their job ends."""
-    for stale in _sets.values():
-        stale.process_set_id = None
-    _sets.clear()
+    return {0: global_process_set, **(_registered().by_id() if is_initialized() else {})}
 
 
 def _same_or_new(number: int | None, ranks: tuple[int, ...]) -> ProcessSet:
-    known = _sets.get(number)
+    known = _registered().get(number) if is_initialized() else None
     return known if known is not None and known._ranks == ranks else ProcessSet(ranks)
 
 
@@ -181,44 +235,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         UsageError: A rank does not exist, or the same ranks are already registered, as the set of all ranks always is.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    registered = _registered()
     if added.mpi_comm is None:
-        _register(added)
+        registered.add(added)
         return added
-    for ranks in _of_communicators(added):
-        _register(added if ranks == added.ranks else ProcessSet(ranks))
+    for ranks in registered.of_communicators(added):
+        registered.add(added if ranks == added.ranks else ProcessSet(ranks))
     return added
-
-
-def _of_communicators(own: ProcessSet) -> list[list[int]]:
-    """Returns the ranks of the sets that all ranks have made of their communicators, each set once."""
-    job, mpi = current_job(), running_mpi()
-    whole = job.launch.rendezvous.communicator or (mpi and mpi.COMM_WORLD)
-    if whole is None or whole.Get_size() != job.topology.size:
-        raise UsageError(explain("A process set of a communicator needs the MPI that has started the job",
-                                 "launch with mpirun, or pass a list of ranks", launcher=job.launch.launcher))
-    own._ranks = tuple(sorted(ranks_within(own.mpi_comm, whole)))
-    if job.control is None:
-        return [own.ranks]
-    name = f"process sets {next(_exchanges)} of job {job_number()}"
-    everyone = job.control.gather(name, own.ranks, job.settings.start_timeout)
-    return [list(ranks) for ranks in sorted({tuple(ranks) for ranks in everyone})]
-
-
-def _register(added: ProcessSet) -> None:
-    job = current_job()
-    if added is global_process_set or any(added.ranks == known.ranks for known in _sets.values()):
-        raise UsageError(explain("The same ranks can be registered only once", "use the existing set",
-                                 process_set=added))
-    if 1 < len(added.ranks) == job.topology.size and added.ranks == global_process_set.ranks:
-        raise UsageError(explain("The set of all ranks is registered already", "use hvd.global_process_set",
-                                 process_set=added))
-    unknown = [rank for rank in added.ranks if not 0 <= rank < job.topology.size]
-    if unknown:
-        raise UsageError(explain("A process set must hold ranks of this job only",
-                                 f"ranks run from 0 to {job.topology.size - 1}", unknown=unknown, process_set=added))
-    job.backend.add_process_set(added.ranks)
-    added.process_set_id = max((number or 0 for number in _sets), default=0) + 1
-    _sets[added.process_set_id] = added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -230,14 +253,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns:
         Whether the set was unregistered: False if it was not registered, or is the global set.
     """
-    job = current_job()
-    number = process_set.process_set_id
-    if process_set is global_process_set or _sets.get(number) is not process_set:
-        return False
-    job.backend.remove_process_set(process_set.ranks)
-    del _sets[number]
-    process_set.process_set_id = None
-    return True
+    return _registered().remove(process_set)
 
 
 exclude_from_autograph(__name__)

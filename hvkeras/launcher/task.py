@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized, this_process
 from hvkeras.launcher.calls import loaded_call, pickled_result
 from hvkeras.launcher.functions import CALL, result_file
 
@@ -21,9 +21,10 @@ def main(folder: Path) -> None:
         UsageError: The function's result cannot be pickled.
     """
     data = pickled_result(loaded_call((folder / CALL).read_bytes())())
-    if is_initialized() and current_job().launch.rendezvous.kind == "standby":
+    if is_initialized() and current_session().is_standby:
         return  # an elastic job was over before this process could join it
-    place = result_file(folder, int(os.environ["HVKERAS_RUN_RANK"]))
+    link = this_process().link  # in an elastic job, the rank is that of the last generation
+    place = result_file(folder, link.launch.rank if link is not None else int(os.environ["HVKERAS_RUN_RANK"]))
     unfinished = place.with_suffix(".unfinished")
     unfinished.write_bytes(data)
     unfinished.replace(place)

@@ -1,11 +1,11 @@
-"""The checks of what ranks tell each other before their engine starts."""
+"""What ranks tell each other before their engine starts."""
 
 from __future__ import annotations
 
 import pytest
 
 from hvkeras.errors import MachineError
-from hvkeras.job.start_checks import check_versions, settings_of_rank_0
+from hvkeras.job.start import check_versions, settings_of_rank_0
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 

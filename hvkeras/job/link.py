@@ -1,0 +1,111 @@
+"""This process's link to the ranks of a job: it outlives `shutdown()`, as ranks may call `init()` again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+from hvkeras.control.cause import Cause
+from hvkeras.control.channel import ControlChannel
+from hvkeras.control.client import ControlClient
+from hvkeras.control.process_exit import ExitWatch
+from hvkeras.control.relay import Deadlines
+from hvkeras.control.rendezvous import connect
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.mpi import finalize_mpi, running_mpi
+from hvkeras.job.failure import FailureHooks, FailurePolicy
+from hvkeras.launch_environments import Launch, describe_cluster
+from hvkeras.launch_environments.starter import open_starter
+from hvkeras.settings import Settings
+
+ABORT_WITHIN = 2.0  # seconds for engines to be aborted, once another rank has failed
+
+
+class JobLink:
+    """The control channel of this process, and what happens here when the job fails or this process exits.
+
+    Args:
+        launch: How this process was launched.
+        settings: The settings in force.
+        policy: What this rank does when another one fails.
+
+    Attributes:
+        launch: How this process was launched.
+        channel: The control channel.
+        hooks: The hooks for exceptions, exits, signals, and failures of other ranks.
+        starts: How many engines have started on this link.
+
+    Raises:
+        MachineError: A port or the launcher does not meet the job's needs.
+        PeerError: A rank is missing or failed.
+    """
+
+    def __init__(self, launch: Launch, settings: Settings, policy: FailurePolicy) -> None:
+        self.launch = launch
+        self.starts: int = 0
+        self._on_end: Callable[[Cause], None] = lambda _: None  # until there are hooks
+        if launch.rank == 0 and launch.cluster and prints_at(settings, "WARNING"):
+            say(describe_cluster(launch))
+        self.channel: ControlChannel = connect(launch, settings, self._job_ended)
+        if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
+            self.client.watch_starter(starter)
+        self.hooks: FailureHooks = FailureHooks(
+            self.client, socket.gethostname(), settings.exit_grace,
+            show_secondary=settings.log_level in ("DEBUG", "TRACE"), cause_file=settings.run_cause, policy=policy)
+        self.set_deadlines(settings)
+        self._on_end = self.hooks.job_ended
+        if self.client.cause is not None:
+            self.hooks.job_ended(self.client.cause)
+
+    @property
+    def client(self) -> ControlClient:
+        """This rank's end of the control channel."""
+        return self.channel.client
+
+    def set_deadlines(self, settings: Settings) -> None:
+        """Sets how long this rank waits, and whoever serves the channel, who may have other settings."""
+        client = self.client
+        client.watch_progress(settings.stall_warning, settings.stall_shutdown)
+        client.liveness = settings.liveness_timeout
+        self._exit_watch = ExitWatch(f"rank {self.launch.rank} on {socket.gethostname()} (pid {os.getpid()})",
+                                     settings.stall_warning, settings.stall_shutdown, settings.liveness_timeout)
+        client.watch_exit(self._exit_watch)
+        self.hooks.grace = settings.exit_grace
+        if self.launch.rank == 0:
+            client.set_deadlines(Deadlines.from_settings(settings))
+
+    def _job_ended(self, cause: Cause) -> None:
+        self._on_end(cause)
+
+    @property
+    def outlived_failure(self) -> bool:
+        """Whether another rank's failure has ended the job, and this process goes on."""
+        return self.client.cause is not None and self.hooks.outlives(self.client.cause)
+
+    def await_abort(self) -> None:
+        """Waits until engines are aborted, if a rank has failed: later, that would hit the engine of the next ranks."""
+        if self.client.cause is not None:
+            self.hooks.aborted.wait(ABORT_WITHIN)
+
+    def close(self) -> None:
+        """Leaves these ranks for good, which go on without this one or have failed."""
+        for backend in self.hooks.backends:  # the ranks did not come together
+            backend.stop()
+        self.hooks.release()
+        self.channel.close()
+
+    def script_ended(self) -> None:
+        """Reports that Python has run the script; it may still wait for non-daemon threads."""
+        self.client.script_ended()
+
+    def exit(self) -> None:
+        """Leaves the job at the end of this process, and reports an exit code other than 0."""
+        self.hooks.exiting()
+        finalize_mpi()
+        self.channel.wait_for_exits(held=running_mpi() is not None)
+        if self.client.cause is not None:
+            self.hooks.exiting()
+        self.hooks.uninstall()
+        self.channel.stop_reading()
+        self._exit_watch.arm_last_resort()

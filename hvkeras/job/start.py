@@ -1,0 +1,277 @@
+"""Opens a session: connects the ranks, agrees with them on a backend, and starts its engine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class
+from hvkeras.backends.interface import Backend, Start
+from hvkeras.control.announcements import remove_announcement
+from hvkeras.control.client import ControlClient
+from hvkeras.control.waiting import REPORT_EVERY, task_name
+from hvkeras.errors import MachineError, explain
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.cores import fair_share, limit_threads, usable_cores
+from hvkeras.host.gpus import GpuPlacement, seen_gpus
+from hvkeras.host.mpi import crashes_at_exit
+from hvkeras.host.network import host_identity
+from hvkeras.host.topology import Topology, topology_from_hosts
+from hvkeras.host.versions import must_agree, own_versions
+from hvkeras.job.backend_choice import agree_on_backend, facts_of_rank
+from hvkeras.job.failure import END_ALWAYS, FailurePolicy
+from hvkeras.job.link import JobLink
+from hvkeras.job.session import Session, this_process
+from hvkeras.launch_environments import Launch
+from hvkeras.launch_environments.communicator import world_size
+from hvkeras.settings import Settings
+
+
+def open_session(launch: Launch, settings: Settings, requested: str | None = None,
+                 policy: FailurePolicy = END_ALWAYS, without_engine: bool = False) -> Session:
+    """Opens the session of this process, and makes it current.
+
+    Args:
+        launch: How this process was launched.
+        settings: The settings in force.
+        requested: The backend that is asked for; None for the one that the settings say.
+        policy: What this rank does when another one fails, unless it is connected already.
+        without_engine: Whether several ranks are connected, but no engine is started, so that nothing communicates.
+
+    Raises:
+        UsageError: The backend cannot serve this launch.
+        MachineError: A package, port or launcher does not meet the job's needs.
+        PeerError: A rank is missing or failed.
+    """
+    is_served = launch.size > 1 or bool(settings.run_lobby)  # an elastic job may shrink to one rank, and grow again
+    if is_served or without_engine:
+        session = _session_of_ranks(launch, settings, requested, policy, without_engine)
+    else:
+        session = _session_of_one(launch, settings, requested)
+    this_process().session = session
+    return session
+
+
+def restart_session(session: Session) -> Session:
+    """Closes a session, and opens another one of the same ranks with the same backend."""
+    session.close()
+    return open_session(session.launch, session.settings, session.backend.name)
+
+
+def _session_of_one(launch: Launch, settings: Settings, requested: str | None) -> Session:
+    """Opens a session of one process with the local backend, unless a plug-in was requested."""
+    wanted = requested or settings.backend
+    # A plug-in may handle single-process jobs in its own way.
+    name = ONE_PROCESS if wanted == "auto" or wanted in BUILT_IN else wanted
+    topology = topology_from_hosts(0, [socket.gethostname()])
+    engine, entries = backend_class(name)(), this_process().entries
+    engine.start(Start(topology, None, launch, settings))
+    entries.backend = engine
+    if prints_at(settings, "WARNING"):
+        asked = f" ({wanted} was asked for; one process needs no engine)" if wanted not in ("auto", name) else ""
+        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{asked}")
+    return Session(engine, entries, topology, launch, settings, requested=requested)
+
+
+def _session_of_ranks(launch: Launch, settings: Settings, requested: str | None, policy: FailurePolicy,
+                      without_engine: bool) -> Session:
+    """Opens a session of several ranks: connects, agrees on a backend, and starts the engine."""
+    process = this_process()
+    link = process.connect(launch, settings, policy)
+    link.hooks.install()
+    try:
+        return _meet(link, settings, requested, without_engine)
+    except BaseException as error:
+        link.hooks.report(error)
+        raise
+
+
+def _meet(link: JobLink, settings: Settings, requested: str | None, without_engine: bool) -> Session:
+    process, launch, client = this_process(), link.launch, link.client
+    entries, wanted = process.entries, requested or settings.backend
+    client.join(entries)
+    link.starts += 1
+    facts = exchange_facts(client, launch, settings, link.starts, own_facts(wanted, launch, settings))
+    remove_announcement(launch, settings)
+    link.channel.release_port()
+    topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
+                                   [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
+    settings = settings_of_rank_0(launch, settings, facts)
+    link.set_deadlines(settings)
+    check_local_ranks(launch, topology)
+    share_cores(settings, facts, topology)
+    gpus = GpuPlacement.of(facts)
+    gpus.take(topology.rank)
+
+    def session(engine: Backend, devices: tuple[str, ...] = ()) -> Session:
+        return Session(engine, entries, topology, launch, settings, client, link.hooks, devices, requested)
+
+    if without_engine:
+        return session(backend_class(ONE_PROCESS)())
+    opened = session(process.engine(agree_on_backend(launch, facts, gpus.each_has_own)), gpus.devices)
+    start_engine(opened, opened.backend, lambda size: check_size(launch, opened.backend, size))
+    if topology.rank == 0 and prints_at(settings, "WARNING"):
+        _describe(opened, gpus, is_auto=wanted == "auto")
+    return opened
+
+
+def start_engine(session: Session, engine: Backend, check: Callable[[int], None] = lambda _: None) -> None:
+    """Starts an engine on all ranks of a session.
+
+    Args:
+        session: The session, of several ranks.
+        engine: Its backend, or a further one.
+        check: Called with the number of ranks that the engine counts.
+    """
+    link = this_process().link
+    assert link is not None
+    assert session.control is not None
+    if engine not in link.hooks.backends:
+        link.hooks.backends.append(engine)
+    if engine is session.backend:
+        session.entries.backend = engine
+    size = engine.start(Start(session.topology, session.control, session.launch, session.settings, session.gpus,
+                              link.starts))
+    link.hooks.reinstall_signals()
+    check(size)
+    if engine is session.backend:
+        session.control.gather(f"started {link.starts}", size, session.settings.start_timeout)
+
+
+def _describe(session: Session, gpus: GpuPlacement, is_auto: bool) -> None:
+    engine, topology = session.backend, session.topology
+    hosts = len(set(topology.host_numbers))
+    say(f"backend {engine.name} ({engine.engine}), {topology.size} rank{'s' * (topology.size > 1)} on {hosts}"
+        f" host{'s' * (hosts > 1)}, launched by {session.launch.launcher}")
+    world = world_size()
+    if world not in (None, session.launch.size) and session.launch.rendezvous.communicator is None:
+        say(f"this job has {session.launch.size} ranks, but MPI.COMM_WORLD has {world}: launch with mpirun where the"
+            " script communicates over MPI as well")
+    if crashes_at_exit():
+        say("mpi4py.MPI was imported before TensorFlow, with whose hwloc Open MPI may crash at the end: import"
+            " tensorflow first, or set LD_BIND_NOW=1")
+    if gpus.sentence():
+        say(gpus.sentence() + _way_of_gpu_tensors(engine, gpus, is_auto))
+
+
+def _way_of_gpu_tensors(engine: Backend, gpus: GpuPlacement, is_auto: bool) -> str:
+    """Says how an engine moves the tensors of GPUs, and why `auto` has chosen that."""
+    over_nccl = engine.transport == "NCCL"
+    why = ("each rank has a GPU of its own" if over_nccl else "no backend here has NCCL" if gpus.each_has_own
+           else "NCCL needs a GPU for each rank")
+    return f"; tensors go {'over NCCL' if over_nccl else 'through host memory'}" + (f", as {why}" if is_auto else "")
+
+
+# What ranks tell each other at the start, and what must hold before and after the engine starts.
+
+
+def own_facts(requested: str, launch: Launch, settings: Settings) -> dict[str, Any]:
+    """What this rank reports to the others about itself before the engine starts."""
+    return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
+            "versions": own_versions(), "settings": settings.shared(), "gpus": seen_gpus(settings.gpu_placement),
+            **facts_of_rank(requested, launch)}
+
+
+def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
+                   facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Waits for all ranks, reporting every few seconds which are missing, and returns the facts of each rank.
+
+    Raises:
+        PeerError: A rank did not come in time.
+        MachineError: Ranks run different versions.
+    """
+    reported = [0.0]
+
+    def on_missing(ranks: list[int], waited: float) -> None:
+        if waited - reported[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
+            reported[0] = waited
+            names = ", ".join(task_name(launch, rank) for rank in ranks)
+            say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
+
+    key = f"facts {session}"
+    found = client.gather(key, facts, settings.start_timeout, on_missing,
+                          describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
+    check_versions(launch, settings, found)
+    return found
+
+
+def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> Settings:
+    """Returns this rank's settings, with those that concern the job as rank 0 has them, which says where others differ.
+
+    Args:
+        launch: How this process was launched.
+        settings: The settings of this rank.
+        facts: The facts of each rank.
+    """
+    first = facts[0]["settings"]
+    if launch.rank == 0 and prints_at(settings, "WARNING"):
+        for name, value in first.items():
+            others = {rank: fact["settings"][name] for rank, fact in enumerate(facts)
+                      if fact["settings"][name] != value}
+            if others:
+                values = ", ".join(f"{_in_words(other)} on rank {rank}" for rank, other in others.items())
+                say(f"HVKERAS_{name.upper()} is {_in_words(value)} on rank 0, {values}; that of rank 0 counts on"
+                    " all ranks")
+    return settings.with_shared(first)
+
+
+def _in_words(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value:g}" if isinstance(
+        value, float) else str(value)
+
+
+def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> None:
+    """Checks that all ranks have the same versions; those of TensorFlow and Keras may differ, but rank 0 says so.
+
+    Raises:
+        MachineError: The versions of hvkeras or of Python differ.
+    """
+    first = facts[0]["versions"]
+    for rank, fact in enumerate(facts):
+        own = fact["versions"]
+        if must_agree(own) != must_agree(first):
+            raise MachineError(explain(
+                "All ranks must run the same versions of Python and hvkeras", "install the same on every host, or use"
+                " one image for all", **{f"rank_0_on_{facts[0]['host']}": must_agree(first),
+                                         f"rank_{rank}_on_{fact['host']}": must_agree(own)}))
+        if own != first and launch.rank == 0 and prints_at(settings, "WARNING"):
+            differ = ", ".join(f"{name} {first.get(name, 'none')} and {own.get(name, 'none')}"
+                               for name in sorted(first.keys() | own.keys()) if first.get(name) != own.get(name))
+            say(f"versions differ between rank 0 on {facts[0]['host']} and rank {rank} on {fact['host']}: {differ}")
+            return
+
+
+def check_local_ranks(launch: Launch, topology: Topology) -> None:
+    """Compares the announced local size with the one derived from the hosts' identities."""
+    if launch.local_size is not None and launch.local_size != topology.local_size:
+        raise MachineError(explain(
+            f"{launch.launcher} and the ranks' hosts must agree on which ranks share a host",
+            "give each machine a host name of its own, and run ranks of one host in one container",
+            announced_local_size=launch.local_size, counted=topology.local_size, hosts=topology.hosts))
+
+
+def share_cores(settings: Settings, facts: list[dict[str, Any]], topology: Topology) -> None:
+    """Limits TensorFlow to this rank's share of the host's cores, unless that is disabled."""
+    if not settings.threads:
+        return
+    own = facts[topology.rank]
+    share = fair_share(own["cores"], [fact["cores"] for fact in facts if fact["identity"] == own["identity"]])
+    if not limit_threads(share) and prints_at(settings, "INFO"):
+        say("TensorFlow had started before init(), so its threads stay as they are; call hvd.init() first")
+
+
+def check_size(launch: Launch, engine: Backend, counted: int) -> None:
+    """Rejects an engine whose number of ranks differs from what the launcher announced.
+
+    Raises:
+        MachineError: The sizes differ.
+    """
+    if not isinstance(counted, int):
+        raise MachineError(explain(f"start() of the backend {engine.name!r} must return the number of ranks",
+                                   f"return it from {type(engine).__name__}.start()", returned=counted))
+    if counted != launch.size:
+        raise MachineError(explain(
+            f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",
+            "the engine was built for another launcher or MPI; see hvkeras run --check-build",
+            launcher_size=launch.size, engine_size=counted))

@@ -1,0 +1,70 @@
+"""What accompanies a session: the record, the hooks around `fit`, the timeline, and process sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvkeras import compat
+from hvkeras.collectives import join, mismatch
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet, add_process_set, registered_process_sets
+from hvkeras.job.session import Session
+from hvkeras.job.start import restart_session
+from hvkeras.profiling import recorder
+from hvkeras.profiling.timeline import start_timeline, stop_timeline
+from hvkeras.settings import ignored_variables
+from hvkeras.training import fit_hooks
+
+
+def start_services(session: Session, process_sets: Any = None) -> None:
+    """Starts what accompanies a session that is current.
+
+    Args:
+        session: The session.
+        process_sets: Process sets to register, as for `init()`.
+    """
+    if session.control is not None:
+        session.control.on_involvement = join.on_message
+        session.control.on_refusal = mismatch.refuse
+    settings, rank = session.settings, session.topology.rank
+    ignored = {} if session.backend.reads_horovods_variables else ignored_variables()
+    if ignored and rank == 0 and prints_at(settings, "WARNING"):
+        say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
+    records = bool(settings.record or settings.report or settings.trace_steps)
+    if records:
+        recorder.start(session)
+    if session.launch.size > 1 or settings.run_lobby or records:
+        install_hooks(session)
+    if settings.timeline:
+        start_timeline(settings.timeline)
+    add_process_sets(process_sets)
+
+
+def install_hooks(session: Session) -> None:
+    """Puts hvkeras around `fit`, and makes TensorFlow trace functions again whenever the ranks have changed."""
+    fit_hooks.install()
+    if session.settings.run_lobby:
+        compat.hook_traces(anew=session.number > 1)
+
+
+def stop_services() -> None:
+    """Stops what accompanies the present session."""
+    recorder.finish()
+    stop_timeline()
+    compat.unhook_all()
+
+
+def restart_with_services(session: Session) -> None:
+    """Closes a session, and opens another one of the same ranks."""
+    stop_services()
+    start_services(restart_session(session))
+
+
+def add_process_sets(process_sets: str | Sequence[ProcessSet | Sequence[int]] | None) -> None:
+    """Registers the process sets that are not registered yet."""
+    if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" has no effect here
+        return
+    for process_set in process_sets:
+        if not any(process_set is known for known in registered_process_sets().values()):
+            add_process_set(process_set)
