@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 # The module of each public name.
 _HOMES = {
     "hvkeras.startup": ("init", "shutdown"),
-    "hvkeras.job.state": ("is_initialized",),
+    "hvkeras.job.session": ("is_initialized",),
     "hvkeras.job.queries": (
         "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous", "mpi_built",
         "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built", "ccl_built",
@@ -162,7 +162,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.job.queries import rocm_built as rocm_built
     from hvkeras.job.queries import size as size
     from hvkeras.job.queries import sycl_built as sycl_built
-    from hvkeras.job.state import is_initialized as is_initialized
+    from hvkeras.job.session import is_initialized as is_initialized
     from hvkeras.launcher.functions import run as run
     from hvkeras.profiling.timeline import start_timeline as start_timeline
     from hvkeras.profiling.timeline import stop_timeline as stop_timeline

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.launch_environments.tf_config import EXAMPLE_WITH_SERVERS
 from hvkeras.startup import init_for_strategy
 from hvkeras.typing import Strategy
@@ -66,14 +66,14 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     import tensorflow as tf
 
     engine = init_for_strategy()
-    job = current_job()
-    if job.topology.size > 1:
+    session = current_session()
+    if session.topology.size > 1:
         from hvkeras.compat.strategies import wrap_steps  # noqa: PLC0415 - imports TensorFlow
 
         wrap_steps(_counted)
         # Custom training loops are not counted, so nobody knows which rank a collective waits for. The timeout keeps
         # it from waiting forever.
-        stalled = job.settings.stall_shutdown
+        stalled = session.settings.stall_shutdown
         options = communication_options or tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=stalled + UNCOUNTED if stalled else None)
         assert isinstance(engine, HostsStrategies)
@@ -86,13 +86,13 @@ def _counted(step: str) -> Iterator[None]:
     """Reports a Keras step of this rank to the control channel, so that it can name a rank that does not reach it."""
     from hvkeras.plans.plan import Plan  # noqa: PLC0415 - imports TensorFlow
 
-    job = current_job() if is_initialized() else None
-    if job is None or job.control is None:
+    session = current_session() if is_initialized() else None
+    if session is None or session.control is None:
         yield
         return
     label = f"{step} of fit" if step == "train_step" else f"{step} of an evaluation"
-    plan = Plan(f"strategy {step}", (), (), (), tuple(range(job.topology.size)), label)
-    with job.entries.entering(plan, [], can_raise=False):
+    plan = Plan(f"strategy {step}", (), (), (), tuple(range(session.topology.size)), label)
+    with session.entries.entering(plan, [], can_raise=False):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from hvkeras.collectives.broadcasts import allgather_object, broadcast_object
 from hvkeras.errors import UsageError, explain
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 TunerT = TypeVar("TunerT")
 
@@ -40,7 +40,7 @@ def DistributedTuner(tuner: TunerT) -> TunerT:  # noqa: N802 - named like Distri
         NotInitializedError: `init()` was not called.
         UsageError: The argument is not a tuner of Keras Tuner.
     """
-    topology = current_job().topology
+    topology = current_session().topology
     oracle: Any = getattr(tuner, "oracle", None)
     if not all(callable(getattr(oracle, name, None)) for name in ("create_trial", "end_trial", "get_state")):
         raise UsageError(explain("DistributedTuner takes a tuner of Keras Tuner", "pass one, for example"
@@ -58,7 +58,7 @@ def _share(tuner: Any, oracle: Any, chooses: bool) -> None:
         oracle.trials = {trial.trial_id: trial for trial in map(_unpacked, trials)}
         oracle.set_state(json.loads(state))
         tuner.directory = os.path.join(tuner.directory, tuner.project_name)
-        tuner.project_name = f"rank_{current_job().topology.rank}"
+        tuner.project_name = f"rank_{current_session().topology.rank}"
         oracle._set_project_dir(tuner.directory, tuner.project_name)
         for name in ("on_trial_begin", "on_trial_end"):  # what prints the progress
             setattr(oracle._display, name, lambda trial: None)  # noqa: ARG005

@@ -22,7 +22,7 @@ import psutil
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 Operation = Callable[[Any, str], Any]
 MIB = 1 << 20
@@ -101,7 +101,7 @@ def main() -> None:
                 count = times // 10 if operation is traced else times  # slow, and the same each time
                 rows.append((what, count, name, growth(use, operation, count, before)))
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, backend {current_job().backend.name}; memory left behind on rank 0:")
+        print(f"{hvd.size()} ranks, backend {current_session().backend.name}; memory left behind on rank 0:")
         for what, times, name, each in rows:
             print(f"  {times:6,} x {what:26}  {name:36}  {each / 1024:8.2f} KiB each  {times * each / MIB:7.1f} MiB")
         print(f"first call of a function with one collective: {seconds[True]:.2f} s where AutoGraph converts the"

@@ -44,10 +44,10 @@ def train_step(model: Model) -> Callable[[], None]:
 
 def copy_gradients(gradients: Sequence[Any], variables: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
     """What one process does instead of an exchange of gradients, with its timestamps."""
-    recorder.step(gradients, variables)
+    recorder.recording().step(gradients, variables)
     plan = Plan.of("gradients average", gradients, (0,), "copies of the gradients")
-    with spans.in_step():
-        engine = spans.timed(Copies(), plan) if recorder.is_on() else Copies()
+    with spans.store().in_step():
+        engine = spans.store().timed(Copies(), plan) if recorder.recording().is_on() else Copies()
     half = len(gradients) // 2
     return [*engine.allreduce(gradients[:half], f"{plan.key}.1"), *engine.allreduce(gradients[half:], f"{plan.key}.0")]
 
@@ -89,7 +89,7 @@ def main() -> None:
     for _ in range(flags.copies):
         steps[True].append(train_step(model))
         block(steps[True][-1], flags.steps)
-        with recorder.paused():
+        with recorder.recording().paused():
             steps[False].append(train_step(model))
             block(steps[False][-1], flags.steps)
     times: dict[bool, list[list[float]]] = {True: [], False: []}
@@ -101,7 +101,7 @@ def main() -> None:
         print(f"{flags.model}, {hvd.size()} ranks{cpu}, {flags.pairs} pairs of blocks of {flags.steps} steps:")
         for percentile in (5, 10, 25, 50):
             print(f"  {compared(np.array(times[False]), np.array(times[True]), percentile)}")
-        print(f"  writing the record takes {recorder.writing_share():.2%} of a core")
+        print(f"  writing the record takes {recorder.recording().writing_share():.2%} of a core")
     hvd.shutdown()
 
 

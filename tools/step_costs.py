@@ -23,7 +23,7 @@ import tensorflow as tf
 import hvkeras as hvd
 from hvkeras.bench.models import MODELS
 from hvkeras.compat import graphs
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.training import fit_hooks, metrics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.fit_run import FitRun
@@ -97,7 +97,7 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
                        for name, seconds in spent.items()}
         check = DivergenceCheck(self.model, hvd.global_process_set, set, False, True)
         check.check(1, False, False)
-        every = current_job().settings.guard_steps
+        every = current_session().settings.guard_steps
         self.costs[f"divergence check, every {every} steps"] = microseconds(
             lambda: check.check(1, False, False), 50) / every
         own = metrics.own_states(self.model)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvkeras.backends.contract.ranks import Ranks
 from hvkeras.backends.interface import Reduction
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 EAGER = "abort() fails an eager collective in flight, with an error that is_peer_failure() knows"
 GRAPH = "abort() fails a function's collective in flight, with an error that is_peer_failure() knows"
@@ -40,7 +40,7 @@ def _aborted(ranks: Ranks, collective: Any) -> None:
         except BaseException as error:  # noqa: BLE001 - whatever the engine raises
             errors.append(error)
 
-    control = current_job().control
+    control = current_session().control
     assert control is not None
     control.gather("contract abort", None, _WITHIN)
     waiting = threading.Thread(target=wait, daemon=True)

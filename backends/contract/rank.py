@@ -18,7 +18,7 @@ import hvkeras
 import hvkeras as hvd
 from hvkeras.backends.contract import capabilities, clauses, failures, usage
 from hvkeras.backends.contract.ranks import NotTried, Ranks
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 PARTS: dict[str, dict[str, Callable[[Ranks], None]]] = {
     "collectives": (clauses.CLAUSES | usage.CLAUSES | capabilities.CLAUSES
@@ -53,7 +53,7 @@ def main() -> None:
             with _ended_within(arguments.deadline, note, ranks):
                 note(_tried(clause, ranks))
                 # Over the control channel, so that all begin the next one together, also if this one was an abort.
-                control = current_job().control
+                control = current_session().control
                 assert control is not None
                 control.gather(f"contract {name}", None, arguments.deadline)
     sys.stdout.flush()

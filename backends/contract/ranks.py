@@ -13,7 +13,7 @@ import tensorflow as tf
 import hvkeras as hvd
 from hvkeras.backends.interface import Backend
 from hvkeras.errors import UnsupportedError
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ class Ranks:
     @property
     def backend(self) -> Backend:
         """The job's backend."""
-        return current_job().backend
+        return current_session().backend
 
     def begin(self, clause: str) -> None:
         """Starts the keys of a clause, which are the same on all ranks."""

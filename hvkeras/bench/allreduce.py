@@ -180,7 +180,7 @@ def participants(stage: Stage, label: str) -> list[Participant]:
     if not stage.plan.backend:
         description = "MPI on NumPy's arrays, no TensorFlow"
         return [MpiChain(Row(label, MPI_ALONE, REFERENCE, description), task, peers.mpi(ranks))]
-    backend, everyone = ranks.job.backend, list(range(ranks.size))
+    backend, everyone = ranks.session.backend, list(range(ranks.size))
 
     def reduce(tensor: Any, name: str) -> Any:
         return backend.allreduce([tensor], name, Reduction.SUM, everyone)[0]

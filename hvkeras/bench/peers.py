@@ -61,8 +61,8 @@ def mpi(ranks: Ranks) -> Any:
     """Returns an mpi4py communicator for all ranks; None if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
-    launch = ranks.job.launch
-    return mpi_world(launch.launcher, launch.size, ranks.job.settings.start_timeout)
+    launch = ranks.session.launch
+    return mpi_world(launch.launcher, launch.size, ranks.session.settings.start_timeout)
 
 
 def _horovod(peer: Peer, backend: Backend, _: Ranks) -> None:

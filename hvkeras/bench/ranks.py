@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvkeras.errors import HvkerasError, PeerError
-from hvkeras.job.state import Job
+from hvkeras.job.session import Session
 
 FAILED_GATHER_TIMEOUT = 20.0  # seconds that a failed rank waits for the others, which may be stuck
 
@@ -20,14 +20,14 @@ class Ranks:
     """The ranks of the job, as seen by one of them.
 
     Args:
-        job: The running job.
+        session: The session.
         timeout: Seconds until the benchmark must be over.
     """
 
-    def __init__(self, job: Job, timeout: float) -> None:
-        self.job = job
-        self.rank, self.size = job.topology.rank, job.topology.size
-        self._control = job.control
+    def __init__(self, session: Session, timeout: float) -> None:
+        self.session = session
+        self.rank, self.size = session.topology.rank, session.topology.size
+        self._control = session.control
         self._deadline = time.monotonic() + timeout
         self._exchanges = 0
 

@@ -285,7 +285,7 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         suffixes = ["", XLA] if plan.jit else [""]
         return [Training(Row(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)
                 for suffix in suffixes]
-    backend = ranks.job.backend
+    backend = ranks.session.backend
     suffixes = ["", *([PLAIN] if plan.plain else []), *([SHARED] if plan.shard else [])]
     suffixes += [XLA] if plan.jit and not objection_to_xla(backend) else []
     made: list[Participant] = []

@@ -30,7 +30,7 @@ class Streams(Participant):
     def __init__(self, row: Row, size: int, ranks: Ranks) -> None:
         self.row, self._ranks = row, ranks
         row.bytes = size
-        numbers = ranks.job.topology.host_numbers
+        numbers = ranks.session.topology.host_numbers
         self._leaders = [numbers.index(host) for host in dict.fromkeys(numbers)]
         self._bytes = 2 * (len(self._leaders) - 1) * size // len(self._leaders)
         self._to: socket.socket | None = None
@@ -42,8 +42,8 @@ class Streams(Participant):
         leads = self._ranks.rank in self._leaders
         with contextlib.ExitStack() as stack:
             server = None
-            if leads and self._ranks.job.control is not None:
-                server = stack.enter_context(socket.create_server((self._ranks.job.control.local_address, 0)))
+            if leads and self._ranks.session.control is not None:
+                server = stack.enter_context(socket.create_server((self._ranks.session.control.local_address, 0)))
             secret = secrets.token_hex(32)
             own = None if server is None else [*server.getsockname()[:2], secret]
             addresses = self._ranks.gather(own)

@@ -18,7 +18,7 @@ from hvkeras.bench.plan import SILENT, Plan, Stage
 from hvkeras.bench.ranks import Ranks
 from hvkeras.host.cores import usable_cores
 from hvkeras.host.machine import spread
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.launch_environments import detect_launch
 from hvkeras.startup import init_without_engine
 
@@ -43,10 +43,10 @@ def main(folder: Path) -> None:
         before = PeakMemory()
         hvkeras.init(plan.backend)
         memory = before.rise()
-        job = current_job()
+        session = current_session()
     else:
-        job = init_without_engine()
-    ranks = Ranks(job, plan.timeout)
+        session = init_without_engine()
+    ranks = Ranks(session, plan.timeout)
     channel = Channel.to(folder) if ranks.rank == 0 else None
     pids = ranks.gather(os.getpid())
     if channel is not None:
@@ -63,7 +63,7 @@ def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
         return None
     from hvkeras.bench.peers import direct  # noqa: PLC0415 - imports TensorFlow
 
-    return direct(ranks.job.backend, ranks)
+    return direct(ranks.session.backend, ranks)
 
 
 def _serve(stage: Stage, channel: Channel | None) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from hvkeras import compat
 from hvkeras.callbacks.model_checkpoint import ModelCheckpoint
 from hvkeras.errors import UsageError, explain
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.typing import Logs, PathLike
 
 
@@ -47,7 +47,7 @@ class BestModelCheckpoint(ModelCheckpoint):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks the path."""
-        current_job()
+        current_session()
         name = type(self).__name__
         if not isinstance(self.filepath, (str, os.PathLike)) or not os.fspath(self.filepath):
             raise UsageError(explain(f"{name} needs a filepath", f'pass filepath="best.keras" to {name}, or set'

@@ -12,7 +12,7 @@ from hvkeras.collectives.operations import Min, require_root
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.gradients.optimizer import distributed_part
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.training.learned_state import broadcast_learned
 from hvkeras.typing import Logs, VariableLike
 
@@ -53,7 +53,7 @@ class BroadcastGlobalVariablesCallback(KerasCallback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcasts if the model has its weights on every rank."""
-        size = current_job().topology.size
+        size = current_session().topology.size
         require_root(self.root_rank, range(size))
         self.broadcast_done = False
         optimizer = getattr(self.model, "optimizer", None)

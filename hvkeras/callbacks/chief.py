@@ -6,7 +6,7 @@ from typing import Any
 
 from hvkeras.compat import graphs
 from hvkeras.host.console import prints_at
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.settings import Settings
 from hvkeras.training.fit_hooks import shared_by
 
@@ -25,9 +25,9 @@ def is_chief(model: Any) -> bool:
     if not is_initialized():
         return True
     process_set = shared_by(model)
-    return current_job().topology.rank == (0 if process_set is None else process_set.ranks[0])
+    return current_session().topology.rank == (0 if process_set is None else process_set.ranks[0])
 
 
 def should_print(model: Any, level: str = "WARNING") -> bool:
     """Whether this process is the chief, and messages of that level are printed."""
-    return is_chief(model) and prints_at(current_job().settings if is_initialized() else Settings(), level)
+    return is_chief(model) and prints_at(current_session().settings if is_initialized() else Settings(), level)

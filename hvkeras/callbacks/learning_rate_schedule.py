@@ -17,7 +17,7 @@ from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import shared_by
 from hvkeras.typing import Logs
 
@@ -81,7 +81,7 @@ class LearningRateScheduleCallback(KerasCallback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Checks the optimizer."""
-        current_job()
+        current_session()
         self._ahead, self._unfinished, self._begun = None, False, False
         optimizer = self.model.optimizer
         if compat.learning_rate(optimizer) is None:
@@ -120,7 +120,7 @@ class LearningRateScheduleCallback(KerasCallback):
 
     def _start(self, epoch: int) -> None:
         """Places the first epoch of this `fit` in the schedule, with the same result on every rank."""
-        job = current_job()
+        session = current_session()
         steps = self.steps_per_epoch or _steps(self.params or {})
         counted = compat.step_counter(self.model.optimizer)
         process_set = shared_by(self.model)
@@ -140,9 +140,9 @@ class LearningRateScheduleCallback(KerasCallback):
         self._steps = max(steps, 0)
         agree = bool(self._steps) and (not epoch or counted // steps == epoch)
         self._ahead = counted - epoch * steps if agree else 0
-        if is_chief(self.model) and prints_at(job.settings, "WARNING"):
+        if is_chief(self.model) and prints_at(session.settings, "WARNING"):
             began = self._epoch_at(0)
-            text = self._plan(job.topology.size) + (self._progress(began) if began else "")
+            text = self._plan(session.topology.size) + (self._progress(began) if began else "")
             odd = counted and self._steps and not agree
             say(text + (f" (initial_epoch takes precedence, though the optimizer is at step {counted})" if odd else ""))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
 from hvkeras.host.console import say
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -50,7 +50,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def _warming(self, epoch: float) -> float:
         """Returns the fraction of `initial_lr` at an epoch."""
-        size = current_job().topology.size
+        size = current_session().topology.size
         warmed = min((epoch + 1 / self._steps) / self.warmup_epochs, 1.0)
         return (1 + warmed * (size - 1)) / size
 

@@ -12,7 +12,7 @@ from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import exact_logs, shared_by
 from hvkeras.typing import Logs
 
@@ -39,7 +39,7 @@ class MetricAverageCallback(KerasCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Averages the logs in place, for the callbacks that follow."""
-        current_job()
+        current_session()
         process_set = shared_by(self.model)
         if process_set is None:
             return
@@ -57,7 +57,7 @@ class MetricAverageCallback(KerasCallback):
                 logs[key] = _mean(values)
 
     def _warn_missing(self, key: str, ranks: list[int]) -> None:
-        settings = current_job().settings
+        settings = current_session().settings
         if key not in self._warned and is_chief(self.model) and prints_at(settings, "WARNING"):
             self._warned.add(key)
             say(f"MetricAverageCallback: {key!r} is not a number in the logs of rank{'s' * (len(ranks) > 1)}"

@@ -13,8 +13,8 @@ from hvkeras import compat
 from hvkeras.callbacks import summaries
 from hvkeras.callbacks.chief import is_chief, spanning_strategy
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.job import changes
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.changes import changes
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.profiling import spans
 from hvkeras.profiling.rank_times import LATEST, RankTimes, figures
 from hvkeras.profiling.ring_buffer import PythonRing
@@ -147,8 +147,8 @@ class TensorBoard(_TensorBoard):
         """Makes Keras retrace the step, so that its collectives are recorded."""
         self.gathers = False
         self._traced = False
-        if self.rank_scalars and is_initialized() and current_job().topology.size > 1:
-            spans.start(_USER)
+        if self.rank_scalars and is_initialized() and current_session().topology.size > 1:
+            spans.store().start(_USER)
             if not getattr(self.model.train_function, "_hvkeras_timed", False):
                 compat.forget_train_function(self.model)
                 self.model.make_train_function()
@@ -160,7 +160,7 @@ class TensorBoard(_TensorBoard):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Closes the files."""
-        spans.stop(_USER)
+        spans.store().stop(_USER)
         if self._chief:
             super().on_train_end(logs)
         elif self._elsewhere is not None:
@@ -180,11 +180,11 @@ class TensorBoard(_TensorBoard):
         elif self._elsewhere is not None:
             self._elsewhere.on_train_batch_begin(batch)
         self._first, self._began = batch, time.time()
-        spans.set_in_step(True)
+        spans.store().set_in_step(True)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Ends the measurement; the very first step, in which TensorFlow traces, is not measured."""
-        spans.set_in_step(False)
+        spans.store().set_in_step(False)
         if self._traced:
             self._executions.append(self._began, time.time(), self._first, batch)
         self._traced = True
@@ -224,7 +224,7 @@ class TensorBoard(_TensorBoard):
 
     def _write_changes(self, epoch: int) -> None:
         """Writes the changes of an elastic job's ranks that this process has gone through in the epoch."""
-        found = changes.noted(self._changes)
+        found = changes()[self._changes:]
         if not found:
             return
         self._changes += len(found)
@@ -238,7 +238,7 @@ class TensorBoard(_TensorBoard):
     def rank_times(self) -> RankTimes:
         """Returns what this rank has measured since the epoch began."""
         compiled = bool(getattr(self.model, "jit_compile", False))  # only collectives outside XLA are recorded
-        collectives = {} if compiled else {key: track.rows() for key, track in spans.collectives().items()}
+        collectives = {} if compiled else {key: track.rows() for key, track in spans.store().collectives().items()}
         return RankTimes.of(self._executions.rows().table, collectives)
 
     def write_rank_times(self, epoch: int, everyone: Mapping[int, RankTimes]) -> None:
@@ -271,5 +271,5 @@ def _place(model: Any) -> tuple[int, int, bool]:
         return before + (resolver.task_id or 0), size, is_chief(model)
     if not is_initialized():
         return 0, 1, True
-    topology = current_job().topology
+    topology = current_session().topology
     return topology.rank, topology.size, is_chief(model)

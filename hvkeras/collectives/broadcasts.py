@@ -16,7 +16,7 @@ from hvkeras.collectives.operations import members, require_root
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.typing import Operation, Tensor, VariableLike, VariableT
 
 ObjectT = TypeVar("ObjectT")
@@ -154,7 +154,7 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
         return []
     assigned = []
     names = [compat.variable_name(variable) for variable in variables]
-    for places in _chunks(targets, current_job().settings.bucket_size):
+    for places in _chunks(targets, current_session().settings.bucket_size):
         flat = [tf.reshape(targets[place].read_value(), [-1]) for place in places]
         fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places])
         for place, values in zip(places, fused, strict=True):
@@ -210,7 +210,7 @@ def broadcast_object(
 
 
 def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: str) -> Any:
-    mine = current_job().topology.rank == root_rank
+    mine = current_session().topology.rank == root_rank
     data = np.frombuffer(pickle.dumps(obj), np.uint8) if mine else np.zeros(0, np.uint8)
     length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{called} (length)")[0]
     if not mine:

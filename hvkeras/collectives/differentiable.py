@@ -22,7 +22,7 @@ from hvkeras.collectives.operations import (
 )
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 
 def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
@@ -37,7 +37,7 @@ def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
 
 def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
     """Returns the gradient of this rank's rows, given the gradient of all gathered rows."""
-    mine = ranks.index(current_job().topology.rank)
+    mine = ranks.index(current_session().topology.rank)
     summed = summed_for_gradient(upstream, ranks, name)
     if graphs.compiled_by_xla():  # XLA shapes are static, so all ranks gather the same number of rows
         return tf.split(summed, len(ranks))[mine]

@@ -14,21 +14,21 @@ from hvkeras.backends.interface import Reduction
 from hvkeras.collectives.mismatch import refusable
 from hvkeras.collectives.operations import plan_of, require_kernels, shaped
 from hvkeras.collectives.run_time_shapes import compared
-from hvkeras.job.state import Job, current_job
+from hvkeras.job.session import Session, current_session
 from hvkeras.plans.plan import Call, Plan
 from hvkeras.profiling import spans
 
 
-def run(job: Job, plan: Plan, calls: Sequence[Call]) -> list[Any]:
+def run(session: Session, plan: Plan, calls: Sequence[Call]) -> list[Any]:
     """Makes a plan's calls, and returns the result of each call.
 
     Raises:
         MismatchError: Other ranks make different collectives. A graph raises it when it runs.
     """
-    with job.entries.entering(plan, calls):
-        engine = spans.timed(job.backend, plan)
-        results = [call.run(engine) for call in compared(job, plan, calls)]
-    return list(refusable(job, plan, results))
+    with session.entries.entering(plan, calls):
+        engine = spans.store().timed(session.backend, plan)
+        results = [call.run(engine) for call in compared(session, plan, calls)]
+    return list(refusable(session, plan, results))
 
 
 def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
@@ -40,18 +40,18 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     of each tensor, or None if the engine does not scale it. `specs` describes what the ranks must agree on, if it
     differs from the tensors themselves.
     """
-    job = current_job()
+    session = current_session()
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    require_kernels(job.backend)
+    require_kernels(session.backend)
     plan = plan_of(f"{operation} {how or reduction.value}", specs or tensors, ranks, name, label_of(operation, name))
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
     groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
     calls = [Call("allreduce", [tensors[place] for place in places], f"{plan.key}.{number}", reduction, tuple(ranks),
                   *(kind[1] or ())) for number, (kind, places) in enumerate(groups.items())]
-    for combined, places in zip(run(job, plan, calls), groups.values(), strict=True):
+    for combined, places in zip(run(session, plan, calls), groups.values(), strict=True):
         for place, tensor in zip(places, combined, strict=True):
             results[place] = shaped(tensor, tensors[place])
     return results
@@ -59,14 +59,14 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
 
 def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
     """Gathers a tensor without a gradient."""
-    job = current_job()
+    session = current_session()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    require_kernels(job.backend)
+    require_kernels(session.backend)
     shape = _of_any_rows(tensor.shape)
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
     call = Call("allgather", tensor, plan.key, tuple(ranks))
-    [gathered] = run(job, plan, [call])
+    [gathered] = run(session, plan, [call])
     if not tf.executing_eagerly():
         gathered.set_shape(shape)
     return gathered
@@ -75,26 +75,26 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
 def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
                   names: Sequence[str] | None = None) -> list[Any]:
     """Broadcasts tensors without gradients, each in a separate collective, under one plan."""
-    job = current_job()
+    session = current_session()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    require_kernels(job.backend)
+    require_kernels(session.backend)
     plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
     calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
              for number, tensor in enumerate(tensors)]
-    return [shaped(result, call.data) for result, call in zip(run(job, plan, calls), calls, strict=True)]
+    return [shaped(result, call.data) for result, call in zip(run(session, plan, calls), calls, strict=True)]
 
 
 def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
     """Sends rows to each rank. Returns the received rows, and how many came from each rank."""
-    job = current_job()
+    session = current_session()
     if len(ranks) == 1:
         return tf.identity(tensor), tf.identity(splits)
-    require_kernels(job.backend)
+    require_kernels(session.backend)
     shape = _of_any_rows(tensor.shape)
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
-    [(received, rows)] = run(job, plan, [call])
+    [(received, rows)] = run(session, plan, [call])
     if not tf.executing_eagerly():
         received.set_shape(shape)
         rows.set_shape([len(ranks)])
@@ -107,14 +107,14 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
 
     `spec` describes what the ranks must agree on, if it differs from the tensor itself.
     """
-    job = current_job()
+    session = current_session()
     if len(ranks) == 1:
         return tf.identity(tensor)
-    require_kernels(job.backend)
+    require_kernels(session.backend)
     described = tensor if spec is None else spec
     plan = plan_of(f"reducescatter {how}", [described], ranks, name, label_of("reducescatter", name))
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
-    [scattered] = run(job, plan, [call])
+    [scattered] = run(session, plan, [call])
     if not tf.executing_eagerly():
         scattered.set_shape(_of_any_rows(tensor.shape))
     return scattered

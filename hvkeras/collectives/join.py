@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import tensorflow as tf
 from hvkeras.backends.interface import Reduction
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import Session, current_session
 from hvkeras.plans.plan import Plan
 
 TICK = 0.5  # seconds between checks for the end of the job
@@ -50,50 +51,60 @@ def join() -> int:
             rank, or a collective of tensors whose shapes are unknown at trace time.
         PeerError: A rank failed, or left the job without joining.
     """
-    job = current_job()
-    if job.control is None:
+    session = current_session()
+    if session.control is None:
         return 0
-    job.control.start_join()
+    session.control.start_join()
+    participation = session.part(Participation)
     last: int | None = None
     while last is None:
-        job.control.raise_if_ended()
-        _participation.raise_failure()
+        session.control.raise_if_ended()
+        participation.raise_failure()
         try:
-            last = _participation.last.get(timeout=TICK)
+            last = participation.last.get(timeout=TICK)
         except queue.Empty:
             continue
-    _participation.finish(job.control.raise_if_ended)
+    participation.finish(session.control.raise_if_ended)
     return last
 
 
-def on_message(message: dict[str, Any]) -> None:
-    """Handles a message from the control server; called from the channel's thread.
+class Participation:
+    """Runs the collectives on behalf of other ranks, each in its own thread because their order is unknown.
 
-    Args:
-        message: A plan to enter (`key`, `plan`, `calls`, `times`, `refused`), or `last`, the rank that joined last.
+    Attributes:
+        last: The rank that has joined last, once all have.
     """
-    if "last" in message:
-        _participation.last.put(int(message["last"]))
-    else:
-        _participation.start(message)
 
-
-class _Participation:
-    """Runs the collectives on behalf of other ranks, each in its own thread because their order is unknown."""
-
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self.last: queue.Queue[int] = queue.Queue()
-        self._functions: dict[tuple[str, bool, str], tuple[Plan, Any, list[Any]]] = {}
+        self._functions: dict[tuple[str, bool], tuple[Plan, Any, list[Any]]] = {}
         self._locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._threads: set[threading.Thread] = set()
         self._failures: list[BaseException] = []
+        self._is_over = False
 
-    def start(self, message: dict[str, Any]) -> None:
-        thread = threading.Thread(target=self._participate, args=(message,), name="hvkeras-join", daemon=True)
-        self._threads = {one for one in self._threads if one.is_alive()} | {thread}
-        thread.start()
+    def close(self) -> None:
+        """Ends the session; collectives that fail afterwards fail for that reason."""
+        self._is_over = True
 
-    def finish(self, check: Any) -> None:
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Handles a message from the control server; called from the channel's thread.
+
+        Args:
+            message: A plan to enter (`key`, `plan`, `calls`, `times`, `refused`), or `last`, the rank that joined last.
+        """
+        if "last" in message:
+            self.last.put(int(message["last"]))
+        else:
+            self._start(message)
+
+    def finish(self, check: Callable[[], None]) -> None:
+        """Waits for the collectives that have begun.
+
+        Args:
+            check: Raises if the job has ended.
+        """
         for thread in self._threads:
             while thread.is_alive():
                 thread.join(TICK)
@@ -101,45 +112,48 @@ class _Participation:
         self.raise_failure()
 
     def raise_failure(self) -> None:
+        """Raises what a collective has failed with, if one has."""
         if self._failures:
             raise self._failures.pop()
+
+    def _start(self, message: dict[str, Any]) -> None:
+        thread = threading.Thread(target=self._participate, args=(message,), name="hvkeras-join", daemon=True)
+        self._threads = {one for one in self._threads if one.is_alive()} | {thread}
+        thread.start()
 
     def _participate(self, message: dict[str, Any]) -> None:
         try:
             with graphs.eagerly(), self._locks[message["key"]]:
                 # A rank can be the root of a refused broadcast, but not of one that runs after it has joined.
-                function_key = message["key"], message["refused"], current_job().backend.name
+                function_key = message["key"], message["refused"]
                 if function_key not in self._functions:
                     plan = Plan.described(message["plan"])
-                    self._functions[function_key] = plan, *_collectives(plan, message["calls"], message["refused"])
+                    self._functions[function_key] = plan, *_collectives(
+                        self._session, plan, message["calls"], message["refused"])
                 plan, function, neutral = self._functions[function_key]
                 for _ in range(message["times"]):
-                    with current_job().entries.entering(plan):
+                    with self._session.entries.entering(plan):
                         function(*neutral)
         except Exception as error:
-            job = current_job() if is_initialized() else None
-            if job is None or (job.control is not None and job.control.cause is not None):
+            control = self._session.control
+            if self._is_over or (control is not None and control.cause is not None):
                 return  # the job has ended in the meantime, and the engine with it
             if message["refused"]:
                 raise  # no rank called join(); the job ends if the refused collective cannot complete
             self._failures.append(error)
 
 
-_participation = _Participation()
-
-
-def _collectives(plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
+def _collectives(session: Session, plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
     """Returns a function that makes a plan's calls, and its neutral arguments.
 
     The function is a graph if the first rank to enter the plan used a graph, because the plan's calls are then in
     flight concurrently. Ranks that enter the plan later may do so in eager mode.
     """
-    job = current_job()
     steps: list[tuple[str, list[Any], int, bool]] = []
     neutral: list[Any] = []
     for call in calls:
         arguments = [_argument(argument) for argument in call["arguments"]]
-        if call["operation"] == "broadcast" and arguments[0] == job.topology.rank and not refused:
+        if call["operation"] == "broadcast" and arguments[0] == session.topology.rank and not refused:
             raise UnsupportedError(explain("A rank that has joined has nothing to broadcast",
                                            "broadcast from another rank, or before join()", collective=plan.label))
         reduction = next((each for each in arguments if isinstance(each, Reduction)), Reduction.SUM)
@@ -153,7 +167,7 @@ def _collectives(plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tupl
         results, rest = [], list(tensors)
         for operation, arguments, count, several in steps:
             own, rest = rest[:count], rest[count:]
-            results.append(getattr(job.backend, operation)(own if several else own[0], *arguments))
+            results.append(getattr(session.backend, operation)(own if several else own[0], *arguments))
         return results
 
     if all(call["eager"] for call in calls):

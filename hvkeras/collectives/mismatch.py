@@ -20,7 +20,7 @@ from hvkeras.compat.tensorflow_errors import MismatchError
 from hvkeras.cpp_library import loading
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import Job, current_job
+from hvkeras.job.session import Session, current_session
 from hvkeras.plans.entry_counts import OWED_WITHIN
 
 if TYPE_CHECKING:
@@ -28,24 +28,35 @@ if TYPE_CHECKING:
     from hvkeras.plans.plan import Plan
 
 
-_refused: dict[str, str] = {}  # plan key -> what differs, for the plans in which this rank waits
-_in_graphs: loading.Library | None = None  # set as soon as graphs can raise
+class Refusals:
+    """The plans of a session in which this rank waits, and that are refused."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._texts: dict[str, str] = {}  # plan key -> what differs
 
-def refuse(key: str, text: str) -> None:
-    """Makes this rank raise in a plan in which it waits.
+    def refuse(self, key: str, text: str) -> None:
+        """Makes this rank raise in a plan in which it waits.
 
-    Args:
-        key: The plan's key.
-        text: What differs.
-    """
-    _refused[key] = text
-    if _in_graphs is not None:
-        entries = current_job().entries
-        if not entries.settled(0):
-            _in_graphs.hold_refusals(1)
-            threading.Thread(target=_release, args=(_in_graphs, entries), name="hvkeras-settle", daemon=True).start()
-        _in_graphs.refuse(key, text)
+        Args:
+            key: The plan's key.
+            text: What differs.
+        """
+        self._texts[key] = text
+        library = loading.loaded()
+        if library is not None:  # graphs may raise
+            entries = self._session.entries
+            if not entries.settled(0):
+                library.hold_refusals(1)
+                threading.Thread(target=_release, args=(library, entries), name="hvkeras-settle", daemon=True).start()
+            library.refuse(key, text)
+
+    def taken(self, key: str) -> str | None:
+        """Returns what differs if a plan has been refused and nobody has raised that error yet."""
+        text, library = self._texts.pop(key, None), loading.loaded()
+        if text is not None and library is not None and not library.take_refusal(key):
+            return None  # a graph has raised the error already
+        return text
 
 
 def _release(library: loading.Library, entries: EntryCounts) -> None:
@@ -54,11 +65,11 @@ def _release(library: loading.Library, entries: EntryCounts) -> None:
     library.hold_refusals(-1)
 
 
-def refusable(job: Job, plan: Plan, results: Any) -> Any:
+def refusable(session: Session, plan: Plan, results: Any) -> Any:
     """Raises if a plan has been refused: now in eager mode, else whenever the graph under construction runs.
 
     Args:
-        job: The running job.
+        session: The session.
         plan: The plan of the collectives.
         results: A nested structure of the resulting tensors.
 
@@ -71,12 +82,12 @@ def refusable(job: Job, plan: Plan, results: Any) -> Any:
     if tf.executing_eagerly():
         raise_if_refused(plan)
         return results
-    if job.control is None or graphs.compiled_by_xla() or not job.backend.outlives_errors_in_graphs:
+    if session.control is None or graphs.compiled_by_xla() or not session.backend.outlives_errors_in_graphs:
         return results
     available = operations()
     if available is None:
         return results
-    job.entries.set_refusable(plan.key)
+    session.entries.set_refusable(plan.key)
     return tf.nest.pack_sequence_as(results, available.hvkeras_refusable(inputs=tf.nest.flatten(results),
                                                                           key=plan.key))
 
@@ -90,16 +101,10 @@ def raise_if_refused(plan: Plan) -> None:
     Raises:
         MismatchError: Other ranks make different collectives.
     """
-    if (text := _taken(plan.key)) is not None:
-        current_job().entries.settled(OWED_WITHIN)
+    session = current_session()
+    if (text := session.part(Refusals).taken(plan.key)) is not None:
+        session.entries.settled(OWED_WITHIN)
         raise MismatchError(text)
-
-
-def _taken(key: str) -> str | None:
-    text = _refused.pop(key, None)
-    if text is not None and _in_graphs is not None and not _in_graphs.take_refusal(key):
-        return None  # a graph has raised the error already
-    return text
 
 
 def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> bool:
@@ -110,9 +115,9 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
         difference: Returns a description of the difference, or "" if there is none.
         found: The argument of `difference`.
     """
-    text = difference(found)
-    if text and _in_graphs is not None:
-        _in_graphs.refuse(key, text)
+    text, library = difference(found), loading.loaded()
+    if text and library is not None:
+        library.refuse(key, text)
     return not text
 
 
@@ -130,19 +135,18 @@ def refuse_immediately(key: str, difference: Callable[[Any], str], found: Any) -
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user functions here
 def operations() -> Any:
     """The operations of the C++ library; None if the library is missing."""
-    global _in_graphs  # noqa: PLW0603 - a process has one library
-    _in_graphs = _in_graphs or _loaded()
-    return _in_graphs and _in_graphs.operations
+    library = _library()
+    return library and library.operations
 
 
 @functools.cache
-def _loaded() -> loading.Library | None:
+def _library() -> loading.Library | None:
     """Loads the C++ library if it was built; warns once if it cannot be loaded."""
     if loading.objection():
         return None
     try:
         return loading.library()
     except MachineError as error:
-        if prints_at(current_job().settings, "WARNING"):
+        if prints_at(current_session().settings, "WARNING"):
             say(f"mismatched collectives in graphs will end the job instead of raising: {error}")
         return None

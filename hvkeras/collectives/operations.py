@@ -18,7 +18,7 @@ from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.plans.plan import Plan
 
 Average: int = 0
@@ -69,7 +69,7 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
         UsageError: `process_set` is not a process set, or is not registered.
         ArgumentError: This rank is not in `process_set`.
     """
-    topology = current_job().topology
+    topology = current_session().topology
     if not isinstance(process_set, ProcessSet):
         raise UsageError(explain("process_set must be a ProcessSet", process_set=process_set))
     ranks = process_set.members()
@@ -82,7 +82,7 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
 
 def reducing_engine(ranks: Sequence[int]) -> Backend:
     """Returns the engine that reduces over `ranks`; for a single rank, one that neither communicates nor scales."""
-    return current_job().backend if len(ranks) > 1 else _ONE_RANK
+    return current_session().backend if len(ranks) > 1 else _ONE_RANK
 
 
 def gradient_divisor(ranks: Sequence[int]) -> int:
@@ -91,7 +91,7 @@ def gradient_divisor(ranks: Sequence[int]) -> int:
     It is 1 where gradients are those of the sum of all ranks' losses. Horovod 0.28 averages the gradients of allgather
     and broadcast over the ranks, and multiplies the gradient of reducescatter by the number of ranks.
     """
-    convention = current_job().settings.gradients
+    convention = current_session().settings.gradients
     as_in_horovod = as_horovod.is_installed() if convention == "auto" else convention == "horovod"
     return len(ranks) if as_in_horovod else 1
 

@@ -29,7 +29,7 @@ from hvkeras.collectives.operations import (
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, Operation, Tensor, TensorLike
 
 
@@ -237,7 +237,7 @@ def broadcast(
             summed = summed_for_gradient(upstream, ranks, name)
             # tf.where instead of a Python condition, so that the gradient of this gradient is a collective on every
             # rank.
-            return tf.where(current_job().topology.rank == root_rank, summed, tf.zeros_like(summed))
+            return tf.where(current_session().topology.rank == root_rank, summed, tf.zeros_like(summed))
 
         return broadcast_raw([value], root_rank, ranks, name)[0], gradient
 

@@ -16,19 +16,19 @@ import tensorflow as tf
 
 from hvkeras.collectives import mismatch
 from hvkeras.compat import graphs
-from hvkeras.job.state import Job
+from hvkeras.job.session import Session
 from hvkeras.plans.plan import Call, Plan
 
 _ROWS_ARE_FREE = ("allgather", "alltoall")  # the first dimension may differ between ranks
 _MOST_DIMENSIONS = 8
 
 
-def compared(job: Job, plan: Plan, calls: Sequence[Call],
+def compared(session: Session, plan: Plan, calls: Sequence[Call],
              names: Sequence[str] | None = None) -> Sequence[Call]:
     """Adds a check to a graph that fails, before the plan's calls, if the ranks' shapes do not match.
 
     Args:
-        job: The running job.
+        session: The session.
         plan: The plan.
         calls: Its calls.
         names: The names of the calls' tensors; by default those of the plan, which must then be in the same order.
@@ -36,11 +36,11 @@ def compared(job: Job, plan: Plan, calls: Sequence[Call],
     Returns:
         The calls, on tensors that have been compared.
     """
-    if tf.executing_eagerly() or job.backend.compares_shapes or all(map(_is_known, calls)):
+    if tf.executing_eagerly() or session.backend.compares_shapes or all(map(_is_known, calls)):
         return calls
     rows = [_row(tensor, call.operation in _ROWS_ARE_FREE) for call in calls for tensor in call.tensors]
     key = f"{plan.key} shapes"
-    table = job.backend.allgather(tf.concat(rows, 0)[None], key, plan.ranks)
+    table = session.backend.allgather(tf.concat(rows, 0)[None], key, plan.ranks)
     raises = mismatch.operations()
     inputs = [tensor for call in calls for tensor in call.tensors]
     differ = functools.partial(_difference, plan, names or plan.names,

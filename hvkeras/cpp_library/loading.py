@@ -40,6 +40,11 @@ def library() -> Library:
     return Library()
 
 
+def loaded() -> Library | None:
+    """Returns the library if this process has loaded it."""
+    return library() if library.cache_info().currsize else None
+
+
 class Library:
     """The loaded library.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,7 +20,12 @@ from hvkeras.sharding.accounts import Positions
 
 SHARE = 0.02  # of the time, at most, for writing commits while training goes on
 LOOK_EVERY = 0.1  # seconds between two looks whether the script is over
-_writing: dict[Path, threading.Lock] = {}  # held while a file is written
+
+
+@functools.cache
+def _writing(path: Path) -> threading.Lock:  # noqa: ARG001 - one for each path
+    """Returns the lock that is held while a file is written."""
+    return threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class CommitFile:
         self._ranks = ranks
         self._path = commit_path(folder, number)
         self._former = self._path.with_suffix(".former")
-        self._writing = _writing.setdefault(self._path, threading.Lock())
+        self._writing = _writing(self._path)
         self._changed = threading.Condition()
         self._not_before = 0.0  # when the next one may be written
         self._hurry = False

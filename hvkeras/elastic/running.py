@@ -21,12 +21,11 @@ from hvkeras.elastic.membership import Membership, membership
 from hvkeras.elastic.shared_slots import LostPartsError
 from hvkeras.elastic.state import State
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
-from hvkeras.job import changes
-from hvkeras.job.changes import Change
+from hvkeras.job.changes import Change, changes
 from hvkeras.job.failure import STUCK_AFTER
 from hvkeras.job.notice import Notice
-from hvkeras.job.state import current_job
-from hvkeras.sharding.accounts import keeps_accounts, take_positions
+from hvkeras.job.session import current_session
+from hvkeras.sharding.accounts import accounts, keeps_accounts
 from hvkeras.training.session_services import restart_with_services
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -95,8 +94,8 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
         if members is not None and state.must_restart and not members.is_waiting:
             members.require_restarts()
         if members is not None and members.restarts and state.saved() is None:
-            say_on_rank_0(f"restarts all ranks when one is lost, as backend {current_job().backend.name} cannot start"
-                          f" again in a process, and {type(state).__name__} has no saved() to outlive it")
+            say_on_rank_0(f"restarts all ranks when one is lost, as backend {current_session().backend.name} cannot"
+                          f" start again in a process, and {type(state).__name__} has no saved() to outlive it")
             members = None
         call = (_Call(state, next(_numbers), reset) if members is None
                 else _CallThatSurvives(state, next(_numbers), reset, members))
@@ -135,8 +134,8 @@ class _Call:
 
     def _listen(self) -> None:
         """Makes SIGTERM commit before the job ends, if a commit outlives it."""
-        if current_job().settings.elastic_dir:
-            self._notice = Notice(f"elastic function {self._number}", range(current_job().topology.size))
+        if current_session().settings.elastic_dir:
+            self._notice = Notice(f"elastic function {self._number}", range(current_session().topology.size))
             self._notice.listen()
             self._state.commit_on(self._notice)
 
@@ -169,14 +168,14 @@ class _Call:
 
     def _begin(self) -> bool:
         """Prepares the state; returns whether there is anything left to do."""
-        job, number = current_job(), self._number
+        session, number = current_session(), self._number
         self._keep_commits()
         over = self._resume()
         self._synchronize()
-        removes = number == 0 and self._commits is not None and not job.settings.run_commits
+        removes = number == 0 and self._commits is not None and not session.settings.run_commits
         over, removes = _decided_by_rank_0([over, removes], f"elastic function {number}")
         if removes:
-            remove_commits_at_exit(job)
+            remove_commits_at_exit(session)
         return not over
 
     def _resume(self) -> bool:
@@ -198,7 +197,7 @@ class _Call:
             self._state.sync()
         if keeps_accounts():
             self._state.data_positions = broadcast_object(self._state.data_positions, name="the positions in the data")
-            take_positions(self._state.data_positions)
+            accounts().restore(self._state.data_positions)
         self._is_synchronized = True
 
     def _go_back_to_disk(self, error: LostPartsError) -> None:
@@ -262,7 +261,7 @@ class _CallThatSurvives(_Call):
     def _listen(self) -> None:
         """Makes the commit that lets workers leave come at the next step; see `Membership` for SIGTERM."""
         members = self._members
-        self._state.commit_on(Notice(f"elastic function {self._number}", range(current_job().topology.size),
+        self._state.commit_on(Notice(f"elastic function {self._number}", range(current_session().topology.size),
                                      lambda: members.must_leave_soon))
 
     def _begin(self) -> bool:
@@ -311,7 +310,7 @@ class _CallThatSurvives(_Call):
         self._tell_memory()
 
     def _finish(self, result: Any) -> None:
-        job = current_job()
+        session = current_session()
         self._state.note_commit()
         self._is_over = result is None
         if self._members.restarts:
@@ -319,13 +318,13 @@ class _CallThatSurvives(_Call):
         whole = self._state.whole(self._commits is not None)
         if self._commits is not None:
             self._commits.write(whole, self._is_over, self._state.data_positions)
-        if job.control is not None:  # until then, a rank that is lost is missed by the others
-            job.control.gather(f"the end of elastic function {self._number}", None, job.settings.stall_shutdown
+        if session.control is not None:  # until then, a rank that is lost is missed by the others
+            session.control.gather(f"the end of elastic function {self._number}", None, session.settings.stall_shutdown
                                or float("inf"))
 
     def _may_recover(self, error: Exception) -> bool:
-        job, began = current_job(), time.monotonic()
-        cause = None if job.hooks is None else job.hooks.is_consequence(error)
+        session, began = current_session(), time.monotonic()
+        cause = None if session.hooks is None else session.hooks.is_consequence(error)
         if cause is None and (_has_failed() or not isinstance(error, HorovodInternalError)):
             return False
         self._why = cause.sentence() if cause is not None else f"{type(error).__name__}: {error}"
@@ -369,17 +368,17 @@ class _CallThatSurvives(_Call):
 
     def _restart(self) -> None:
         """Restarts the program, once no rank needs this one's engine any more."""
-        job = current_job()
+        session = current_session()
         self._hand_over()
-        if not self._why and job.control is not None:
-            job.control.gather("all ranks restart", None, job.settings.start_timeout)
+        if not self._why and session.control is not None:
+            session.control.gather("all ranks restart", None, session.settings.start_timeout)
         self._members.restart(self._state.commit_number, is_stuck=bool(self._why))
 
     def _tell_that_it_goes_on(self) -> None:
-        size, seconds = current_job().topology.size, time.monotonic() - self._since
+        size, seconds = current_session().topology.size, time.monotonic() - self._since
         change = Change(size, self._members.commit, self._repeated if self._why else 0, seconds, self._why)
-        changes.note(change)
-        if current_job().topology.rank == 0:
+        changes().append(change)
+        if current_session().topology.rank == 0:
             self._members.tell_change(change)
             say_on_rank_0(change.sentence())
         self._why, self._since, self._repeated = "", 0.0, None
@@ -413,7 +412,7 @@ def _resume_from(state: State, commits: CommitFile) -> bool:
     state.take(commit.saved)
     state.restore()
     state.data_positions = commit.positions
-    size = current_job().topology.size
+    size = current_session().topology.size
     if commit.ranks not in (0, size) and not commit.positions:
         say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} what {commit.ranks} have committed: the"
                        " data that hvd.shard deals out, the global batch, and steps within an epoch are not the same")
@@ -424,16 +423,18 @@ def _resume_from(state: State, commits: CommitFile) -> bool:
 
 def _decided_by_rank_0(own: list[bool], key: str) -> list[bool]:
     """Returns rank 0's values, since only rank 0 has commits."""
-    job = current_job()
-    decision: list[bool] = own if job.control is None else job.control.gather(key, own, job.settings.start_timeout)[0]
+    session = current_session()
+    if session.control is None:
+        return own
+    decision: list[bool] = session.control.gather(key, own, session.settings.start_timeout)[0]
     return decision
 
 
 def _has_failed() -> bool:
     """Whether a rank was lost, in which case this process ends as well unless it survives that."""
-    control = current_job().control
+    control = current_session().control
     return control is not None and control.cause is not None
 
 
 def _restart_session() -> None:
-    restart_with_services(current_job())
+    restart_with_services(current_session())

@@ -21,7 +21,7 @@ from hvkeras.compat import graphs
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.errors import CommitError, explain
 from hvkeras.gradients.sharded import Sharded, state_of
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 Range = tuple[int, int, int]  # the rank whose part it is, the first of its elements in the whole, and the one after it
 
@@ -150,7 +150,7 @@ class SharedSlots:
         self._reader = Reader([])
         self._number = -1  # of what the ranks have kept last
         self._pending: Kept | None = None  # what this rank does not know yet that all have
-        self.kept: Kept = Kept(-1, current_job().topology.rank, Deal(1), Snapshot([]))
+        self.kept: Kept = Kept(-1, current_session().topology.rank, Deal(1), Snapshot([]))
 
     def plain(self) -> list[Any]:
         """The variables of the optimizer that each rank has for itself."""
@@ -167,7 +167,7 @@ class SharedSlots:
             for_others: Whether ranks also keep the parts of others.
             staying: The ranks that may keep the parts of others; all by default.
         """
-        topology = current_job().topology
+        topology = current_session().topology
         deal, slots = self._deal()
         new = Kept(self._number + 1, topology.rank, deal, self._snapshot(slots))
         if for_others and topology.size > 1 and deal.places:
@@ -180,7 +180,7 @@ class SharedSlots:
 
     def is_safe_with(self, staying: Collection[int]) -> bool:
         """Whether those who stay have all parts of what was kept last, as far as all ranks know it."""
-        topology = current_job().topology
+        topology = current_session().topology
         chosen = guards(topology.host_numbers)
         return all(rank in staying or chosen.get(rank) in staying for rank in range(topology.size))
 
@@ -239,7 +239,7 @@ class SharedSlots:
 
     def _fits(self) -> bool:
         """Whether this rank has the part now that it had when it kept the state."""
-        topology, kept = current_job().topology, self.kept
+        topology, kept = current_session().topology, self.kept
         is_same = kept.number < 0 or (kept.rank == topology.rank and kept.deal.ranks == topology.size)
         return is_same and self._part._hvkeras_is_dealt_for(topology.size, topology.rank)
 
@@ -249,7 +249,7 @@ class SharedSlots:
         Args:
             variables: The model's trainable variables.
         """
-        topology = current_job().topology
+        topology = current_session().topology
         if not self._part._hvkeras_is_dealt_for(topology.size, topology.rank):
             self._part._hvkeras_deal_again(variables)
         self.kept, self._number = Kept(-1, topology.rank, Deal(1), Snapshot([])), -1
@@ -266,7 +266,7 @@ class SharedSlots:
         Raises:
             LostPartsError: Nobody has some part.
         """
-        topology, own = current_job().topology, self.kept
+        topology, own = current_session().topology, self.kept
         said = allgather_object((own.number, own.deal), name="how the state was shared")
         number, deal = max(said, key=lambda one: one[0])
         self._number = number
@@ -287,7 +287,7 @@ class SharedSlots:
 
     def _deliver(self, deal: Deal, parts: dict[int, list[Any]], servers: Mapping[int, int]) -> None:
         """Sends each rank what belongs to its part now."""
-        topology = current_job().topology
+        topology = current_session().topology
         now, slots = self._deal()
         of_place = {place: each for each, place in enumerate(now.places)}
         everything = compat.optimizer_variables(self.optimizer)
@@ -347,8 +347,10 @@ class SharedSlots:
         is_wanted_later = state.is_gathered((0,))  # by who has asked for it, as `fit` does at its end
         state.gather((0,))
         left = iter(plain)
-        values = [one.numpy() if _is_shared(one) else next(left)
-                  for one in compat.optimizer_variables(self.optimizer)] if current_job().topology.rank == 0 else None
+        values = None
+        if current_session().topology.rank == 0:
+            values = [one.numpy() if _is_shared(one) else next(left)
+                      for one in compat.optimizer_variables(self.optimizer)]
         if not is_wanted_later:
             state.forget()
         return values
@@ -403,9 +405,9 @@ def _moved(deal: Deal, parts: Mapping[int, Sequence[Any]], pairs: Mapping[int, C
     Yields:
         What this rank has received: of which variable, which range, and an array.
     """
-    job = current_job()
-    me, size = job.topology.rank, job.topology.size
-    for number, chunk in enumerate(deal.chunks(job.settings.bucket_size)):
+    session = current_session()
+    me, size = session.topology.rank, session.topology.size
+    for number, chunk in enumerate(deal.chunks(session.settings.bucket_size)):
         sent, splits = [], [0] * size
         for receiver in sorted(pairs.get(me, ())):
             for each in chunk:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.errors import HostsUpdatedInterrupt, UsageError, explain
 from hvkeras.job.notice import Notice
-from hvkeras.sharding.accounts import Positions, positions
+from hvkeras.sharding.accounts import Positions, accounts
 
 
 class State:
@@ -99,7 +99,7 @@ class State:
         self.save()
         self.steps_at_commit = self.steps_made()
         self.commit_number += 1
-        self.data_positions = positions()
+        self.data_positions = accounts().positions()
         self.newest_commit = self.saved(), self.data_positions, self.commit_number
 
     def check_host_updates(self) -> None:

@@ -68,7 +68,7 @@ def reduce_gradients(
         UnsupportedError: XLA compiles the step, but cannot compile the backend's collectives.
     """
     ranks = exchange.process_set.members()
-    recorder.step(gradients, variables, local)
+    recorder.recording().step(gradients, variables, local)
     if len(ranks) == 1 or not exchange.process_set.included() or not current_job().backend.has_ranks:
         return list(gradients)
     require_kernels(current_job().backend)
@@ -183,8 +183,8 @@ def _reduce_all(gradients: Sequence[Any], variables: Sequence[Any], names: Seque
         if made:
             checked = iter(compared(job, plan, made, order))
             calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
-        with spans.in_step():
-            engine = spans.timed(job.backend, plan)
+        with spans.store().in_step():
+            engine = spans.store().timed(job.backend, plan)
         run = _run_differentiably if differentiable else Call.run
         with on_device(exchange.device_dense):
             for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):

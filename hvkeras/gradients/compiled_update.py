@@ -169,7 +169,7 @@ class CompiledUpdate:
             self._tell(part, "WARNING", f"XLA compiles the update of {_name(part)} ({_size(pieces):,} operations)"
                        " before the first step (HVKERAS_COMPILE_UPDATE=off prevents that)")
             thread.join()
-        recorder.note_compilation(time.monotonic() - began)
+        recorder.recording().note_compilation(time.monotonic() - began)
         if not failures:
             self._functions += functions
         return "".join(failures)

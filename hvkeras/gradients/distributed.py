@@ -95,7 +95,7 @@ class Distributed(Reducing):
         else:
             replicas.require_servable(within, self, self._hvkeras_passes[0])
             reduced = replicas.reduce_over_both(gradients, over_ranks)
-        with spans.update(self._hvkeras_exchange.name, reduced, variables), compat.summed(self):
+        with spans.store().update(self._hvkeras_exchange.name, reduced, variables), compat.summed(self):
             if compiled is None:
                 return apply(reduced)
             compiled(reduced)
@@ -197,7 +197,7 @@ class Distributed(Reducing):
         def update() -> Any:
             if shards is not None:
                 return shard_step.update_reduced(self, shards, apply, optimizer, gradients, variables)
-            with spans.update(self._hvkeras_exchange.name, gradients, variables), compat.summed(self):
+            with spans.store().update(self._hvkeras_exchange.name, gradients, variables), compat.summed(self):
                 return apply(list(gradients))
 
         if due is None:

@@ -96,7 +96,7 @@ def update_parts(part: Distributed, step: StepParts, apply: Apply, optimizer: An
             return apply(results, over)
 
         compiled = part._hvkeras_compiled_update().prepare(part, optimizer, apply_own, given, over)
-        with spans.update(part._hvkeras_exchange.name, given, over), compat.summed(part):
+        with spans.store().update(part._hvkeras_exchange.name, given, over), compat.summed(part):
             result = (compiled or apply_own)(given)
     if APART not in part.__dict__:
         gather(part, shards, [number for number in range(len(shards.parts)) if shards.bounds[number] is not None]
@@ -135,8 +135,8 @@ def gather(part: Distributed, shards: Shards, numbers: Sequence[int], memory: di
     calls = [gather_one(shards, bucket, variables, memory, f"{plan.key}.{number}")
              for number, bucket in enumerate(buckets)]
     with job.entries.entering(plan, [call for call, _ in calls]):
-        with spans.in_step():
-            engine = spans.timed(job.backend, plan)
+        with spans.store().in_step():
+            engine = spans.store().timed(job.backend, plan)
         for call, results in calls:
             for number, value in results(call.run(engine)):
                 variables[number].assign(shaped(value, variables[number]), read_value=False)

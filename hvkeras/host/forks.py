@@ -54,6 +54,31 @@ class _Forks:
             signal.pthread_sigmask(signal.SIG_SETMASK, cls.mask)
 
 
+class ForkSafeLock:
+    """A reentrant lock that is a new one in forked processes, and in copies of what holds it.
+
+    Another thread may hold a lock at the moment of a fork; it would stay locked in the child. Signal handlers may run
+    amid a body, so that the lock is reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Replaces the lock."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Any:
+        return ForkSafeLock, ()
+
+
 def detach_in_children(inherited: Inherited) -> None:
     """Makes forked processes call an object's `in_child`, as long as the object lives.
 

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from hvkeras.job.session import this_process
+
 
 @dataclass(frozen=True)
 class Change:
@@ -36,14 +38,10 @@ class Change:
         return dataclasses.asdict(self)
 
 
-_changes: list[Change] = []
+def changes() -> list[Change]:
+    """Returns the changes that this process has gone through, the latest last; whoever goes through one appends it."""
+    return this_process().part(_Changes)
 
 
-def note(change: Change) -> None:
-    """Notes a change."""
-    _changes.append(change)
-
-
-def noted(since: int = 0) -> list[Change]:
-    """Returns the changes that this process has gone through, but the first `since` ones."""
-    return _changes[since:]
+class _Changes(list[Change]):
+    """Those of this process."""

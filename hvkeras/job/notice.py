@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.settings import Settings
 
 
@@ -39,7 +39,7 @@ class Notice:
 
     def listen(self) -> None:
         """Makes SIGTERM a notice from now on, unless something else handles it already."""
-        hooks = current_job().hooks if is_initialized() else None
+        hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:
             if hooks.policy.on_terminate is None:
                 hooks.policy, self._listens = replace(hooks.policy, on_terminate=self._receive), True
@@ -59,7 +59,7 @@ class Notice:
         if not self._listens:
             return
         self._listens = False
-        hooks = current_job().hooks if is_initialized() else None
+        hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:
             hooks.policy = replace(hooks.policy, on_terminate=None)
         elif self._previous is not None:
@@ -79,11 +79,11 @@ class Notice:
             PeerError: The job has ended, or a rank does not answer.
         """
         wish = self._tells()
-        control = current_job().control if is_initialized() else None
+        control = current_session().control if is_initialized() else None
         if control is None or len(self._ranks) < 2:
             self._due = wish
             return wish
-        stop, limit = control.stop_of(self._name), current_job().settings.stall_shutdown
+        stop, limit = control.stop_of(self._name), current_session().settings.stall_shutdown
         stop.begin()
         self._due = stop.now(wish, lambda: control.ask_to_stop(self._name, self._ranks), control.raise_if_ended,
                              limit or float("inf"))
@@ -95,7 +95,7 @@ class Notice:
         Args:
             saved: What was saved, as a clause, for the last line.
         """
-        hooks = current_job().hooks if is_initialized() else None
+        hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:
             hooks.end_after_notice(self._received, saved)
         say(f"received SIGTERM; {saved}")
@@ -109,8 +109,8 @@ class Notice:
         if self._received:
             return
         self._received = True
-        grace = (current_job().settings if is_initialized() else Settings()).leave_grace
-        hooks = current_job().hooks if is_initialized() else None
+        grace = (current_session().settings if is_initialized() else Settings()).leave_grace
+        hooks = current_session().hooks if is_initialized() else None
         if hooks is None:
             return
         late = threading.Timer(grace, hooks.end_after_notice, (True, ""))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import importable_backends
 from hvkeras.host.topology import Topology
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 
 def _topology() -> Topology:
-    return current_job().topology
+    return current_session().topology
 
 
 def rank() -> int:
@@ -91,7 +91,7 @@ def mpi_enabled() -> bool:
     Raises:
         NotInitializedError: `init()` has not been called.
     """
-    return current_job().backend.transport == "MPI"
+    return current_session().backend.transport == "MPI"
 
 
 def gloo_enabled() -> bool:
@@ -100,7 +100,7 @@ def gloo_enabled() -> bool:
     Raises:
         NotInitializedError: `init()` has not been called.
     """
-    return current_job().backend.transport == "Gloo"
+    return current_session().backend.transport == "Gloo"
 
 
 def mpi_threads_supported() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import quiet_engines
-from hvkeras.job.state import is_initialized
+from hvkeras.job.session import is_initialized
 from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.server import serve
 from hvkeras.settings import Settings

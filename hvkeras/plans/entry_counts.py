@@ -63,7 +63,7 @@ class EntryCounts:
 
         Example:
             call = Call("allgather", tensor, plan.key, plan.ranks)
-            with current_job().entries.entering(plan, [call]):
+            with current_session().entries.entering(plan, [call]):
                 gathered = call.run(backend)
 
         Args:

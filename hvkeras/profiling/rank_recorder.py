@@ -69,7 +69,7 @@ class Recorder:
         self._depth = threading.local()
         self._eager_models: set[int] = set()
         # Of this job, where an earlier one of this process wrote before.
-        self.first_rows: dict[str, int] = counts({**spans.collectives(), **spans.updates()})
+        self.first_rows: dict[str, int] = counts({**spans.store().collectives(), **spans.store().updates()})
         self._wrote = 0.0  # seconds of CPU time that the thread has used
         self._over = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
@@ -169,7 +169,7 @@ class Recorder:
 
     def tracks(self) -> dict[str, Track]:
         """The tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
-        return {**spans.collectives(), **spans.updates(), CALLS: self._calls, STEPS: self._steps,
+        return {**spans.store().collectives(), **spans.store().updates(), CALLS: self._calls, STEPS: self._steps,
                 **self.input_waits.tracks()}
 
     def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
@@ -178,10 +178,11 @@ class Recorder:
         Args:
             rows: The rows, by the name of their track.
         """
-        collectives = {key: track for key, track in spans.collectives().items() if key in rows and len(rows[key].table)}
+        store = spans.store()
+        collectives = {key: track for key, track in store.collectives().items() if key in rows and len(rows[key].table)}
         steps, calls = rows[STEPS], rows[CALLS].table
         places = np.searchsorted(steps.table[:, 0], calls) + steps.first
-        updates = np.concatenate([np.zeros((0, 2)), *(rows[name].table for name in spans.updates() if name in rows)])
+        updates = np.concatenate([np.zeros((0, 2)), *(rows[name].table for name in store.updates() if name in rows)])
         inputs = np.concatenate([rows[name].table for name in self.input_waits.tracks() if name in rows])
         return {
             "stamps": steps.table, "first_step": steps.first,

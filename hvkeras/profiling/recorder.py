@@ -17,11 +17,12 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvkeras import compat
 from hvkeras.host.error_text import summary
-from hvkeras.host.forks import at_exit, call_in_children
+from hvkeras.host.forks import at_exit, detach_in_children
+from hvkeras.job.session import Session, this_process
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.profiling import spans
 from hvkeras.profiling.rank_recorder import Recorder
@@ -30,15 +31,7 @@ from hvkeras.progress import stalls
 from hvkeras.records.record import WELL, Record, remove
 from hvkeras.report.after_run import reports_to
 
-if TYPE_CHECKING:
-    from hvkeras.job.state import Job
-
 _USER = "recording"
-
-# One per process: graphs write to the tracks of their recorder for as long as they live.
-_recorders: list[Recorder] = []
-_recording: Recorder | None = None
-
 
 def folder_of(settings: Any) -> Path | None:
     """The folder for a job's records according to its settings; None if it writes none."""
@@ -47,148 +40,135 @@ def folder_of(settings: Any) -> Path | None:
     return Path(settings.report) / "records" if settings.report else None
 
 
-def start(job: Job) -> None:
-    """Starts to record if the settings ask for it; called by `init()`.
+class Recording:
+    """The recorder of this process's session, and those of former ones.
 
-    Args:
-        job: The job that has just been built.
+    Graphs write to the tracks of their recorder for as long as they live.
     """
-    global _recording  # noqa: PLW0603 - a process belongs to one job
-    folder = folder_of(job.settings)
-    if folder is None and job.settings.trace_steps is None:
-        return
-    if not _recorders:
-        at_exit(finish)
-    rank, size = job.topology.rank, job.topology.size
-    if rank == 0 and folder is not None:
-        remove(folder, since=size)
-    record = Record(rank, size, job.backend.name, host=job.topology.hosts[rank], pid=os.getpid(), began=time.time())
-    recorder = _recording = Recorder(folder, record, bool(job.settings.record) and rank == 0, job.control)
-    if rank == 0 and job.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
-        recorder.report = reports_to(job.settings)
-    recorder.is_on = lambda: _recording is recorder
-    _recorders.append(recorder)
-    if job.hooks is not None and finish not in job.hooks.before_last_line:
-        job.hooks.before_last_line.append(finish)
-    compat.hook_model_calls(recorder.around_call)
-    compat.hook_train_calls(recorder.note_call)
-    compat.hook_jit_compile(lambda: _recording is not None)
-    spans.start(_USER)
-    recorder.begin()
-    if job.settings.trace_steps is not None and all(one.tracer is None for one in _recorders):  # a process's first job
-        recorder.tracer = Tracer(job, recorder)
 
+    def __init__(self) -> None:
+        self._recorders: list[Recorder] = []
+        self._active: Recorder | None = None
+        detach_in_children(self)
 
-def step(gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
-    """Records a step; in a graph, each run of the step under construction.
+    def in_child(self) -> None:
+        """Leaves the record to the process that a child was forked from."""
+        self._active = None
+        self._recorders.clear()
 
-    Args:
-        gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
-        variables: Their variables.
-        local: Keys of the variables that are local to this rank; their values do not represent the job.
-    """
-    if _recording is not None:
-        _recording.step(gradients, variables, local)
+    def start(self, session: Session) -> None:
+        """Starts to record a session, if its settings ask for it."""
+        settings, topology = session.settings, session.topology
+        folder = folder_of(settings)
+        if folder is None and settings.trace_steps is None:
+            return
+        if not self._recorders:
+            at_exit(self.finish)
+        rank = topology.rank
+        if rank == 0 and folder is not None:
+            remove(folder, since=topology.size)
+        record = Record(rank, topology.size, session.backend.name, host=topology.host, pid=os.getpid(),
+                        began=time.time())
+        recorder = self._active = Recorder(folder, record, bool(settings.record) and rank == 0, session.control)
+        if rank == 0 and session.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
+            recorder.report = reports_to(settings)
+        recorder.is_on = lambda: self._active is recorder
+        self._recorders.append(recorder)
+        if self.note_stall not in stalls.listeners:
+            stalls.listeners.append(self.note_stall)
+        if session.hooks is not None and self.finish not in session.hooks.before_last_line:
+            session.hooks.before_last_line.append(self.finish)
+        compat.hook_model_calls(recorder.around_call)
+        compat.hook_train_calls(recorder.note_call)
+        compat.hook_jit_compile(self.is_on)
+        spans.store().start(_USER)
+        recorder.begin()
+        if settings.trace_steps is not None and all(one.tracer is None for one in self._recorders):
+            recorder.tracer = Tracer(session, recorder)  # of a process's first session
 
+    def is_on(self) -> bool:
+        """Whether this rank is being recorded."""
+        return self._active is not None
 
-def note_logs(kind: str, logs: Mapping[str, Any]) -> None:
-    """Records the logs of Keras at the end of an epoch or an evaluation.
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
+        """Records a step; in a graph, each run of the step under construction.
 
-    Args:
-        kind: `fit` or `evaluate`.
-        logs: Numbers by name, such as `loss` and `val_accuracy`.
-    """
-    if _recording is not None:
-        _recording.note_logs(kind, logs)
+        Args:
+            gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
+            variables: Their variables.
+            local: Keys of the variables that are local to this rank; their values do not represent the job.
+        """
+        if self._active is not None:
+            self._active.step(gradients, variables, local)
 
+    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Records the logs of Keras at the end of an epoch or an evaluation.
 
-def note_epoch(logs: Any) -> None:
-    """Records the loss at the end of an epoch.
+        Args:
+            kind: `fit` or `evaluate`.
+            logs: Numbers by name, such as `loss` and `val_accuracy`.
+        """
+        if self._active is not None:
+            self._active.note_logs(kind, logs)
 
-    Args:
-        logs: The logs of Keras, combined over all ranks.
-    """
-    if _recording is not None:
-        _recording.note_loss(time.time(), logs)
+    def note_epoch(self, logs: Any) -> None:
+        """Records the loss at the end of an epoch.
 
+        Args:
+            logs: The logs of Keras, combined over all ranks.
+        """
+        if self._active is not None:
+            self._active.note_loss(time.time(), logs)
 
-def note_stall(text: str) -> None:
-    """Records a warning about late ranks, on the rank that receives it first.
+    def note_stall(self, text: str) -> None:
+        """Records a warning about late ranks, on the rank that receives it first."""
+        if self._active is not None:
+            self._active.note_stall(text)
 
-    Args:
-        text: The warning.
-    """
-    if _recording is not None:
-        _recording.note_stall(text)
+    def note_compilation(self, seconds: float) -> None:
+        """Records how long XLA has compiled the optimizer's update."""
+        if self._active is not None:
+            self._active.note_compilation(seconds)
 
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context whose batches do not count as training."""
+        return contextlib.nullcontext() if self._active is None else self._active.input_waits.paused()
 
-stalls.listeners.append(note_stall)
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspends recording in its body, and for functions that are traced in it."""
+        recorder, self._active = self._active, None
+        spans.store().stop(_USER)
+        try:
+            with contextlib.nullcontext() if recorder is None else recorder.input_waits.paused():
+                yield
+        finally:
+            self._active = recorder
+            if recorder is not None:
+                spans.store().start(_USER)
 
+    def writing_share(self) -> float:
+        """Returns the fraction of time that the thread which writes the record was busy."""
+        return 0.0 if self._active is None else self._active.writing_share()
 
-def note_compilation(seconds: float) -> None:
-    """Records that XLA has compiled the optimizer's update.
+    def finish(self, ended: str | None = None) -> None:
+        """Writes the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
 
-    Args:
-        seconds: How long that took.
-    """
-    if _recording is not None:
-        _recording.note_compilation(seconds)
-
-
-def evaluating() -> contextlib.AbstractContextManager[None]:
-    """Returns a context whose batches do not count as training."""
-    return contextlib.nullcontext() if _recording is None else _recording.input_waits.paused()
-
-
-def is_on() -> bool:
-    """Whether this rank is being recorded."""
-    return _recording is not None
-
-
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Suspends recording in its body, and for functions that are traced in it."""
-    global _recording  # noqa: PLW0603 - a process belongs to one job
-    recorder, _recording = _recording, None
-    spans.stop(_USER)
-    try:
-        with contextlib.nullcontext() if recorder is None else recorder.input_waits.paused():
-            yield
-    finally:
-        _recording = recorder
+        Args:
+            ended: How this rank ends; by default, well, or with the exception being handled.
+        """
+        recorder, self._active = self._active, None
         if recorder is not None:
-            spans.start(_USER)
+            spans.store().stop(_USER)
+            recorder.finish(_ending() if ended is None else ended)
+            recorder.write_report(patient=ended is None)
+        elif ended is not None and self._recorders:
+            self._recorders[-1].amend(ended)
 
 
-def writing_share() -> float:
-    """The fraction of time that the thread which writes the record was busy."""
-    return 0.0 if _recording is None else _recording.writing_share()
-
-
-def finish(ended: str | None = None) -> None:
-    """Writes the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
-
-    Args:
-        ended: How this rank ends; by default, well, or with the exception being handled.
-    """
-    global _recording
-    recorder, _recording = _recording, None
-    if recorder is not None:
-        spans.stop(_USER)
-        recorder.finish(_ending() if ended is None else ended)
-        recorder.write_report(patient=ended is None)
-    elif ended is not None and _recorders:
-        _recorders[-1].amend(ended)
-
-
-def _in_child() -> None:
-    """Leaves the record to the process that a child was forked from."""
-    global _recording  # noqa: PLW0603 - a process belongs to one job
-    _recording = None
-    _recorders.clear()
-
-
-call_in_children(_in_child)
+def recording() -> Recording:
+    """Returns what this process records."""
+    return this_process().part(Recording)
 
 
 def _ending() -> str:

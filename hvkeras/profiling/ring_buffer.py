@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,19 +12,10 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs
 from hvkeras.cpp_library import loading
-from hvkeras.host.forks import call_in_children
+from hvkeras.host.forks import ForkSafeLock
 from hvkeras.records.record import Array
 
 _numbers = itertools.count()
-_lock = threading.RLock()  # of all that Python appends: callbacks have rings and may be copied, but locks cannot be
-
-
-def _in_child() -> None:
-    global _lock  # noqa: PLW0603 - another thread may have held it at the moment of the fork
-    _lock = threading.RLock()
-
-
-call_in_children(_in_child)
 
 
 class Rows(NamedTuple):
@@ -121,18 +111,18 @@ class PythonRing:
     """A ring buffer that Python appends to, in any thread."""
 
     def __init__(self, columns: int, capacity: int) -> None:
-        self._columns, self._count = columns, 0
+        self._columns, self._count, self._lock = columns, 0, ForkSafeLock()
         self._rows: collections.deque[tuple[float, ...]] = collections.deque(maxlen=capacity)
 
     def append(self, *numbers: float) -> None:
         """Appends a row."""
-        with _lock:
+        with self._lock:
             self._rows.append(numbers)
             self._count += 1
 
     def rows(self, since: int = 0) -> Rows:
         """The latest rows, from an index on."""
-        with _lock:
+        with self._lock:
             rows, count = self._rows.copy(), self._count
         first = min(max(since, count - len(rows)), count)
         new = list(itertools.islice(rows, first - count + len(rows), None))

@@ -1,4 +1,4 @@
-"""When things happened on this rank: takes all times and holds the latest, for the readers that report them.
+"""Per-rank span store: takes all times, and holds the latest for the readers that report them.
 
 A track holds spans, each with its begin and end in seconds since the epoch: runs of a collective (by its key), input
 waits, calls of fit's train function; or steps, which are timestamps. Tracks are written in three ways:
@@ -15,7 +15,6 @@ While nobody records, nothing is added to any graph. Nothing is recorded inside 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,8 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.backends.capabilities import RecordsTimes
 from hvkeras.compat import graphs
-from hvkeras.host.forks import call_in_children
+from hvkeras.host.forks import ForkSafeLock
+from hvkeras.job.session import this_process
 from hvkeras.profiling.ring_buffer import NativeRing, PythonRing, Ring, Rows, Track, ring
 
 if TYPE_CHECKING:
@@ -41,43 +41,6 @@ STEPS, CALLS, INPUT_WAITS, OUTSIDE = "steps", "train function", "input waits", "
 UPDATE = "update"  # the operation of the tracks of updates
 
 _NEXT_BATCH = ("__next__", "get_next", "get_next_as_optional")  # methods of the iterator of a dataset
-
-
-class _State:
-    users: dict[str, bool] = {}  # noqa: RUF012 - one per process on purpose: see `start`
-    in_step = False  # whether eager collectives belong to a training step
-
-
-def start(user: str, outside_steps: bool = False) -> None:
-    """Starts to record collectives, in steps and in functions traced from now on.
-
-    Args:
-        user: Who later calls `stop` with the same name.
-        outside_steps: Whether to record all others as well, in the track `OUTSIDE`.
-    """
-    _State.users[user] = outside_steps
-
-
-def stop(user: str) -> None:
-    """Stops recording for this user; functions traced meanwhile go on."""
-    _State.users.pop(user, None)
-    _State.in_step = False
-
-
-def set_in_step(inside: bool) -> None:
-    """Sets whether eager collectives belong to a training step."""
-    _State.in_step = inside and bool(_State.users)
-
-
-@contextlib.contextmanager
-def in_step() -> Iterator[None]:
-    """Marks its body as part of a training step, such as the exchange of gradients."""
-    before = _State.in_step
-    set_in_step(True)
-    try:
-        yield
-    finally:
-        _State.in_step = before
 
 
 @dataclass(frozen=True)
@@ -115,59 +78,161 @@ class Collective:
             self.ring.append(times)
 
 
-# One per process: functions traced while recording was on write to their tracks for as long as they live.
-_collectives: dict[str, Collective] = {}
-_updates: dict[str, Collective] = {}  # the tracks of optimizers' updates, by their labels
-_lock = threading.RLock()  # a signal handler may write the record amid an eager collective
-_outside = PythonRing(3, 16 * CAPACITY)  # begin, end, and the place in `_contents`
-_contents: dict[Content, int] = {}
+class SpanStore:
+    """The tracks of this process: functions traced while recording was on write to theirs for as long as they live."""
+
+    def __init__(self) -> None:
+        self._users: dict[str, bool] = {}  # whether each records what is outside of steps, too
+        self._is_in_step = False  # whether eager collectives belong to a training step
+        self._lock = ForkSafeLock()
+        self._collectives: dict[str, Collective] = {}
+        self._updates: dict[str, Collective] = {}  # the tracks of optimizers' updates, by their labels
+        self._outside = PythonRing(3, 16 * CAPACITY)  # begin, end, and the index in `_contents`
+        self._contents: dict[Content, int] = {}
+
+    def start(self, user: str, outside_steps: bool = False) -> None:
+        """Starts to record collectives, in steps and in functions traced from now on.
+
+        Args:
+            user: Who later calls `stop` with the same name.
+            outside_steps: Whether to record all others as well, in the track `OUTSIDE`.
+        """
+        self._users[user] = outside_steps
+
+    def stop(self, user: str) -> None:
+        """Stops recording for this user; functions traced meanwhile go on."""
+        self._users.pop(user, None)
+        self._is_in_step = False
+
+    def set_in_step(self, inside: bool) -> None:
+        """Sets whether eager collectives belong to a training step."""
+        self._is_in_step = inside and bool(self._users)
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Marks its body as part of a training step, such as the exchange of gradients."""
+        before = self._is_in_step
+        self.set_in_step(True)
+        try:
+            yield
+        finally:
+            self._is_in_step = before
+
+    def collectives(self) -> dict[str, Collective]:
+        """Returns the tracks of collectives, by their keys."""
+        with self._lock:
+            return dict(self._collectives)
+
+    def updates(self) -> dict[str, Track]:
+        """Returns the tracks of optimizers' updates, by their labels."""
+        with self._lock:
+            return dict(self._updates)
+
+    def everything(self) -> dict[str, Track]:
+        """Returns the tracks of collectives, also of those outside of steps, and of updates."""
+        return {**self.collectives(), **self.updates(), OUTSIDE: self._outside}
+
+    def runs(self, track: str, rows: Rows) -> Iterator[tuple[Content, float, float]]:
+        """Yields what ran, and when it began and ended, according to rows of a track that `everything` returns."""
+        with self._lock:
+            contents = (list(self._contents) if track == OUTSIDE
+                        else [(self._updates.get(track) or self._collectives[track]).content])
+        for began, ended, *index in rows.table.tolist():
+            yield contents[int(index[0]) if index else 0], began, ended
+
+    def timed(self, backend: Backend, plan: Plan) -> Any:
+        """Returns the backend, wrapped so that its collectives are recorded if anybody wants them to be.
+
+        Args:
+            backend: The engine.
+            plan: The plan that the collectives belong to.
+        """
+        if not self._users or graphs.compiled_by_xla():
+            return backend
+        if self._is_in_step if tf.executing_eagerly() else graphs.of_functions():
+            return _Timed(backend, plan, self._in_track)
+        return _Timed(backend, plan, self._by_python) if any(self._users.values()) else backend
+
+    @contextlib.contextmanager
+    def update(self, name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+        """Records when an optimizer's update runs, which its body makes: eagerly, or in the function being built.
+
+        It begins when all reduced gradients are there, and ends when all variables have their new values. What of it
+        runs before that, beside collectives, is not part of it.
+
+        Args:
+            name: The optimizer's name.
+            gradients: Its reduced gradients: tensors, `tf.IndexedSlices` or None.
+            variables: The variables.
+        """
+        there = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
+        if (not self._users or not there or graphs.compiled_by_xla() or not graphs.of_functions()
+                or tf.distribute.has_strategy()):
+            yield
+            return
+        label = f"the update of {name}"
+        with self._lock:
+            if label not in self._updates:
+                made = ring("hvkeras_update", 2, CAPACITY)
+                self._updates[label] = Collective(Content(label, UPDATE, None, UPDATE), made, made.rows)
+        with tf.device("CPU:0"), tf.control_dependencies(there):
+            began = graphs.now()
+        yield
+        values = [compat.native(variable).read_value() for variable in variables]
+        with tf.device("CPU:0"), tf.control_dependencies([began, *values]):
+            self._updates[label].append([began, graphs.now()])
+
+    def _in_track(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], key: str,
+                  backend: Backend) -> Any:
+        """Makes a collective of a step, or of a function, that is recorded whenever it runs."""
+        track = self._track_of(key, content, backend)
+        if track is None or track.ring is None:
+            return run()
+        with tf.control_dependencies(inputs):
+            began = graphs.now()
+        with tf.control_dependencies([began]):
+            results = run()
+        with tf.control_dependencies(tf.nest.flatten(results)):
+            track.append([began, graphs.now()])
+        return results
+
+    def _track_of(self, key: str, content: Callable[[], Content], backend: Backend) -> Collective | None:
+        with self._lock:
+            if key not in self._collectives and len(self._collectives) < COLLECTIVES:
+                if isinstance(backend, RecordsTimes) and backend.keep_times(key, CAPACITY):
+                    self._collectives[key] = Collective(content(), None, lambda: Rows(*backend.times(key, CAPACITY)))
+                else:
+                    made = ring("hvkeras_collective", 2, CAPACITY)
+                    self._collectives[key] = Collective(content(), made, made.rows)
+            return self._collectives.get(key)
+
+    def _by_python(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content],
+                   *_: Any) -> Any:
+        """Makes a collective that Python times: an eager one now, or one of a session whenever it runs."""
+        with tf.control_dependencies(inputs):
+            size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
+            began = tf.numpy_function(lambda _: np.float64(time.time()), [size], tf.float64)
+        with tf.control_dependencies([began]):
+            results = run()
+        flat = tf.nest.flatten(results)
+        with tf.control_dependencies(flat):
+            ended = tf.numpy_function(lambda *values: self._note_outside(content(), *values), [began, size],
+                                      tf.float64)
+        with tf.control_dependencies([ended]):
+            return tf.nest.pack_sequence_as(results, [tf.identity(result) for result in flat])
+
+    def _note_outside(self, content: Content, began: Any, size: Any) -> Any:
+        ended = np.float64(time.time())
+        if any(self._users.values()):
+            with self._lock:
+                index = self._contents.setdefault(replace(content, bytes=int(size)), len(self._contents))
+            self._outside.append(float(began), float(ended), index)
+        return ended
 
 
-def _in_child() -> None:
-    global _lock  # noqa: PLW0603 - another thread may have held it at the moment of the fork
-    _lock = threading.RLock()
-
-
-call_in_children(_in_child)
-
-
-def collectives() -> dict[str, Collective]:
-    """The tracks of collectives, by their keys."""
-    with _lock:
-        return dict(_collectives)
-
-
-def updates() -> dict[str, Track]:
-    """The tracks of optimizers' updates, by their labels."""
-    with _lock:
-        return dict(_updates)
-
-
-def everything() -> dict[str, Track]:
-    """The tracks of collectives, also of those outside of steps, and of updates."""
-    return {**collectives(), **updates(), OUTSIDE: _outside}
-
-
-def runs(track: str, rows: Rows) -> Iterator[tuple[Content, float, float]]:
-    """What ran, and when it began and ended, according to rows of a track that `everything` returns."""
-    with _lock:
-        contents = list(_contents) if track == OUTSIDE else [(_updates.get(track) or _collectives[track]).content]
-    for began, ended, *place in rows.table.tolist():
-        yield contents[int(place[0]) if place else 0], began, ended
-
-
-def timed(backend: Backend, plan: Plan) -> Any:
-    """Returns the backend, wrapped so that its collectives are recorded if anybody wants them to be.
-
-    Args:
-        backend: The engine.
-        plan: The plan that the collectives belong to.
-    """
-    if not _State.users or graphs.compiled_by_xla():
-        return backend
-    if _State.in_step if tf.executing_eagerly() else graphs.of_functions():
-        return _Timed(backend, plan, _in_track)
-    return _Timed(backend, plan, _by_python) if any(_State.users.values()) else backend
+def store() -> SpanStore:
+    """Returns the spans of this process."""
+    return this_process().part(SpanStore)
 
 
 class _Timed:
@@ -193,85 +258,6 @@ class _Timed:
         known = None if None in sizes else sum(size * tensor.dtype.size
                                                for size, tensor in zip(sizes, inputs, strict=True))
         return Content(self._plan.label + (f", part {part}" if part else ""), self._plan.operation, known, collective)
-
-
-def _in_track(run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], key: str,
-              backend: Backend) -> Any:
-    """Makes a collective of a step, or of a function, that is recorded whenever it runs."""
-    track = _track_of(key, content, backend)
-    if track is None or track.ring is None:
-        return run()
-    with tf.control_dependencies(inputs):
-        began = graphs.now()
-    with tf.control_dependencies([began]):
-        results = run()
-    with tf.control_dependencies(tf.nest.flatten(results)):
-        track.append([began, graphs.now()])
-    return results
-
-
-def _track_of(key: str, content: Callable[[], Content], backend: Backend) -> Collective | None:
-    with _lock:
-        if key not in _collectives and len(_collectives) < COLLECTIVES:
-            if isinstance(backend, RecordsTimes) and backend.keep_times(key, CAPACITY):
-                _collectives[key] = Collective(content(), None, lambda: Rows(*backend.times(key, CAPACITY)))
-            else:
-                made = ring("hvkeras_collective", 2, CAPACITY)
-                _collectives[key] = Collective(content(), made, made.rows)
-        return _collectives.get(key)
-
-
-@contextlib.contextmanager
-def update(name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
-    """Records when an optimizer's update runs, which its body makes: eagerly, or in the function under construction.
-
-    It begins when all reduced gradients are there, and ends when all variables have their new values. What of it runs
-    before that, beside collectives, is not part of it.
-
-    Args:
-        name: The optimizer's name.
-        gradients: Its reduced gradients: tensors, `tf.IndexedSlices` or None.
-        variables: The variables.
-    """
-    there = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
-    if (not _State.users or not there or graphs.compiled_by_xla() or not graphs.of_functions()
-            or tf.distribute.has_strategy()):
-        yield
-        return
-    label = f"the update of {name}"
-    with _lock:
-        if label not in _updates:
-            made = ring("hvkeras_update", 2, CAPACITY)
-            _updates[label] = Collective(Content(label, UPDATE, None, UPDATE), made, made.rows)
-    with tf.device("CPU:0"), tf.control_dependencies(there):
-        began = graphs.now()
-    yield
-    values = [compat.native(variable).read_value() for variable in variables]
-    with tf.device("CPU:0"), tf.control_dependencies([began, *values]):
-        _updates[label].append([began, graphs.now()])
-
-
-def _by_python(run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], *_: Any) -> Any:
-    """Makes a collective that Python times: an eager one now, or one of a session whenever it runs."""
-    with tf.control_dependencies(inputs):
-        size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
-        began = tf.numpy_function(lambda _: np.float64(time.time()), [size], tf.float64)
-    with tf.control_dependencies([began]):
-        results = run()
-    flat = tf.nest.flatten(results)
-    with tf.control_dependencies(flat):
-        ended = tf.numpy_function(lambda *values: _note_outside(content(), *values), [began, size], tf.float64)
-    with tf.control_dependencies([ended]):
-        return tf.nest.pack_sequence_as(results, [tf.identity(result) for result in flat])
-
-
-def _note_outside(content: Content, began: Any, size: Any) -> Any:
-    ended = np.float64(time.time())
-    if any(_State.users.values()):
-        with _lock:
-            place = _contents.setdefault(replace(content, bytes=int(size)), len(_contents))
-        _outside.append(float(began), float(ended), place)
-    return ended
 
 
 class Steps:

@@ -17,10 +17,11 @@ import time
 from typing import IO, Any
 
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.forks import at_exit, call_in_children
-from hvkeras.job.state import current_job
+from hvkeras.host.forks import at_exit, detach_in_children
+from hvkeras.job.session import Session, current_session, is_initialized
 from hvkeras.profiling import spans
 from hvkeras.profiling.ring_buffer import Reader
+from hvkeras.profiling.spans import SpanStore
 
 CAPACITY = 200_000  # maximum number of collectives in a timeline, about 40 MB; the file says how many were left out
 FLUSH_EVERY = 1.0  # seconds between two writes
@@ -50,36 +51,48 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
         UsageError: A timeline is already running.
         MachineError: The file cannot be written.
     """
-    global _running  # noqa: PLW0603 - a process has one timeline
-    job = current_job()
-    if _running is not None:
-        raise UsageError(explain("One timeline can run at a time", "call hvd.stop_timeline() first",
-                                 running=_running.path, file_path=file_path))
-    rank = job.topology.rank
-    if rank and "{rank}" not in file_path:
-        return
-    path = file_path.replace("{rank}", str(rank))
-    spans.start(_USER, outside_steps=True)
-    try:
-        _running = Timeline(path, rank, job.topology.hosts[rank])
-    except OSError as error:
-        spans.stop(_USER)
-        raise MachineError(explain(f"The timeline's file must be writable ({error.strerror})", "choose another folder",
-                                   file_path=path)) from None
+    current_session().part(_RunningTimeline).start(file_path)
 
 
 def stop_timeline() -> None:
     """Stops the timeline, if one is running, and writes what remains."""
-    global _running
-    timeline, _running = _running, None
-    if timeline is not None:
-        spans.stop(_USER)
-        timeline.close()
+    if is_initialized():
+        current_session().part(_RunningTimeline).close()
 
 
 def is_on() -> bool:
     """Whether this rank's collectives are being timed."""
-    return _running is not None
+    return is_initialized() and current_session().part(_RunningTimeline).timeline is not None
+
+
+class _RunningTimeline:
+    """The timeline of a session, if there is one."""
+
+    def __init__(self, session: Session) -> None:
+        self._topology = session.topology
+        self.timeline: Timeline | None = None
+
+    def start(self, file_path: str) -> None:
+        if self.timeline is not None:
+            raise UsageError(explain("One timeline can run at a time", "call hvd.stop_timeline() first",
+                                     running=self.timeline.path, file_path=file_path))
+        rank = self._topology.rank
+        if rank and "{rank}" not in file_path:
+            return
+        path = file_path.replace("{rank}", str(rank))
+        spans.store().start(_USER, outside_steps=True)
+        try:
+            self.timeline = Timeline(path, rank, self._topology.host, spans.store())
+        except OSError as error:
+            spans.store().stop(_USER)
+            raise MachineError(explain(f"The timeline's file must be writable ({error.strerror})",
+                                       "choose another folder", file_path=path)) from None
+
+    def close(self) -> None:
+        if self.timeline is not None:
+            spans.store().stop(_USER)
+            self.timeline.close()
+            self.timeline = None
 
 
 class Timeline:
@@ -89,12 +102,13 @@ class Timeline:
         path: The file.
         rank: This rank.
         host: Its host.
+        store: The spans.
 
     Raises:
         OSError: The file cannot be written.
     """
 
-    def __init__(self, path: str, rank: int, host: str) -> None:
+    def __init__(self, path: str, rank: int, host: str, store: SpanStore) -> None:
         self.path = path
         self._rank = rank
         self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
@@ -102,7 +116,8 @@ class Timeline:
         self._events: list[dict[str, Any]] = []
         self._rows: dict[str, int] = {}
         self._count = 0
-        self._reader = Reader(spans.everything)
+        self._store = store
+        self._reader = Reader(store.everything)
         self._is_empty = True
         self._over = threading.Event()
         self._file.write(b"[" + _END)
@@ -111,6 +126,13 @@ class Timeline:
         self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-timeline", daemon=True)
         self._writer.start()
         self._forget_exit = at_exit(self.close)
+
+        detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Leaves the file to the process that a child was forked from."""
+        self._over = threading.Event()
+        self._over.set()
 
     def add(self, label: str, operation: str, began: int, ended: int, size: int | None) -> None:
         """Adds a collective.
@@ -162,7 +184,7 @@ class Timeline:
     def _collect(self) -> None:
         """Adds the collectives that have been recorded since the last call."""
         for track, rows in self._reader.new().items():
-            for content, began, ended in spans.runs(track, rows):
+            for content, began, ended in self._store.runs(track, rows):
                 self.add(content.label, content.collective, int(1e9 * began), int(1e9 * ended), content.bytes)
 
     def _write(self) -> None:
@@ -175,16 +197,3 @@ class Timeline:
         self._file.seek(-len(_END), os.SEEK_END)
         self._file.write((b"\n" if self._is_empty else b",\n") + text + _END)
         self._is_empty = False
-
-
-_running: Timeline | None = None
-
-
-def _in_child() -> None:
-    """Leaves the timeline to the process that a child was forked from."""
-    global _running  # noqa: PLW0603 - a process has one timeline
-    _running = None
-
-
-call_in_children(_in_child)
-

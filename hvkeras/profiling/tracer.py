@@ -9,22 +9,20 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from hvkeras.errors import HvkerasError, MachineError, explain
 from hvkeras.host.console import say
 from hvkeras.host.network import host_identity
+from hvkeras.job.session import Session
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.profiling import trace_files
-from hvkeras.profiling.ring_buffer import Reader, Rows, joined
+from hvkeras.profiling.ring_buffer import Reader, Rows, Track, joined
 from hvkeras.profiling.spans import STEPS
 from hvkeras.profiling.trace_events import events
-from hvkeras.records.record import WELL
-
-if TYPE_CHECKING:
-    from hvkeras.job.state import Job
-    from hvkeras.profiling.rank_recorder import Recorder
+from hvkeras.records.record import WELL, Record
 
 LOOK_EVERY = 0.25  # seconds between two reads: hundreds of steps, of the thousand that are held
 LOOK_SHARE = 0.01  # maximum share of the time spent reading; the interval grows to respect it
@@ -34,21 +32,39 @@ CLOCK_WAIT = 1.0  # seconds that the last write waits for a new clock measuremen
 OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the last writes of the ranks whose files it can see
 
 
+class Traced(Protocol):
+    """What is recorded of a rank."""
+
+    first_rows: dict[str, int]
+
+    def tracks(self) -> Mapping[str, Track]:
+        """Returns the tracks of its training, by name."""
+
+    def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
+        """Converts rows of tracks to attributes of a record."""
+
+    def current(self) -> Record:
+        """Returns the record as it is now."""
+
+    def steps_made(self) -> int:
+        """Returns the number of steps so far."""
+
+
 class Tracer:
     """Traces this rank in a thread.
 
     Args:
-        job: The job.
+        session: The session.
         recorder: The recorder of this rank.
 
     Raises:
         MachineError: The rank's file cannot be written.
     """
 
-    def __init__(self, job: Job, recorder: Recorder) -> None:
-        self.path: Path = Path(job.settings.trace_file).absolute()
-        self._first, self._after = job.settings.trace_steps
-        self._job, self._recorder = job, recorder
+    def __init__(self, session: Session, recorder: Traced) -> None:
+        self.path: Path = Path(session.settings.trace_file).absolute()
+        self._first, self._after = session.settings.trace_steps
+        self._session, self._recorder = session, recorder
         self._reader = Reader(recorder.tracks, recorder.first_rows)
         self._parts: dict[str, list[Rows]] = {}  # what has been read, by track
         self._wrote_last = False
@@ -77,7 +93,7 @@ class Tracer:
         except OSError as error:
             say(f"the trace of this rank cannot be written: {error}")
         try:
-            if self._job.topology.rank == 0 and self._job.launch.launcher != hvkeras_run.LAUNCHER:
+            if self._session.topology.rank == 0 and self._session.launch.launcher != hvkeras_run.LAUNCHER:
                 self._merge(OTHERS_WAIT if ended == WELL else 0.0)
         except (OSError, HvkerasError) as error:
             say(f"the ranks' traces cannot be merged: {error}")
@@ -88,8 +104,8 @@ class Tracer:
         while not self._over.wait(look):
             if self._recorder.steps_made() <= self._first:
                 continue
-            if not began and self._job.control is not None:  # an offset is most accurate close to its measurement
-                self._job.control.measure_clock()
+            if not began and self._session.control is not None:  # an offset is most accurate close to its measurement
+                self._session.control.measure_clock()
             began = True
             looked = time.monotonic()
             self._read()
@@ -109,9 +125,9 @@ class Tracer:
                 return
 
     def _write_last(self) -> None:
-        if self._job.control is not None:
-            self._job.control.measure_clock()
-            self._job.control.clock.wait(CLOCK_WAIT)
+        if self._session.control is not None:
+            self._session.control.measure_clock()
+            self._session.control.clock.wait(CLOCK_WAIT)
         self._write(over=True)
         self._wrote_last = True
 
@@ -138,7 +154,7 @@ class Tracer:
 
     def _merge(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        size = self._job.topology.size
+        size = self._session.topology.size
         while True:
             found = trace_files.parts(self.path)
             over = len(found) < size or all(part["otherData"]["over"] for part in found.values())

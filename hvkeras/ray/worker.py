@@ -9,7 +9,7 @@ from typing import Any
 
 from hvkeras.host.network import host_identity
 from hvkeras.host.versions import own_versions
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.ray import ray_logger
 
 
@@ -74,7 +74,7 @@ def _reporting(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        hooks = current_job().hooks if is_initialized() else None
+        hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:
             hooks.report(error)
         raise

@@ -13,7 +13,7 @@ from hvkeras.collectives.operations import members
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.arrays import shard_arrays
 from hvkeras.sharding.datasets import shard_dataset
@@ -87,7 +87,7 @@ def shard(
         PeerError: Reading the data failed on another rank.
     """
     ranks = members(process_set, "shard")
-    rank = current_job().topology.rank
+    rank = current_session().topology.rank
     if not isinstance(training, (bool, np.bool_)):
         raise UsageError(explain("training must be True or False", "pass arrays that belong together as one tuple:"
                                  " x, y = hvd.shard((x, y))", training=type(training).__name__))
@@ -96,7 +96,7 @@ def shard(
     if by not in ("rows", "elements"):
         raise UsageError(explain("by must be rows or elements", 'leave it out, or pass by="elements"', by=by))
     share, coverage = _shard(data, partition, shuffle, seed, batched, by == "elements", process_set)
-    if partition.size > 1 and prints_at(current_job().settings, "WARNING"):
+    if partition.size > 1 and prints_at(current_session().settings, "WARNING"):
         say(coverage.line(rank))
     return share
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized, this_process
 from hvkeras.progress import activity
 
 Positions = dict[str, tuple[int, int]]
@@ -55,7 +55,7 @@ class Account:
             `(done, usable, size, rank)`: of the `usable` samples after the first `done` of the order, those with the
             numbers `rank`, `rank + size`, `rank + 2 size`, ...
         """
-        topology = current_job().topology
+        topology = current_session().topology
         left = self.count - self.done
         uneven = left % topology.size
         if all_of_them and left > uneven:
@@ -70,7 +70,7 @@ class Account:
             whole: Whether to count a pass from its beginning.
             drops: Whether a last step with fewer samples is left out.
         """
-        mine = (self.count if whole else self.count - self.done) // current_job().topology.size
+        mine = (self.count if whole else self.count - self.done) // current_session().topology.size
         return mine // batch if drops else -(-mine // batch)
 
     def begin(self, batch: int, drops: bool = False) -> int:
@@ -83,7 +83,7 @@ class Account:
         Returns:
             The number of its first step, in a pass that has the steps of a whole one.
         """
-        self._per_step, self._left = batch * current_job().topology.size, self.steps(batch, False, drops)
+        self._per_step, self._left = batch * current_session().topology.size, self.steps(batch, False, drops)
         self._skipped = self._steps = (self.steps(batch, True, drops) - self.steps(batch, False, drops)
                                        if self.done else 0)
         return self._skipped
@@ -112,41 +112,46 @@ class Account:
         return self.passes, self.done + made * self._per_step
 
 
-_accounts: dict[str, Account] = {}
-_taken: Positions = {}  # of the last commit that was gone back to, for accounts that are opened later
+class Accounts:
+    """The accounts of all data that `hvd.shard` has dealt in this process."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._restored: Positions = {}  # of the last commit that was gone back to, for accounts that are opened later
+
+    def account(self, description: object, count: int, seed: int) -> Account:
+        """Returns the account of data, which is the same for the same data.
+
+        Args:
+            description: What tells the data from others, the same on all ranks and after a restart.
+            count: The number of samples.
+            seed: The seed of the order of each pass.
+        """
+        key = hashlib.sha256(repr((description, count, seed)).encode()).hexdigest()[:16]
+        if key not in self._accounts:
+            self._accounts[key] = Account(count, seed, *self._restored.get(key, (0, 0)))
+        return self._accounts[key]
+
+    def positions(self) -> Positions:
+        """Returns the position in each set of data, for a commit."""
+        return {key: account.position for key, account in self._accounts.items()}
+
+    def restore(self, positions: Positions) -> None:
+        """Goes back to the positions of a commit; data that it does not know begin anew."""
+        self._restored = dict(positions)
+        for key, account in self._accounts.items():
+            account.passes, account.done = positions.get(key, (0, 0))
+            account.stop()
+
+
+def accounts() -> Accounts:
+    """Returns the accounts of this process, which outlive the generations of an elastic job."""
+    return this_process().part(Accounts)
 
 
 def keeps_accounts() -> bool:
     """Whether this job's ranks may change while it runs."""
-    return is_initialized() and bool(current_job().settings.run_lobby)
-
-
-def account_of(description: object, count: int, seed: int) -> Account:
-    """Returns the account of data, which is the same for the same data.
-
-    Args:
-        description: What tells the data from others, the same on all ranks and after a restart.
-        count: The number of samples.
-        seed: The seed of the order of each pass.
-    """
-    key = hashlib.sha256(repr((description, count, seed)).encode()).hexdigest()[:16]
-    if key not in _accounts:
-        _accounts[key] = Account(count, seed, *_taken.get(key, (0, 0)))
-    return _accounts[key]
-
-
-def positions() -> Positions:
-    """Returns the position in each set of data, for a commit."""
-    return {key: account.position for key, account in _accounts.items()}
-
-
-def take_positions(taken: Positions) -> None:
-    """Goes back to the positions of a commit; data that it does not know begin anew."""
-    _taken.clear()
-    _taken.update(taken)
-    for key, account in _accounts.items():
-        account.passes, account.done = taken.get(key, (0, 0))
-        account.stop()
+    return is_initialized() and bool(current_session().settings.run_lobby)
 
 
 def rough(marks: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from hvkeras.sharding.pipeline import (
     zipped_batches,
 )
 from hvkeras.sharding.proof import Facts, Hints, fingerprint, require_same_data
-from hvkeras.sharding.redealing import dealt_dataset
+from hvkeras.sharding.redealing import dealt_dataset, shares
 from hvkeras.sharding.sequences import Share
 from hvkeras.sharding.structure import with_rows
 
@@ -44,7 +43,6 @@ FIRST_ELEMENTS = 8  # compared between ranks in an unbatched dataset; in a batch
 WAYS_OUT = ('hvd.shard(dataset, by="elements") deals whole elements to the ranks; or shard before batching, or pass'
             " batched=False if each element is one sample")
 
-_whole_elements: dict[int, weakref.ref[Any]] = {}  # shares of whole elements, by their identity
 
 
 def shard_dataset(
@@ -60,8 +58,7 @@ def shard_dataset(
     if whole:
         share, coverage = split_samples(dataset, partition, "element")
         share = _shuffled(share, shuffle, seed + partition.rank)
-        number = id(share)
-        _whole_elements[number] = weakref.ref(share, lambda _: _whole_elements.pop(number, None))
+        shares().of_whole_elements[share] = True
         return share, coverage if comparable else coverage.doubtful()
     batched = is_batched(dataset) if batched is None else batched
     if batched is None:
@@ -137,8 +134,7 @@ def keeps_elements_whole(data: Any) -> bool:
         return isinstance(data, Share) and data.keeps_whole
 
     def is_share(stage: Any) -> bool:
-        found = _whole_elements.get(id(stage))
-        return found is not None and found() is stage
+        return bool(shares().of_whole_elements.get(stage))
 
     return has_stage(data, is_share)
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
-from hvkeras.sharding.accounts import Account, account_of, rough
+from hvkeras.job.session import current_session
+from hvkeras.sharding.accounts import Account, accounts, rough
 from hvkeras.sharding.partition import Batches, Partition
 from hvkeras.sharding.sequences import EpochEnd, Share, require_rows, split_sequence
 from hvkeras.sharding.structure import concatenate, leaves, spec_of_rows, take_slice
@@ -36,8 +36,8 @@ class DealtBatches:
         assert share.batches is not None
         self.training = training
         self.batches: Batches = share.batches
-        self.account: Account = account_of(("batches", type(data).__name__, rough(share.marks)), self.batches.total,
-                                           seed)
+        self.account: Account = accounts().account(
+            ("batches", type(data).__name__, rough(share.marks)), self.batches.total, seed)
         self._data, self._seed, self._end = data, seed, end
         self._ended = 0  # how often the data's own end of an epoch was called
         self._first = data[0]
@@ -47,7 +47,7 @@ class DealtBatches:
     def plan(self, shuffles: bool) -> list[Pieces]:
         """Returns what this rank trains on in each step of what is left of the pass."""
         account, rows = self.account, self.batches.rows
-        topology = current_job().topology
+        topology = current_session().topology
         order = (np.random.default_rng([self._seed, account.passes]).permutation(self.batches.full) if shuffles
                  else np.arange(self.batches.full))[account.done // rows :]
         in_rounds = len(order) // topology.size * topology.size
@@ -106,7 +106,7 @@ class DealtBatches:
 
     def current(self) -> Any:
         """Returns this rank's share now, for evaluation."""
-        topology = current_job().topology
+        topology = current_session().topology
         share, _ = split_sequence(self._data, Partition(topology.rank, topology.size, self.training), self.batches,
                                   self.batches.rows, self._seed, self._end)
         return share
@@ -114,8 +114,8 @@ class DealtBatches:
     def _catch_up(self) -> None:
         """Makes the data what they are after so many epochs, in a process that has not been there from the start."""
         if self._ended > self.account.passes and compat.overrides(self._data, "on_epoch_end"):
-            job = current_job()
-            if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+            session = current_session()
+            if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
                 say("on_epoch_end of the data cannot be undone: samples of an epoch that is repeated may come twice, or"
                     " not at all. HINT: commit at the end of each epoch")
         while self._ended < self.account.passes:

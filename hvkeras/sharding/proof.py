@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.sharding.structure import leaves, take_slice
 
 SAMPLED_ROWS = 64
@@ -150,7 +150,7 @@ def require_same_data(name: str, describe: Callable[[], Facts], read: Callable[[
     Raises:
         UsageError: Ranks differ; names the first two that do, and what each has.
     """
-    if current_job().launch.rendezvous.kind == "standby":
+    if current_session().launch.rendezvous.kind == "standby":
         describe()
         return True  # the others have compared theirs, and train
     facts: list[Facts] = exchange(name, describe, process_set)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras.job.process_sets import ProcessSet
-from hvkeras.job.state import current_job
-from hvkeras.sharding.accounts import Account, account_of, rough
+from hvkeras.job.session import current_session, this_process
+from hvkeras.sharding.accounts import Account, accounts, rough
 from hvkeras.sharding.arrays import split_arrays
 from hvkeras.sharding.dealt_batches import DealtBatches
 from hvkeras.sharding.partition import Partition
 from hvkeras.sharding.pipeline import batching_to
 from hvkeras.sharding.proof import fingerprint
 from hvkeras.sharding.sequences import EpochEnd, Share
-from hvkeras.sharding.structure import count_rows, leaves, spec_of_rows, take_rows
+from hvkeras.sharding.structure import IdentityMap, count_rows, leaves, spec_of_rows, take_rows
 
 CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes, and batches, that are read at once
 
@@ -39,7 +38,7 @@ class Arrays:
         self.whole: list[Any] = leaves(data)
         self._data, self._shuffle, self._seed = data, shuffle, seed
         count = count_rows(data)
-        self.account: Account = account_of(("arrays", rough(fingerprint(data)), shuffle), count, seed)
+        self.account: Account = accounts().account(("arrays", rough(fingerprint(data)), shuffle), count, seed)
         self._base = np.random.default_rng(seed).permutation(count) if shuffle else None
         self._split: tuple[tuple[int, int], list[Any]] | None = None
 
@@ -51,7 +50,7 @@ class Arrays:
 
     def current(self) -> list[Any]:
         """Returns this rank's share now, for evaluation: an array for each of the whole ones."""
-        topology = current_job().topology
+        topology = current_session().topology
         place = topology.rank, topology.size
         if self._split is None or self._split[0] != place:
             share, _ = split_arrays(self._data, Partition(*place, self.training), self._shuffle, self._seed)
@@ -61,32 +60,37 @@ class Arrays:
 
 @dataclass(frozen=True)
 class _Dealt:
-    """An array of a share, and which of the whole arrays it comes from."""
+    """Which of the whole arrays an array of a share comes from."""
 
-    array: weakref.ref[Any]
     source: Arrays
     place: int
 
 
-_arrays: dict[int, _Dealt] = {}
-_datasets: dict[int, tuple[weakref.ref[Any], Account]] = {}
+class Shares:
+    """What each share comes from that `hvd.shard` has made in this process, as long as the share exists.
+
+    Attributes:
+        arrays: The whole arrays of an array.
+        datasets: The account of a dataset of samples.
+        of_whole_elements: True for a dataset whose elements were dealt whole.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: IdentityMap[_Dealt] = IdentityMap()
+        self.datasets: IdentityMap[Account] = IdentityMap()
+        self.of_whole_elements: IdentityMap[bool] = IdentityMap()
+
+
+def shares() -> Shares:
+    """Returns what is known of the shares in this process."""
+    return this_process().part(Shares)
 
 
 def remember_arrays(share: Any, source: Arrays) -> None:
     """Remembers that a share comes from whole arrays, as long as the share exists."""
     for place, leaf in enumerate(leaves(share)):
         if leaf is not None:
-            _arrays[id(leaf)] = _Dealt(_weakly(leaf, _arrays), source, place)
-
-
-def _weakly(thing: Any, kept: dict[int, Any]) -> weakref.ref[Any]:
-    number = id(thing)
-    return weakref.ref(thing, lambda _: kept.pop(number, None))
-
-
-def _dealt(leaf: Any) -> _Dealt | None:
-    found = _arrays.get(id(leaf))
-    return found if found is not None and found.array() is leaf else None
+            shares().arrays[leaf] = _Dealt(source, place)
 
 
 def redealt(data: Any) -> Any:
@@ -94,7 +98,7 @@ def redealt(data: Any) -> Any:
     def current(leaf: Any) -> Any:
         if isinstance(leaf, Share) and leaf.dealt is not None and not leaf.dealt.training:
             return leaf.dealt.current()
-        found = _dealt(leaf)
+        found = shares().arrays.get(leaf)
         return leaf if found is None or found.source.training else found.source.current()[found.place]
 
     if data is None or isinstance(data, tf.data.Dataset):
@@ -136,7 +140,7 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
     if isinstance(x, Share):
         return _accounted_batches(x, shuffle)
     given = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    found = [_dealt(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
+    found = [shares().arrays.get(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
     dealt = [one for one in found if one is not None and one.source.training]
     if not dealt or len(dealt) < len(found) or len({one.source.account.count for one in dealt}) > 1:
         return None
@@ -204,7 +208,7 @@ def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: 
         buffer_size: The samples in the buffer that shuffles all of them; 0 for none.
         seed: The seed of shuffling.
     """
-    account = account_of(("dataset", rough(marks), buffer_size), count, seed)
+    account = accounts().account(("dataset", rough(marks), buffer_size), count, seed)
 
     def numbers() -> Any:
         return np.asarray([*account.share(), seed + account.passes], np.int64)
@@ -217,7 +221,7 @@ def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: 
         return whole.skip(now[0]).take(now[1]).shard(now[2], now[3])
 
     share = tf.data.Dataset.range(1).flat_map(left)
-    _datasets[id(share)] = _weakly(share, _datasets), account
+    shares().datasets[share] = account
     return share
 
 
@@ -235,7 +239,7 @@ def _accounted_batches(share: Share, shuffle: bool) -> Data | None:
 
 def _accounted_dataset(dataset: Any) -> Data | None:
     """Returns the data of a dataset, if it batches samples that `hvd.shard` has dealt, and changes no other way."""
-    source, batch, drops = batching_to(dataset, lambda stage: id(stage) in _datasets)
-    if source is None or batch is None:
-        return None
-    return Data(_datasets[id(source)][1], batch, drops)
+    datasets = shares().datasets
+    source, batch, drops = batching_to(dataset, lambda stage: datasets.get(stage) is not None)
+    account = None if source is None else datasets.get(source)
+    return None if account is None or batch is None else Data(account, batch, drops)

@@ -13,7 +13,7 @@ from hvkeras import compat
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.sharding.partition import Batches, Coverage, Partition
 from hvkeras.sharding.proof import Facts, Hints, common_randomness, fingerprint, require_same_data
@@ -58,7 +58,7 @@ def shard_sequence(
         comparable = require_same_data("shard", describe, lambda: map_leaves(with_rows, list(_ends(data, count, seed))),
                                        HINTS, process_set)
     if not compat.hook_shuffle_of_batches(compat.batches_base(data), _who_shuffles) and prints_at(
-            current_job().settings, "WARNING"):
+            current_session().settings, "WARNING"):
         say("sharded batches cannot be shuffled with this version of Keras; pass shuffle=False to model.fit")
     end = EpochEnd(data, seed, process_set)
     if whole:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from hvkeras.errors import UsageError, explain
+
+Value = TypeVar("Value")
+
+
+class IdentityMap(Generic[Value]):
+    """Values of objects by their identity, as long as the objects exist: arrays have no hash."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def __setitem__(self, thing: Any, value: Value) -> None:
+        number = id(thing)
+        self._found[number] = weakref.ref(thing, lambda _: self._found.pop(number, None)), value
+
+    def get(self, thing: Any) -> Value | None:
+        """Returns the value of an object; None if it has none."""
+        reference, value = self._found.get(id(thing), (None, None))
+        return value if reference is not None and reference() is thing else None
 
 
 def leaves(data: Any) -> list[Any]:

@@ -60,7 +60,7 @@ from hvkeras.job.queries import (
     size,
     sycl_built,
 )
-from hvkeras.job.state import is_initialized
+from hvkeras.job.session import is_initialized
 from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod; scripts import it from here

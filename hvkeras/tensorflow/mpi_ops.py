@@ -40,7 +40,7 @@ from hvkeras.job.queries import (
     size,
     sycl_built,
 )
-from hvkeras.job.state import is_initialized
+from hvkeras.job.session import is_initialized
 from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow import util

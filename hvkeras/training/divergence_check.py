@@ -14,7 +14,7 @@ from hvkeras.errors import DivergenceError, explain
 from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.training import moving_statistics
 from hvkeras.training.learned_state import Learned, first_difference, require_same_layers, shared_layers, summary_of
 from hvkeras.training.sketches import all_diverged, first_diverged, sketches, spread
@@ -196,8 +196,8 @@ class DivergenceCheck:
                    " are broadcast (an error without --as-horovod)")
 
     def _warn(self, text: str) -> None:
-        job = current_job()
-        if job.topology.rank == self._process_set.ranks[0] and prints_at(job.settings, "WARNING"):
+        session = current_session()
+        if session.topology.rank == self._process_set.ranks[0] and prints_at(session.settings, "WARNING"):
             say(text)
 
     def _cause(self) -> tuple[str, str]:

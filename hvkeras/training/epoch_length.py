@@ -16,7 +16,7 @@ import tensorflow as tf
 from hvkeras.compat import fit_data
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.training.compile_arguments import Arguments
 
 CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
@@ -286,23 +286,23 @@ class CommonEnd:
             return mine
         if number == 0:
             self._passes += 1
-        job = current_job()
-        if job.control is None:
+        session = current_session()
+        if session.control is None:
             return mine
-        longest = gather_timeout(job.settings.stall_shutdown)
+        longest = gather_timeout(session.settings.stall_shutdown)
         try:
             batch = f"batch {number + 1} of epoch {self._passes} of fit {self._fit}"
-            have = job.control.gather(batch, bool(mine), longest, given_up=lambda: not self.armed)
+            have = session.control.gather(batch, bool(mine), longest, given_up=lambda: not self.armed)
         except PeerError:
-            if job.control.cause is not None:
+            if session.control.cause is not None:
                 raise
             raise PeerError(explain(f"All ranks must reach batch {number + 1} of epoch {self._passes} within"
                                     f" {longest:g} s", "check what the others are doing, or raise"
                                     " HVKERAS_STALL_SHUTDOWN",
-                                    rank=job.topology.rank)) from None
+                                    rank=session.topology.rank)) from None
         if have and not all(have) and any(have) and not self._reported:
             self._reported = True
-            if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+            if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
                 done, more = ([rank for rank, has in enumerate(have) if has is which] for which in (False, True))
                 say(f"ranks {done} have no batch after the first {number}, ranks {more} have: the epoch ends there on"
                     " all ranks, and the rest is not trained on")

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.sharding.accounts import Account, keeps_accounts
 from hvkeras.sharding.redealing import Data, accounted, redealt
 
@@ -91,8 +91,8 @@ def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
     data = None if why else accounted(given["x"], given["y"], given["sample_weight"], given["batch_size"],
                                       bool(given["shuffle"]))
     if data is None:
-        job = current_job()
-        if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+        session = current_session()
+        if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
             say("when the ranks change within an epoch, samples of it will be repeated or left out, as "
                 + (why or "hvd.shard has not dealt the data of fit, or they are shuffled or filtered after it"))
         return None

@@ -149,7 +149,7 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
         if timed:
             compat.forget_train_function(model)
     if not _Calls.alone:
-        recorder.note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
+        recorder.recording().note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
     return history
 
 
@@ -179,7 +179,7 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
         # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
         is_apart = _Calls.alone and _run_of(model) is not None
         untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
-        with untouched_metrics, recorder.evaluating(), activity.running(activity.TEST, model):
+        with untouched_metrics, recorder.recording().evaluating(), activity.running(activity.TEST, model):
             return original(model, *args, **kwargs)
     finally:
         _Calls.stack.pop()
@@ -193,7 +193,7 @@ def _average_renewed_statistics(model: Any, process_set: ProcessSet) -> None:
 
 
 def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    with recorder.evaluating(), activity.running(activity.PREDICT, model):
+    with recorder.recording().evaluating(), activity.running(activity.PREDICT, model):
         return original(model, *args, **kwargs)
 
 
@@ -280,9 +280,9 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         if outer is not None and isinstance(result, dict):
             outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
     if what == "evaluate" and not _Calls.alone and isinstance(result, dict):
-        recorder.note_logs(what, result)
+        recorder.recording().note_logs(what, result)
     if what == "fit":
-        recorder.note_epoch(result)
+        recorder.recording().note_epoch(result)
     return result
 
 

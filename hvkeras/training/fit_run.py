@@ -18,7 +18,7 @@ from hvkeras.gradients.sharded import gather_optimizer, state_of
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 from hvkeras.sharding.datasets import keeps_elements_whole
 from hvkeras.sharding.sequences import Share
 from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
@@ -76,7 +76,7 @@ class FitRun:
         self._fit = ""  # name of this fit, the same on all ranks
         self._savers: list[int] = []  # ranks with callbacks that may save the model
         self._number = 0  # its number among rank 0's, which new ranks of an elastic job have called fewer of
-        settings = current_job().settings
+        settings = current_session().settings
         self._every = settings.guard_steps
         self._averages, self._stepped = settings.average_statistics, False  # no step since the last averaging
         self._divergence_check = (DivergenceCheck(model, process_set, self._local, self._broadcasts(), self._averages)
@@ -91,7 +91,7 @@ class FitRun:
         """Agrees on the number of steps per epoch once the data is known, and adjusts the data to it."""
         if self._decision is not None:  # this is validation data
             return
-        job = current_job()
+        session = current_session()
         given = self._arguments
         unbuilt = self._build(data)
         layers = self._layers()
@@ -114,7 +114,7 @@ class FitRun:
         if self.by_rows:
             compat.forget_train_function(self.model)
         self._data = data
-        self._follow(decide(self.process_set.ranks, everyone, job.settings.uneven))
+        self._follow(decide(self.process_set.ranks, everyone, session.settings.uneven))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
             self._asks_at_begin = not data.at_each_pass(self._agree_anew)
@@ -131,8 +131,8 @@ class FitRun:
             self._adapt_length(decision)
 
     def _warn(self, decision: Decision) -> None:
-        job = current_job()
-        if job.topology.rank == self.process_set.ranks[0] and prints_at(job.settings, "WARNING"):
+        session = current_session()
+        if session.topology.rank == self.process_set.ranks[0] and prints_at(session.settings, "WARNING"):
             for warning in decision.warnings:
                 say(warning)
 
@@ -152,7 +152,7 @@ class FitRun:
         if batches == self._lengths:
             return
         self._lengths = batches
-        decision = decide_again(self.process_set.ranks, lengths, before, current_job().settings.uneven,
+        decision = decide_again(self.process_set.ranks, lengths, before, current_session().settings.uneven,
                                 data.steps is not None)
         if decision is before:
             return
@@ -204,7 +204,7 @@ class FitRun:
     def before_step(self, step: int) -> None:
         """Prepares a step; called before each call of the train function. `step` counts within the epoch."""
         self._step = step
-        control = current_job().control
+        control = current_session().control
         if self._fit and control is not None:
             control.stop_of(self._fit).begin()
         metrics.forget_merged(self.model)  # of an evaluation during the epoch; its samples count in the logs
@@ -222,13 +222,13 @@ class FitRun:
         Args:
             wish: Whether `stop_training` is set on this rank.
         """
-        job = current_job()
-        if self.stops or not self._fit or job.control is None:
+        session = current_session()
+        if self.stops or not self._fit or session.control is None:
             return self.stops
-        control, fit, ranks = job.control, self._fit, self.process_set.ranks
+        control, fit, ranks = session.control, self._fit, self.process_set.ranks
         stop = control.stop_of(fit)
         self.stops = stop.now(wish, lambda: control.ask_to_stop(fit, ranks), control.raise_if_ended,
-                              gather_timeout(job.settings.stall_shutdown))
+                              gather_timeout(session.settings.stall_shutdown))
         if self.stops:
             self._report_who_stops(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
         return self.stops
@@ -271,7 +271,7 @@ class FitRun:
         A user's own may do so on the first rank. On others, where hardly any saves, it would cost each of them memory
         for the whole state; one that does save there gets an error that says how.
         """
-        is_first = current_job().topology.rank == self.process_set.ranks[0]
+        is_first = current_session().topology.rank == self.process_set.ranks[0]
         if type(callback).__module__.startswith("hvkeras."):
             # Those of ours that save do so on the first rank, and gather for more frequent saves by themselves.
             return hasattr(callback, "save_freq") and is_first
@@ -281,7 +281,7 @@ class FitRun:
 
     def end(self) -> None:
         """Ends the run; called after the last epoch, while Keras still holds the data, and after an error."""
-        if is_initialized() and (control := current_job().control) is not None:
+        if is_initialized() and (control := current_session().control) is not None:
             control.forget_stop(self._fit)
             self._fit = ""
         if self._common_end is not None:
@@ -308,8 +308,9 @@ class FitRun:
                                    steps)
 
     def _report_who_stops(self, ranks: Sequence[int], steps: int) -> None:
-        job, all_ranks = current_job(), self.process_set.ranks
-        if job.topology.rank == all_ranks[0] and len(ranks) < len(all_ranks) and prints_at(job.settings, "WARNING"):
+        session, all_ranks = current_session(), self.process_set.ranks
+        is_first = session.topology.rank == all_ranks[0]
+        if is_first and len(ranks) < len(all_ranks) and prints_at(session.settings, "WARNING"):
             say(f"stop_training was set on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} alone: all"
                 f" ranks stop after {steps} steps")
 

@@ -16,7 +16,7 @@ from hvkeras.collectives.dispatch import allgather_raw
 from hvkeras.collectives.operations import members
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.sharding.arrays import arrays_facts
 from hvkeras.sharding.datasets import leading_rows, require_same_dataset
 from hvkeras.sharding.proof import Facts, Hints, exchange, require_same_data
@@ -78,7 +78,7 @@ def predict(
 def _place(process_set: ProcessSet) -> tuple[int, int]:
     """Returns the number of ranks in a process set, and this rank's index among them."""
     members = process_set.members()
-    return len(members), members.index(current_job().topology.rank)
+    return len(members), members.index(current_session().topology.rank)
 
 
 def _block(count: int, process_set: ProcessSet) -> tuple[int, int]:

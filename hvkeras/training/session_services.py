@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvkeras import compat
-from hvkeras.collectives import join, mismatch
+from hvkeras.collectives.join import Participation
+from hvkeras.collectives.mismatch import Refusals
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, add_process_set, registered_process_sets
 from hvkeras.job.session import Session
 from hvkeras.job.start import restart_session
-from hvkeras.profiling import recorder
-from hvkeras.profiling.timeline import start_timeline, stop_timeline
+from hvkeras.profiling.recorder import recording
+from hvkeras.profiling.timeline import start_timeline
 from hvkeras.settings import ignored_variables
 from hvkeras.training import fit_hooks
 
@@ -25,15 +26,15 @@ def start_services(session: Session, process_sets: Any = None) -> None:
         process_sets: Process sets to register, as for `init()`.
     """
     if session.control is not None:
-        session.control.on_involvement = join.on_message
-        session.control.on_refusal = mismatch.refuse
+        session.control.on_involvement = session.part(Participation).on_message
+        session.control.on_refusal = session.part(Refusals).refuse
     settings, rank = session.settings, session.topology.rank
     ignored = {} if session.backend.reads_horovods_variables else ignored_variables()
     if ignored and rank == 0 and prints_at(settings, "WARNING"):
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
     records = bool(settings.record or settings.report or settings.trace_steps)
     if records:
-        recorder.start(session)
+        recording().start(session)
     if session.launch.size > 1 or settings.run_lobby or records:
         install_hooks(session)
     if settings.timeline:
@@ -50,8 +51,7 @@ def install_hooks(session: Session) -> None:
 
 def stop_services() -> None:
     """Stops what accompanies the present session."""
-    recorder.finish()
-    stop_timeline()
+    recording().finish()
     compat.unhook_all()
 
 

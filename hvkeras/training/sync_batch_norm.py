@@ -19,7 +19,7 @@ from hvkeras.gradients import replicas
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.queries import rank
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.typing import Tensor, TensorLike
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def class_for(keras: Any) -> Any:
 
         def _moments(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             # Keras's own synchronization subtracts large numbers from each other, for a single replica as well.
-            with compat.attribute(self, "synchronized", current_job().topology.size > 1):
+            with compat.attribute(self, "synchronized", current_session().topology.size > 1):
                 moments: tuple[Any, Any] = super()._moments(*args, **kwargs)
                 return moments
 

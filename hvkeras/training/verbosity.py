@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.typing import CallbackT
 
 
@@ -18,7 +18,7 @@ def verbose() -> int:
     Returns:
         1 on rank 0 with a terminal, 2 on rank 0 without one, 0 on every other rank.
     """
-    if current_job().topology.rank != 0:
+    if current_session().topology.rank != 0:
         return 0
     return 1 if sys.stdout.isatty() else 2
 
@@ -38,4 +38,4 @@ def rank0_callbacks(callbacks: Sequence[CallbackT]) -> list[CallbackT]:
     Returns:
         The same callbacks on rank 0, and none elsewhere.
     """
-    return list(callbacks) if current_job().topology.rank == 0 else []
+    return list(callbacks) if current_session().topology.rank == 0 else []

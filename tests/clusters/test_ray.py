@@ -69,11 +69,11 @@ def meet(extra=0.0):
     hvd.init()
     import tensorflow as tf
 
-    from hvkeras.job.state import current_job
+    from hvkeras.job.session import current_session
 
     total = float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum))
     return {"rank": hvd.rank(), "local": [hvd.local_rank(), hvd.local_size()], "sum": total + extra,
-            "launcher": current_job().launch.launcher, "pid": os.getpid(), "node": os.environ["RAY_NODE_ID"]
+            "launcher": current_session().launch.launcher, "pid": os.getpid(), "node": os.environ["RAY_NODE_ID"]
             if "RAY_NODE_ID" in os.environ else ray.get_runtime_context().get_node_id()}
 
 

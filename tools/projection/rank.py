@@ -21,7 +21,7 @@ from hvkeras import compat
 from hvkeras.backends.interface import Reduction
 from hvkeras.bench.models import MODELS
 from hvkeras.bench.ranks import Ranks
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 PORT = 5999  # of the probe, in the namespace of rank 0's host
 PINGS = 100
@@ -34,7 +34,7 @@ def main() -> None:
     """Measures what the plan says."""
     plan = json.loads(Path(sys.argv[1]).read_text())
     hvd.init(plan["backend"])
-    ranks = Ranks(current_job(), TIMEOUT)
+    ranks = Ranks(current_session(), TIMEOUT)
     actions: dict[str, Callable[[], float]] = {}
     for label, (size, links) in plan["sizes"].items():
         actions[f"allreduce {label}"] = allreduces(ranks, size, links)

@@ -41,13 +41,13 @@ def ranks_of_a_host_are_neighbours_and_reduce_between_hosts():
 
     def train() -> Any:
         import hvkeras as hvd
-        from hvkeras.job.state import current_job
+        from hvkeras.job.session import current_session
 
         hvd.init()
         total = float(hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum))
         print(f"the sum is {total}")
         return (hvd.rank(), socket.gethostname().partition("-")[0], hvd.local_rank(), hvd.local_size(),
-                hvd.cross_rank(), os.environ["CUDA_VISIBLE_DEVICES"], total, current_job().backend.name)
+                hvd.cross_rank(), os.environ["CUDA_VISIBLE_DEVICES"], total, current_session().backend.name)
 
     return hvd.spark.run(train, num_proc=4, stdout=out), sorted(out.getvalue().splitlines())
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import hvkeras as hvd
 from harness.checks import check, run_checks
 from harness.launchers import announced_rank
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from parallel.workers import same_training
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
@@ -34,8 +34,8 @@ def place() -> dict[str, Any]:
     """Which GPU this rank has, and where TensorFlow puts a tensor."""
     visible = [device.name for device in tf.config.get_visible_devices("GPU")]
     return {"local_rank": hvd.local_rank(), "visible": visible, "device": (tf.random.normal([4]) * 2).device,
-            "backend": current_job().backend.name, "engine": current_job().backend.engine,
-            "transport": current_job().backend.transport}
+            "backend": current_session().backend.name, "engine": current_session().backend.engine,
+            "transport": current_session().backend.transport}
 
 
 def _tensor(rank: int, dtype: str, device: str = "/CPU:0") -> Any:

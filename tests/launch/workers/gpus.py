@@ -21,7 +21,7 @@ from harness.gpus import pretend
 from harness.launchers import announced_rank
 from hvkeras.backends import tfdist
 from hvkeras.job import start_checks
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 COUNT, SCRIPT = int(sys.argv[1]), sys.argv[2:]
 RANK = announced_rank(os.environ) or 0
@@ -33,21 +33,21 @@ def place() -> dict[str, Any]:
     gpus = tf.config.list_physical_devices("GPU")
     return {"visible": [gpu.name[-1] for gpu in tf.config.get_visible_devices("GPU")],
             "growth": [tf.config.experimental.get_memory_growth(gpu) for gpu in gpus],
-            "backend": current_job().backend.name, "transport": current_job().backend.transport}
+            "backend": current_session().backend.name, "transport": current_session().backend.transport}
 
 
 @check
 def collective() -> float:
     """A sum; where NCCL would carry it, on the CPU instead."""
-    if current_job().backend.transport == "NCCL":
-        current_job().backend._cluster.device = "/CPU:0"
+    if current_session().backend.transport == "NCCL":
+        current_session().backend._cluster.device = "/CPU:0"
     return float(hvd.allreduce(tf.constant(RANK + 1.0), op=hvd.Sum))
 
 
 @check
 def crossed() -> dict[str, list[str]]:
     """What collectives say that NCCL, which combines whatever comes next, combines with others; in a graph at last."""
-    current_job().backend._cluster.device = "/CPU:0"
+    current_session().backend._cluster.device = "/CPU:0"
     numbers = itertools.count(1)
     tfdist._instance = lambda key, tensor: next(numbers)  # the order alone says what belongs together
     kinds = {

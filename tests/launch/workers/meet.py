@@ -22,7 +22,7 @@ else:
 
 import tensorflow as tf
 
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 
 def facts() -> dict[str, object]:
@@ -32,8 +32,8 @@ def facts() -> dict[str, object]:
         "local": [hvd.local_rank(), hvd.local_size()],
         "cross": [hvd.cross_rank(), hvd.cross_size()],
         "sum": float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum)),
-        "backend": current_job().backend.name,
-        "launcher": current_job().launch.launcher,
+        "backend": current_session().backend.name,
+        "launcher": current_session().launch.launcher,
         "threads": tf.config.threading.get_intra_op_parallelism_threads(),
         "sigterm": "SIG_DFL" not in open("/proc/self/status").read(),
     }

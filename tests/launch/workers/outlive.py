@@ -8,7 +8,7 @@ import threading
 import time
 
 import hvkeras as hvd
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 how, culprit = sys.argv[1], int(sys.argv[2])
 hvd.init()
@@ -33,7 +33,7 @@ if hvd.rank() == culprit:
     if how == "del":
         lingering = Lingering()
     if how == "engine":
-        setattr(type(current_job().backend), "stop", lambda backend: linger())  # noqa: B010 - mypy wants it so
+        setattr(type(current_session().backend), "stop", lambda backend: linger())  # noqa: B010 - mypy wants it so
     if how == "work":  # by itself, for longer than the others' processes could outlive their scripts
         time.sleep(6)
         print("worked", flush=True)

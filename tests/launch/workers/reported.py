@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.profiling import rank_recorder
 
 SLOW = 0.05  # seconds
@@ -89,7 +89,7 @@ def main() -> None:
         os.makedirs("input/records", exist_ok=True)
         shutil.copy(f"report/records/rank.{rank}.npz", "input/records")
         hvd.init()
-        assert current_job().settings.report
+        assert current_session().settings.report
         slow_computing()
 
 

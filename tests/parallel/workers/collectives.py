@@ -23,7 +23,7 @@ import tensorflow as tf
 import hvkeras as hvd
 from harness.checks import check, names_of_checks, run_checks
 from harness.gpus import pretend
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 QUICK = "quick" in sys.argv
 FEW = QUICK or "few" in sys.argv
@@ -736,8 +736,8 @@ def start() -> None:
         pretend(4)
     hvd.init()
     if "gpu" in sys.argv:
-        assert current_job().backend.transport == "NCCL"
-        current_job().backend._cluster.device = "/CPU:0"
+        assert current_session().backend.transport == "NCCL"
+        current_session().backend._cluster.device = "/CPU:0"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 keras: Any = tf.keras
 Dataset = tf.data.Dataset
@@ -319,7 +319,7 @@ def forked_process() -> int | None:
 @check
 def forked_pool() -> dict[str, Any]:
     """What a pool of forked processes returns, though threads of the rank hold hvkeras's locks when they are forked."""
-    connection = current_job().control
+    connection = current_session().control
     with connection._sending, connection._changed:
         pool = multiprocessing.get_context("fork").Pool(2)
         failing = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))

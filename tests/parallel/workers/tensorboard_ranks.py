@@ -85,9 +85,9 @@ def order() -> Any:
         return hvd.allreduce(one, name="one"), hvd.allreduce(other, name="other")
 
     counts = [_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph)]
-    spans.start("test")
+    spans.store().start("test")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
-    spans.stop("test")
+    spans.store().stop("test")
     hvd.start_timeline("timeline.{rank}.json")
     counts.append(_ordered_pairs(tf.function(two).get_concrete_function(tf.zeros(3), tf.zeros(3)).graph))
     hvd.stop_timeline()

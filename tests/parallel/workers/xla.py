@@ -128,10 +128,10 @@ def unknown_shape() -> str:
 @check
 def entries() -> list[int]:
     """How much two runs of a compiled function raise the count of what it enters, which rank 0's server looks at."""
-    from hvkeras.job.state import current_job
+    from hvkeras.job.session import current_session
 
     def counted() -> int:
-        counts = current_job().entries.snapshot().values()
+        counts = current_session().entries.snapshot().values()
         return sum(count for count, plan in counts if "counted" in plan.label)
 
     sums = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="counted"), jit_compile=True)

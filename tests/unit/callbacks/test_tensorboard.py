@@ -13,7 +13,7 @@ import pytest
 import hvkeras as hvd
 from harness.events import scalars
 from hvkeras.callbacks import TensorBoard, summaries
-from hvkeras.job import changes
+from hvkeras.job.changes import Change, changes
 
 # Keras reads the learning rate in a way that NumPy 2 will not know any more.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -66,14 +66,13 @@ def test_several_steps_in_an_execution_and_several_fits(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("job")
-def test_changes_of_an_elastic_jobs_ranks_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "_changes", [])
-
+def test_changes_of_an_elastic_jobs_ranks_are_written(tmp_path: Path) -> None:
     def change(epoch: int, _: Any) -> None:
         for size in (3, 4) if epoch == 1 else ():
-            changes.note(changes.Change(size, commit=7, repeated=5 if size == 3 else None, seconds=0.25, why="lost"))
+            changes().append(Change(size, commit=7, repeated=5 if size == 3 else None, seconds=0.25, why="lost"))
 
     fitted(keras.callbacks.LambdaCallback(on_epoch_end=change), TensorBoard(tmp_path, write_graph=False), epochs=3)
+    changes().clear()
     assert scalars(tmp_path)["elastic"] == {
         "elastic/ranks": [(1, 4.0)], "elastic/changes": [(1, 2.0)], "elastic/seconds_lost": [(1, 0.5)],
         "elastic/steps_repeated": [(1, 5.0)]}

@@ -17,7 +17,7 @@ from hvkeras.elastic import callbacks, commit_folder, running
 from hvkeras.elastic.commits import Commit, CommitFile
 from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError
-from hvkeras.job.state import current_job, is_initialized
+from hvkeras.job.session import current_session, is_initialized
 
 pytestmark = pytest.mark.oldest
 keras: Any = tf.keras
@@ -207,10 +207,10 @@ def test_another_process_resumes_from_the_last_commit(job: Path, monkeypatch: py
     assert seen[0] == 2
     np.testing.assert_allclose(seen[1], first.model.weights[0].numpy() - 1, rtol=1e-6)  # adding 1 rounds
     monkeypatch.setattr(sys, "last_type", ArithmeticError, raising=False)  # as a traceback leaves it
-    commit_folder._remove_commits(current_job(), job)  # what happens when such a process ends
+    commit_folder._remove_commits(current_session(), job)  # what happens when such a process ends
     assert len(list(job.iterdir())) == 2
     monkeypatch.delattr(sys, "last_type")
-    commit_folder._remove_commits(current_job(), job)
+    commit_folder._remove_commits(current_session(), job)
     assert list(job.iterdir()) == []
 
 

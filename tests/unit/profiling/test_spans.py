@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,16 @@ import tensorflow as tf
 from hvkeras.backends.capabilities import RecordsTimes
 from hvkeras.plans.plan import Plan
 from hvkeras.profiling import spans
-from hvkeras.profiling.ring_buffer import PythonRing, Reader
+from hvkeras.profiling.ring_buffer import Reader
+from hvkeras.profiling.spans import SpanStore
 
 PLAN = Plan.of("gradients average", [tf.zeros(3)], (0, 1), "the gradients of a test")
 IN_MESSAGES = "the gradients of a test, part 0"
 
 
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(spans, "_collectives", {})
-    monkeypatch.setattr(spans, "_updates", {})
-    monkeypatch.setattr(spans, "_contents", {})
-    monkeypatch.setattr(spans, "_outside", PythonRing(3, 16))
-    yield
-    spans.stop("test")
+@pytest.fixture
+def store() -> SpanStore:
+    return SpanStore()
 
 
 class Copies:
@@ -35,88 +32,88 @@ class Copies:
         return [tf.identity(tensor) for tensor in tensors]
 
 
-def reduce(tensor: Any, backend: Any = None) -> Any:
-    [result] = spans.timed(backend or Copies(), PLAN).allreduce([tensor], f"{PLAN.key}.0")
+def reduce(store: SpanStore, tensor: Any, backend: Any = None) -> Any:
+    [result] = store.timed(backend or Copies(), PLAN).allreduce([tensor], f"{PLAN.key}.0")
     return result
 
 
-def recorded(track: str) -> list[spans.Content]:
-    rows = spans.everything()[track].rows()
-    ran = list(spans.runs(track, rows))
+def recorded(store: SpanStore, track: str) -> list[spans.Content]:
+    rows = store.everything()[track].rows()
+    ran = list(store.runs(track, rows))
     assert all(began <= ended for _, began, ended in ran)
     return [content for content, _, _ in ran]
 
 
-def test_nothing_is_added_while_nobody_records() -> None:
+def test_nothing_is_added_while_nobody_records(store: SpanStore) -> None:
     backend: Any = Copies()
-    assert spans.timed(backend, PLAN) is backend
-    with spans.in_step():
-        assert spans.timed(backend, PLAN) is backend
-    graph = tf.function(reduce).get_concrete_function(tf.zeros(3)).graph
+    assert store.timed(backend, PLAN) is backend
+    with store.in_step():
+        assert store.timed(backend, PLAN) is backend
+    graph = tf.function(functools.partial(reduce, store)).get_concrete_function(tf.zeros(3)).graph
     assert {operation.type for operation in graph.get_operations()} == {"Placeholder", "Identity"}
 
 
 @pytest.mark.parametrize("outside_steps", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_functions_and_eager_steps_share_a_track(outside_steps: bool) -> None:
-    spans.start("test", outside_steps)
-    function = tf.function(reduce)
+def test_functions_and_eager_steps_share_a_track(outside_steps: bool, store: SpanStore) -> None:
+    store.start("test", outside_steps)
+    function = tf.function(functools.partial(reduce, store))
     function(tf.zeros(3))
-    with spans.in_step():
-        reduce(tf.zeros(3))
-    spans.stop("test")
+    with store.in_step():
+        reduce(store, tf.zeros(3))
+    store.stop("test")
     function(tf.zeros(3))  # records for as long as it lives
     content = spans.Content(IN_MESSAGES, "gradients average", 12, "allreduce")
-    assert recorded(f"{PLAN.key}.0") == [content] * 3
-    assert recorded(spans.OUTSIDE) == []
+    assert recorded(store, f"{PLAN.key}.0") == [content] * 3
+    assert recorded(store, spans.OUTSIDE) == []
 
 
-def test_what_runs_outside_of_steps_is_recorded_for_those_who_ask() -> None:
-    spans.start("test")
-    reduce(tf.zeros(3))
-    spans.start("test", outside_steps=True)
-    reader = Reader(spans.everything)
-    np.testing.assert_array_equal(reduce(tf.constant([1.0, 2.0])), [1.0, 2.0])
-    reduce(tf.zeros(3))
+def test_what_runs_outside_of_steps_is_recorded_for_those_who_ask(store: SpanStore) -> None:
+    store.start("test")
+    reduce(store, tf.zeros(3))
+    store.start("test", outside_steps=True)
+    reader = Reader(store.everything)
+    np.testing.assert_array_equal(reduce(store, tf.constant([1.0, 2.0])), [1.0, 2.0])
+    reduce(store, tf.zeros(3))
     content = spans.Content(IN_MESSAGES, "gradients average", 8, "allreduce")
-    assert recorded(spans.OUTSIDE) == [content, spans.Content(IN_MESSAGES, "gradients average", 12, "allreduce")]
-    assert spans.collectives() == {}
+    assert recorded(store, spans.OUTSIDE) == [content, spans.Content(IN_MESSAGES, "gradients average", 12, "allreduce")]
+    assert store.collectives() == {}
     assert [len(rows.table) for rows in reader.new().values()] == [2]
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_an_update_lasts_from_reduced_gradients_to_new_values(eagerly: bool) -> None:
+def test_an_update_lasts_from_reduced_gradients_to_new_values(eagerly: bool, store: SpanStore) -> None:
     variable = tf.Variable([1.0, 2.0])
     slices = tf.IndexedSlices(tf.constant([5.0]), tf.constant([1]), tf.constant([2]))
 
     def apply(gradient: Any) -> None:
-        with spans.update("Adam", [gradient, None, slices], [variable]):
+        with store.update("Adam", [gradient, None, slices], [variable]):
             variable.assign_sub(gradient)
 
     step = apply if eagerly else tf.function(apply)
     step(tf.ones(2))
-    assert spans.updates() == {}  # nobody records
-    spans.start("test")
+    assert store.updates() == {}  # nobody records
+    store.start("test")
     step = apply if eagerly else tf.function(apply)
     for _ in range(3):
         step(tf.ones(2))
     assert variable.numpy().tolist() == [-3.0, -2.0]
     label = "the update of Adam"
-    assert recorded(label)[-3:] == [spans.Content(label, "update", None, "update")] * 3
-    assert "update" not in {track.content.operation for track in spans.collectives().values()}
+    assert recorded(store, label)[-3:] == [spans.Content(label, "update", None, "update")] * 3
+    assert "update" not in {track.content.operation for track in store.collectives().values()}
 
 
-def test_sessions_are_timed_whenever_they_run() -> None:
-    spans.start("test", outside_steps=True)
+def test_sessions_are_timed_whenever_they_run(store: SpanStore) -> None:
+    store.start("test", outside_steps=True)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         given = tf.compat.v1.placeholder(tf.float32, [None])
-        result = reduce(given)
+        result = reduce(store, given)
         for count in (1, 2):
             assert session.run(result, {given: np.ones(count)}).tolist() == [1.0] * count
-    assert [content.bytes for content in recorded(spans.OUTSIDE)] == [4, 8]
-    assert spans.collectives() == {}
+    assert [content.bytes for content in recorded(store, spans.OUTSIDE)] == [4, 8]
+    assert store.collectives() == {}
 
 
-def test_an_engine_that_records_times_needs_no_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_records_times_needs_no_operations(monkeypatch: pytest.MonkeyPatch, store: SpanStore) -> None:
     class Records(Copies, RecordsTimes):
         def keep_times(self, key: str, capacity: int) -> bool:
             return True
@@ -125,9 +122,9 @@ def test_an_engine_that_records_times_needs_no_operations(monkeypatch: pytest.Mo
             return np.array([[1.0, 2.0]]), 7
 
     monkeypatch.setattr(Records, "__abstractmethods__", frozenset())
-    spans.start("test")
+    store.start("test")
     engine = Records()  # type: ignore[abstract]  # what it lacks is not called
-    graph = tf.function(lambda tensor: reduce(tensor, engine)).get_concrete_function(tf.zeros(3)).graph
+    graph = tf.function(lambda tensor: reduce(store, tensor, engine)).get_concrete_function(tf.zeros(3)).graph
     assert {operation.type for operation in graph.get_operations()} == {"Placeholder", "Identity"}
-    rows = spans.collectives()[f"{PLAN.key}.0"].rows()
+    rows = store.collectives()[f"{PLAN.key}.0"].rows()
     assert (rows.table.tolist(), rows.first) == ([[1.0, 2.0]], 7)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ import hvkeras as hvd
 from harness import warm
 from harness.launchers import BIN, clean_environment
 from hvkeras.compat import graphs
-from hvkeras.profiling import spans, timeline
-from hvkeras.profiling.ring_buffer import ring
+from hvkeras.profiling import timeline
+from hvkeras.profiling.ring_buffer import Rows, ring
+from hvkeras.profiling.spans import Content, SpanStore
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_many_threads_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "FLUSH_EVERY", 0.001)
-    made = timeline.Timeline(str(tmp_path / "file"), 3, 'a "host"')
+    made = timeline.Timeline(str(tmp_path / "file"), 3, 'a "host"', SpanStore())
 
     def add(row: int) -> None:
         for number in range(500):
@@ -57,7 +59,7 @@ def test_many_threads_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_full_timeline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "CAPACITY", 5)
-    made = timeline.Timeline(str(tmp_path / "file"), 0, "host")
+    made = timeline.Timeline(str(tmp_path / "file"), 0, "host", SpanStore())
     for number in range(8):
         made.add("row", "broadcast", number, number + 1, 4)
     made.close()
@@ -68,8 +70,14 @@ def test_a_full_timeline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_spans_of_functions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = ring("test", 2, 8)
-    made = spans.Collective(spans.Content("label", "allreduce sum", None, "allreduce"), table, table.rows)
-    monkeypatch.setattr(spans, "_collectives", {"key": made})
+
+    class OneTrack:
+        def everything(self) -> dict[str, Any]:
+            return {"key": table}
+
+        def runs(self, _: str, rows: Rows) -> Iterator[tuple[Content, float, float]]:
+            for began, ended in rows.table.tolist():
+                yield Content("label", "allreduce sum", None, "allreduce"), began, ended
 
     def run(times: int) -> None:
         for _ in range(times):
@@ -77,7 +85,7 @@ def test_the_spans_of_functions_are_read(tmp_path: Path, monkeypatch: pytest.Mon
 
     run(3)  # before it was started
     monkeypatch.setattr(timeline, "COLLECT_EVERY", 1000.0)
-    running = timeline.Timeline(str(tmp_path / "file"), 0, "host")
+    running = timeline.Timeline(str(tmp_path / "file"), 0, "host", OneTrack())
     run(5)
     running.close()
     events = json.loads((tmp_path / "file").read_text())
@@ -86,7 +94,7 @@ def test_the_spans_of_functions_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(event["args"] == {"collective": "label", "bytes": None} for event in ran)
     assert abs(ran[0]["ts"] / 1e6 - time.time()) < 1000  # seconds since the epoch
     assert not [event for event in events if event["ph"] == "i"]
-    running = timeline.Timeline(str(tmp_path / "file"), 0, "host")
+    running = timeline.Timeline(str(tmp_path / "file"), 0, "host", OneTrack())
     run(10)
     running.close()
     events = json.loads((tmp_path / "file").read_text())

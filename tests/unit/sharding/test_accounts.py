@@ -5,19 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from hvkeras.sharding import accounts
-from hvkeras.sharding.accounts import Account
+from hvkeras.sharding.accounts import Account, Accounts
 
 ROUNDS = 200
 
 
 def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
     job = SimpleNamespace(topology=SimpleNamespace(rank=rank, size=size))
-    monkeypatch.setattr(accounts, "current_job", lambda: job)
+    monkeypatch.setattr(accounts, "current_session", lambda: job)
 
 
 def steps_of(account: Account, batch: int, monkeypatch: pytest.MonkeyPatch, size: int) -> list[list[int]]:
@@ -75,16 +74,12 @@ def test_a_pass_goes_on_with_the_step_that_leaves_as_many_as_there_are(monkeypat
 
 
 def test_positions_are_taken_by_accounts_that_are_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[str, Any] = {}
-    monkeypatch.setattr(accounts, "_accounts", kept)
-    monkeypatch.setattr(accounts, "_taken", {})
     ranks(monkeypatch, 0, 1)
-    first = accounts.account_of("data", 10, 0)
+    before, after = Accounts(), Accounts()
+    first = before.account("data", 10, 0)
     first.passes, first.done = 2, 4
-    saved = accounts.positions()
-    kept.clear()
-    accounts.take_positions(saved)
-    again = accounts.account_of("data", 10, 0)
+    after.restore(before.positions())
+    again = after.account("data", 10, 0)
     assert (again.passes, again.done) == (2, 4)
-    accounts.take_positions({})
+    after.restore({})
     assert (again.passes, again.done) == (0, 0)
