@@ -153,7 +153,7 @@ class HorovodBackend(Backend):
         if self._variables.get(DYNAMIC_SETS) == "0":
             raise UnsupportedError(explain(
                 "In an elastic job, horovod makes process sets only if it is told to, as it may then lose a collective"
-                " when a rank is killed, so that the script starts anew in the others", f"set {DYNAMIC_SETS}=1, or use"
+                " when a rank is killed, so that the script restarts in the others", f"set {DYNAMIC_SETS}=1, or use"
                 " backend native", ranks=list(ranks)))
         with horovod_variables(self._variables), self._connections.opened():
             self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))

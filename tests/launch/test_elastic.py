@@ -126,7 +126,7 @@ def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_script_starts_anew_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
+def test_the_script_restarts_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="tfdist")
     assert re.search(r"goes on with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
     pids = re.findall(r"^\[2\] pid (\d+)$", done.stdout, re.MULTILINE)
@@ -212,7 +212,7 @@ def test_what_was_traced_before_a_change_works_after_it(backend: str, legacy: st
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["native", "horovod"])
-def test_sessions_outlive_changes_as_their_programs_start_anew(backend: str, tmp_path: Path) -> None:
+def test_sessions_outlive_changes_as_their_programs_restart(backend: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost:2\n")
     command = warm_ranks([sys.executable, str(SESSION), "2", "3", "1"])
     done = run(["-np", "2", "--min-np", "1", "--backend", backend, "--host-discovery-script", "cat hosts", *command],

@@ -1,4 +1,4 @@
-"""An elastic script with a session of TensorFlow 1, whose graph cannot be traced again: its program starts anew.
+"""An elastic script with a session of TensorFlow 1, whose graph cannot be traced again: its program restarts.
 
 Arguments: the numbers of ranks that the job shall have one after the other; rank 0 asks for each of them.
 """
