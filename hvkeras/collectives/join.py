@@ -55,20 +55,20 @@ def join() -> int:
     if session.control is None:
         return 0
     session.control.start_join()
-    participation = session.part(Participation)
+    proxy = session.part(ProxyCollectives)
     last: int | None = None
     while last is None:
         session.control.raise_if_ended()
-        participation.raise_failure()
+        proxy.raise_failure()
         try:
-            last = participation.last.get(timeout=TICK)
+            last = proxy.last.get(timeout=TICK)
         except queue.Empty:
             continue
-    participation.finish(session.control.raise_if_ended)
+    proxy.finish(session.control.raise_if_ended)
     return last
 
 
-class Participation:
+class ProxyCollectives:
     """Runs the collectives on behalf of other ranks, each in its own thread because their order is unknown.
 
     Attributes:

@@ -127,7 +127,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
-class _Registered:
+class _ProcessSets:
     """The process sets of a session, besides the global one."""
 
     def __init__(self, session: Session) -> None:
@@ -186,8 +186,8 @@ class _Registered:
         self._sets.clear()
 
 
-def _registered() -> _Registered:
-    return current_session().part(_Registered)
+def _registered() -> _ProcessSets:
+    return current_session().part(_ProcessSets)
 
 
 def process_set_of(number: int) -> ProcessSet:

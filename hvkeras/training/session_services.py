@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvkeras import compat
-from hvkeras.collectives.join import Participation
+from hvkeras.collectives.join import ProxyCollectives
 from hvkeras.collectives.mismatch import Refusals
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, add_process_set, registered_process_sets
@@ -26,7 +26,7 @@ def start_services(session: Session, process_sets: Any = None) -> None:
         process_sets: Process sets to register, as for `init()`.
     """
     if session.control is not None:
-        session.control.on_involvement = session.part(Participation).on_message
+        session.control.on_involvement = session.part(ProxyCollectives).on_message
         session.control.on_refusal = session.part(Refusals).refuse
     settings, rank = session.settings, session.topology.rank
     ignored = {} if session.backend.reads_horovods_variables else ignored_variables()

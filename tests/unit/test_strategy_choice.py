@@ -12,10 +12,13 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras import compat
+from hvkeras.backends.local import LocalBackend
 from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
-from hvkeras.job import state
+from hvkeras.host.topology import topology_from_hosts
+from hvkeras.job.session import Session
 from hvkeras.launch_environments.tf_config import worker_variables
+from hvkeras.plans.entry_counts import EntryCounts
 from hvkeras.training import fit_hooks
 
 SERVERS = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
@@ -123,8 +126,7 @@ def test_callbacks_and_fit_step_aside_under_tpus(tpus: Any) -> None:
     assert not compat.is_summed(model.optimizer)
 
 
-def test_tpus_are_no_part_of_several_ranks(tpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = SimpleNamespace(topology=SimpleNamespace(size=2))
-    monkeypatch.setattr(state, "_job", several)
-    with pytest.raises(hvd.UnsupportedError, match=r"cannot be one of several ranks.*start one process"):
+def test_tpus_are_no_part_of_several_ranks(tpus: Any) -> None:
+    two_ranks = Session(LocalBackend(), EntryCounts(), topology_from_hosts(0, ["a", "a"]))
+    with two_ranks.made_current(), pytest.raises(hvd.UnsupportedError, match=r"cannot be one of several ranks.*start one process"):
         replicas.strategy_within_rank()
