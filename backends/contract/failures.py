@@ -43,7 +43,7 @@ def _aborted(ranks: Ranks, collective: Any) -> None:
     control = current_session().control
     assert control is not None
     control.gather("contract abort", None, _WITHIN)
-    waiting = threading.Thread(target=wait, daemon=True)
+    waiting = threading.Thread(target=wait, name="hvkeras-contract", daemon=True)
     waiting.start()
     waiting.join(_BEFORE)
     if not waiting.is_alive() and not errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import subprocess
@@ -23,6 +24,28 @@ _ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
                 "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONFAULTHANDLER": "1"}
 
 
+class Verdict(enum.Enum):
+    """What a rank says of a clause."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    NOT_TRIED = "not tried"
+    HANGS = "hangs"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rank found out about a clause.
+
+    Attributes:
+        verdict: What it says of the clause.
+        text: Why, unless the clause holds.
+    """
+
+    verdict: Verdict
+    text: str = ""
+
+
 @dataclass(frozen=True)
 class Job:
     """What a job found.
@@ -32,14 +55,14 @@ class Job:
         code: Its exit code; None if it was ended after its deadline.
         output: What it printed.
         log: The file with the same.
-        found: For each rank, what it says of each clause: "" if it holds, else why not; "skip: ..." if not tried.
+        found: For each rank, what it found out about each clause that it came to.
     """
 
     command: str
     code: int | None
     output: str
     log: Path
-    found: list[Mapping[str, str]]
+    found: list[Mapping[str, Finding]]
 
 
 def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
@@ -88,11 +111,12 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
             process.terminate()
             process.wait(timeout=_START)
             code = None
-    found: list[Mapping[str, str]] = []
+    found: list[Mapping[str, Finding]] = []
     for rank in range(ranks):
         path = folder / f"rank.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        found.append({entry["clause"]: entry["error"] for entry in map(json.loads, lines)})
+        found.append({entry["clause"]: Finding(Verdict(entry["verdict"]), entry["text"])
+                      for entry in map(json.loads, lines)})
     return Job(" ".join(command), code, (folder / "output").read_text(), folder / "output", found)
 
 

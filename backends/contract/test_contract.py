@@ -13,7 +13,7 @@ from hvkeras.backends import backend_class
 from hvkeras.backends.contract.capabilities import CLAUSES as OF_CAPABILITIES
 from hvkeras.backends.contract.clauses import CLAUSES
 from hvkeras.backends.contract.failures import EAGER, GRAPH
-from hvkeras.backends.contract.job import Job
+from hvkeras.backends.contract.job import Job, Verdict
 from hvkeras.backends.contract.usage import CLAUSES as OF_USAGE
 from hvkeras.backends.interface import Backend
 from hvkeras.launch_environments import Launch, Rendezvous
@@ -69,18 +69,20 @@ def test_asking_has_no_side_effects(backend: str) -> None:
 def judge(job: Job, clause: str) -> None:
     """Fails with what each rank found, or where the job ended before."""
     found = [rank.get(clause) for rank in job.found]
-    wrong = [f"rank {rank}: {error}" for rank, error in enumerate(found) if error and not error.startswith("skip: ")]
+    wrong = [f"rank {rank}: {one.text}" for rank, one in enumerate(found)
+             if one is not None and one.verdict in (Verdict.FAILS, Verdict.HANGS)]
     if wrong:
         pytest.fail("\n".join([clause, *wrong, f"(the whole output of the job: {job.log})"]), pytrace=False)
     if None in found:
         last = [[*rank][-1] if rank else "the start of the engine" for rank in job.found]
-        hung = any("did not end within" in error for rank in job.found for error in rank.values())
+        hung = any(one.verdict is Verdict.HANGS for rank in job.found for one in rank.values())
         output = [] if hung else [f"$ {job.command}", job.output[-3000:]]
         why = f"not tried: the job ended with exit code {job.code}; the last clauses of its ranks were"
         pytest.fail("\n".join([clause, why, *(f"rank {rank}: {name}" for rank, name in enumerate(last)), *output]),
                     pytrace=False)
-    if any(found):
-        pytest.skip(str(next(error for error in found if error)).removeprefix("skip: "))
+    for one in found:
+        if one is not None and one.verdict is Verdict.NOT_TRIED:
+            pytest.skip(one.text)
 
 
 @pytest.mark.parametrize("clause", [pytest.param(clause, id=function.__name__) for clause, function in

@@ -29,7 +29,7 @@ def threads(ranks: Ranks) -> None:
         except Exception as error:  # noqa: BLE001 - raised again in the main thread
             errors.append(error)
 
-    workers = [threading.Thread(target=work, args=(key,), daemon=True) for key in keys]
+    workers = [threading.Thread(target=work, args=(key,), name="hvkeras-contract", daemon=True) for key in keys]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -29,6 +29,10 @@ _SCATTERABLE = ("int32", "int64", "float16", "float32", "float64")
 _WIDER = {"bool": "uint8", "int8": "int32", "uint8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
           "bfloat16": "float32"}
 
+# Horovod, Gloo and MPI report another rank's failure, like all others, as TensorFlow's UnknownError or a RuntimeError:
+# only the text tells it from them.
+_PEER_FAILURES = ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown", "Connection closed by peer",
+                  "gloo/transport", "Read timeout", "MPI_ERR", "MPI_Allreduce failed")
 _MAX_FUNCTIONS = 128  # cached functions for eager collectives whose names recur; each takes about 100 KB
 
 
@@ -131,9 +135,7 @@ class HorovodBackend(Backend):
 
     def is_peer_failure(self, error: BaseException) -> bool:
         text = f"{type(error).__name__} {error}"
-        return any(sign in text for sign in ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown",
-                                             "Connection closed by peer", "gloo/transport", "Read timeout",
-                                             "MPI_ERR", "MPI_Allreduce failed"))
+        return any(sign in text for sign in _PEER_FAILURES)
 
     @property
     def engine(self) -> str:

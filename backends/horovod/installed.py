@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Availability
+from hvkeras.launch_environments import open_mpi
 from hvkeras.requirements import TENSORFLOW
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def has_mpi() -> bool:
 
 def serves_mpi(launch: Launch) -> bool:
     """Whether an MPI launcher started the job, and Horovod was built with the same MPI."""
-    is_open_mpi = "Open MPI" in launch.launcher or launch.launcher.startswith("horovodrun")
+    is_open_mpi = launch.launcher in open_mpi.LAUNCHERS
     return launch.mpi and _contains(_OPEN_MPI_SIGN if is_open_mpi else _MPICH_SIGN)
 
 

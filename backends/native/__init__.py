@@ -10,7 +10,7 @@ from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes, ReducesPa
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.groups import Groups
-from hvkeras.backends.native.network import INSTALL, LOST, Network, objection_to_hosts, ucx_folder
+from hvkeras.backends.native.network import INSTALL, Network, objection_to_hosts, ucx_folder
 from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.cpp_library import loading
 from hvkeras.errors import UnsupportedError, explain
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.PRODUCT: 3}
 _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
             "uint64", "bool", "complex64", "complex128")
-ABORTED = "the native engine was stopped: "
 
 
 class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
@@ -84,10 +83,14 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     def abort(self, reason: str) -> None:
         if self._engine is not None:
-            self._engine.abort(ABORTED + reason)
+            self._engine.abort(f"the native engine was stopped: {reason}")
 
     def is_peer_failure(self, error: BaseException) -> bool:
-        return ABORTED in str(error) or LOST in str(error)
+        import tensorflow as tf
+
+        # The classes in which an error of the engine arrives: from an operation, from XLA, from Python in a graph.
+        return self._engine is not None and self._engine.peer_has_failed and isinstance(
+            error, (tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnknownError))
 
     @property
     def engine(self) -> str:

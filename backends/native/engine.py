@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from hvkeras.backends.native.ucx import Costs
-from hvkeras.cpp_library.loading import Array, Library, declare
+from hvkeras.cpp_library.loading import Array, Code, Library, declare
 from hvkeras.errors import MachineError, explain
 
 
@@ -26,20 +26,21 @@ class Engine:
     def __init__(self, library: Library) -> None:
         self._library, self._functions = library, library.functions
         self.operations: Any = library.operations
-        self._functions.hvkeras_open_group.argtypes = [
-            ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-            ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), ctypes.c_int,
-            ctypes.POINTER(ctypes.c_double)]
-        self._functions.hvkeras_open_group.restype = ctypes.c_char_p
+        numbers = ctypes.POINTER(ctypes.c_int32)
+        declare(self._functions.hvkeras_open_group, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_int,
+                ctypes.c_int, numbers, numbers, ctypes.c_int, ctypes.POINTER(ctypes.c_double), checks=False)
         declare(self._functions.hvkeras_close_group, ctypes.c_int64, ctypes.c_char_p)
         declare(self._functions.hvkeras_unlink, ctypes.c_char_p)
         declare(self._functions.hvkeras_abort, ctypes.c_char_p)
         self._functions.hvkeras_instructions.restype = ctypes.c_char_p
-        self._functions.hvkeras_register_xla.argtypes = self._functions.hvkeras_entered.argtypes = [ctypes.c_char_p]
-        self._functions.hvkeras_register_xla.restype = ctypes.c_char_p
+        self._functions.hvkeras_peer_has_failed.argtypes, self._functions.hvkeras_peer_has_failed.restype = (
+            [], ctypes.c_bool)
+        declare(self._functions.hvkeras_register_xla, ctypes.c_char_p, checks=False)
+        self._functions.hvkeras_entered.argtypes = [ctypes.c_char_p]
         self._functions.hvkeras_entered.restype = ctypes.c_int64
-        reason = self._functions.hvkeras_register_xla(str(library.folder / "libtensorflow_cc.so.2").encode())
-        self.objection_to_xla: str = "" if reason is None else f"TensorFlow's XLA does not take them: {reason.decode()}"
+        status = self._functions.hvkeras_register_xla(str(library.folder / "libtensorflow_cc.so.2").encode())
+        self.objection_to_xla: str = (
+            "" if status.code is Code.OK else f"TensorFlow's XLA does not take them: {status.text}")
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
                    crowded: bool, costs: Costs) -> None:
@@ -61,10 +62,10 @@ class Engine:
             MachineError: There is no shared memory, file or thread for it.
         """
         numbers = ctypes.c_int32 * len(ranks)
-        error = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
-                                                   numbers(*hosts), crowded, (ctypes.c_double * 3)(*costs))
-        if error is not None:
-            raise MachineError(explain(f"The native engine must be able to open a group of ranks: {error.decode()}",
+        status = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
+                                                    numbers(*hosts), crowded, (ctypes.c_double * 3)(*costs))
+        if status.code is not Code.OK:
+            raise MachineError(explain(f"The native engine must be able to open a group of ranks: {status.text}",
                                        "free space in /dev/shm, or raise the limit on files (ulimit -n) or processes"
                                        " (ulimit -u); or use the backend tfdist"))
 
@@ -77,8 +78,13 @@ class Engine:
         self._functions.hvkeras_unlink(name.encode())
 
     def abort(self, reason: str) -> None:
-        """Makes all collectives of this process fail with an error."""
+        """Makes all collectives of this process fail with an error, as another rank has failed."""
         self._functions.hvkeras_abort(reason.encode())
+
+    @property
+    def peer_has_failed(self) -> bool:
+        """Whether collectives fail since `abort`, or because the connection to another host failed."""
+        return bool(self._functions.hvkeras_peer_has_failed())
 
     def entered(self, key: str) -> int:
         """Returns how often compiled functions of this process have entered a plan."""

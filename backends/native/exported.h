@@ -1,25 +1,29 @@
 // What the functions share that Python calls through ctypes, which knows nothing of exceptions.
 #pragma once
 
-#include <string>
-
-#include "core/waiting.h"
+#include "core/status.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
+// How a function ended: a hvkeras::Code, and a text that lives until the thread's next call.
+struct ExportedStatus {
+  int32_t code;
+  const char* text;
+};
+
 namespace hvkeras {
 
-// Runs a body. Returns nullptr on success, else a text that lives until the thread's next call.
+// Runs a body, which may throw.
 template <typename Body>
-const char* guarded(Body&& body) {
-  thread_local std::string last_error;
+ExportedStatus guarded(Body&& body) {
+  thread_local Status last;
+  last = Status();
   try {
     body();
-    return nullptr;
   } catch (const std::exception& error) {
-    last_error = message_of(error);
-    return last_error.c_str();
+    last = status_of(error);
   }
+  return {static_cast<int32_t>(last.code()), last.text()};
 }
 
 }  // namespace hvkeras

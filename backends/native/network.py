@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
     from hvkeras.cpp_library.loading import Library
 
-LOST = "UCX has lost "  # prefix of the engine's messages about other hosts
 INSTALL = "pip install 'hvkeras[hosts]'"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
 _TRIES = 3  # for a port that nobody else takes before UCX does

@@ -128,17 +128,18 @@ Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, c
 
 // Ends a group that graphs no longer find. A thread that is in a collective of it may keep it, and be waiting there for
 // ranks that never come: so it is not left to the last owner to end the engine, which may be that very thread.
-void end(std::shared_ptr<Group> group, const std::string& reason) {
+void end(std::shared_ptr<Group> group, const Status& failure) {
   if (!group) return;
   if (group->engine.is_own_thread()) {  // as what followed from a collective may run there, whose result it handed out
-    group->engine.abort(reason);
+    group->engine.abort(failure);
     auto* const kept = new std::shared_ptr<Group>(std::move(group));  // for ever, if no thread can be started
-    std::thread([kept, reason] {
-      (*kept)->engine.close(reason);
+    std::thread([kept, failure] {
+      pthread_setname_np(pthread_self(), "hvkeras-closing");
+      (*kept)->engine.close(failure);
       delete kept;
     }).detach();
   } else {
-    group->engine.close(reason);
+    group->engine.close(failure);
   }
 }
 
@@ -163,9 +164,9 @@ extern "C" {
 // `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
 // from others. The ranks of one host open the same memory, which the first of them creates; on several hosts it has
 // connected its link before. `costs` has the latency, the time of a message and that of a byte between hosts (Costs).
-EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
-                                        const int32_t* global_ranks, const int32_t* hosts, int crowded,
-                                        const double* costs) {
+EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
+                                           const int32_t* global_ranks, const int32_t* hosts, int crowded,
+                                           const double* costs) {
   using namespace hvkeras;
   return guarded([&] {
     require_own_process();
@@ -179,19 +180,19 @@ EXPORTED const char* hvkeras_open_group(int64_t group, const char* name, int cre
       std::swap(registry().groups[group], made);
       registry().is_used = true;
     }
-    end(std::move(made), "the engine was started again");
+    end(std::move(made), {Code::kFailed, "the engine was started again"});
   });
 }
 
-EXPORTED const char* hvkeras_unlink(const char* name) {
+EXPORTED ExportedStatus hvkeras_unlink(const char* name) {
   return hvkeras::guarded([&] {
     shm_unlink(name);
     unlink(hvkeras::path_of_bell(name).c_str());
   });
 }
 
-// Collectives of the group that are under way end in an error, which says why.
-EXPORTED const char* hvkeras_close_group(int64_t group, const char* reason) {
+// Collectives of the group that are under way fail for this reason.
+EXPORTED ExportedStatus hvkeras_close_group(int64_t group, const char* reason) {
   using namespace hvkeras;
   return guarded([&] {
     std::shared_ptr<Group> closing;
@@ -202,11 +203,12 @@ EXPORTED const char* hvkeras_close_group(int64_t group, const char* reason) {
       closing = std::move(found->second);
       registry().groups.erase(found);
     }
-    end(std::move(closing), reason);
+    end(std::move(closing), {Code::kFailed, reason});
   });
 }
 
-EXPORTED const char* hvkeras_abort(const char* reason) {
+// Another rank has failed: all collectives of this process fail for this reason, now and later.
+EXPORTED ExportedStatus hvkeras_abort(const char* reason) {
   using namespace hvkeras;
   return guarded([&] {
     std::vector<std::shared_ptr<Group>> all;
@@ -214,7 +216,18 @@ EXPORTED const char* hvkeras_abort(const char* reason) {
       const std::lock_guard<std::mutex> lock(registry().mutex);
       for (const auto& [number, group] : registry().groups) all.push_back(group);
     }
-    for (const auto& group : all) group->engine.abort(reason);
+    for (const auto& group : all) group->engine.abort({Code::kAborted, reason});
+  });
+}
+
+// Whether collectives of this process fail since another rank has failed, or its host is out of reach. TensorFlow hands
+// on no code of ours, and XLA and Python's functions in graphs no code at all, so that whoever has an error asks this.
+EXPORTED bool hvkeras_peer_has_failed() {
+  using namespace hvkeras;
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return std::any_of(registry().groups.begin(), registry().groups.end(), [](const auto& one) {
+    const Code code = one.second->engine.status().code();
+    return code == Code::kAborted || code == Code::kPeerFailed;
   });
 }
 

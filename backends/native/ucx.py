@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvkeras.cpp_library.loading import Library, declare
-from hvkeras.errors import MachineError, explain
+from hvkeras.cpp_library.loading import Code, Library, Status, declare
+from hvkeras.errors import MachineError, PeerError, explain
 from hvkeras.host.environment import env
 
 
@@ -42,25 +42,22 @@ class Ucx:
     def __init__(self, library: Library, folder: str) -> None:
         self._functions = library.functions
         texts, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
-        self._functions.hvkeras_ucx_load.argtypes = [ctypes.c_char_p, texts]
-        self._functions.hvkeras_ucx_open.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_int,
-                                                     ctypes.POINTER(ctypes.c_void_p), sizes]
-        self._functions.hvkeras_ucx_connect.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int, texts, sizes, texts,
-                                                        ctypes.c_uint32, ctypes.c_double]
-        self._functions.hvkeras_ucx_measure.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_double,
-                                                        ctypes.POINTER(ctypes.c_double)]
-        for function in (self._functions.hvkeras_ucx_load, self._functions.hvkeras_ucx_open,
-                         self._functions.hvkeras_ucx_connect, self._functions.hvkeras_ucx_measure):
-            function.restype = ctypes.c_char_p
+        declare(self._functions.hvkeras_ucx_load, ctypes.c_char_p, texts, checks=False)
+        declare(self._functions.hvkeras_ucx_open, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int,
+                ctypes.POINTER(ctypes.c_void_p), sizes, checks=False)
+        declare(self._functions.hvkeras_ucx_connect, ctypes.c_int64, ctypes.c_int, ctypes.c_int, texts, sizes, texts,
+                ctypes.c_uint32, ctypes.c_double, checks=False)
+        declare(self._functions.hvkeras_ucx_measure, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_double,
+                ctypes.POINTER(ctypes.c_double), checks=False)
         declare(self._functions.hvkeras_ucx_close, ctypes.c_int64)
         version = ctypes.c_char_p()
         # Read when UCX is loaded: it leaves signals (SIGHUP, too) and the process's memory functions as they are.
         with env(UCX_HANDLE_ERRORS="none", UCX_DEBUG_SIGNO="0", UCX_MEM_EVENTS="n"):
-            problem = self._functions.hvkeras_ucx_load(folder.encode(), ctypes.byref(version))
-        if problem is not None:
+            status = self._functions.hvkeras_ucx_load(folder.encode(), ctypes.byref(version))
+        if status.code is not Code.OK:
             raise MachineError(explain("The native engine must load UCX to reach other hosts", "install it again: pip"
                                        " install --force-reinstall libucx-cu12, or use the backend tfdist",
-                                       folder=folder, error=problem.decode()))
+                                       folder=folder, error=status.text))
         self.version: str = (version.value or b"").decode()
 
     def open(self, group: int, settings: Mapping[str, str], hosts: int) -> bytes:
@@ -79,11 +76,11 @@ class Ucx:
         """
         lines = "\n".join(f"{name}={value}" for name, value in settings.items())
         address, size = ctypes.c_void_p(), ctypes.c_size_t()
-        problem = self._functions.hvkeras_ucx_open(group, lines.encode(), hosts, ctypes.byref(address),
-                                                   ctypes.byref(size))
-        if problem is not None:
+        status = self._functions.hvkeras_ucx_open(group, lines.encode(), hosts, ctypes.byref(address),
+                                                  ctypes.byref(size))
+        if status.code is not Code.OK:
             raise MachineError(explain("The native engine must open UCX on this host's network interfaces",
-                                       "choose them with HVKERAS_NETWORK_INTERFACES", error=problem.decode(),
+                                       "choose them with HVKERAS_NETWORK_INTERFACES", error=status.text,
                                        **settings))
         return ctypes.string_at(address.value or 0, size.value)
 
@@ -101,13 +98,13 @@ class Ucx:
 
         Raises:
             MachineError: A host cannot be reached.
+            PeerError: A connection failed that had been there.
         """
         count = len(addresses)
         texts = ctypes.c_char_p * count
-        problem = self._functions.hvkeras_ucx_connect(
+        _require_hosts(self._functions.hvkeras_ucx_connect(
             group, host, count, texts(*addresses), (ctypes.c_size_t * count)(*map(len, addresses)),
-            texts(*(name.encode() for name in names)), mark, timeout)
-        _require_hosts(problem)
+            texts(*(name.encode() for name in names)), mark, timeout))
 
     def measure(self, group: int, host: int, hosts: int, timeout: float) -> Costs | None:
         """Measures what messages to a neighbouring host cost; all hosts' ends do so at once, right after `connect`.
@@ -122,7 +119,8 @@ class Ucx:
             The costs, or None where the neighbour measures them, or there is none.
 
         Raises:
-            MachineError: The neighbour cannot be reached any more, or is too slow.
+            MachineError: The neighbour is too slow.
+            PeerError: The connection to the neighbour failed.
         """
         costs = (ctypes.c_double * 3)()
         _require_hosts(self._functions.hvkeras_ucx_measure(group, host, hosts, timeout, costs))
@@ -133,9 +131,10 @@ class Ucx:
         self._functions.hvkeras_ucx_close(group)
 
 
-def _require_hosts(problem: bytes | None) -> None:
-    if problem is not None:
-        raise MachineError(explain(
-            f"The native engine must reach the other hosts: {problem.decode()}", "let a firewall pass TCP between"
+def _require_hosts(status: Status) -> None:
+    if status.code is not Code.OK:
+        family = PeerError if status.code is Code.PEER_FAILED else MachineError
+        raise family(explain(
+            f"The native engine must reach the other hosts: {status.text}", "let a firewall pass TCP between"
             " the job's hosts on all ports, and choose interfaces that reach all hosts with"
             " HVKERAS_NETWORK_INTERFACES"))

@@ -23,6 +23,8 @@ _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Redu
 # The number of parts of a tensor that circulate concurrently. With two processes on one machine, 25 MiB take half as
 # long as with TensorFlow's default, 64 MiB take two fifths, and smaller tensors take the same time.
 _RINGS = 4
+# In all errors of collectives that TensorFlow aborts, with the code of whatever has ended them.
+_ABORTED = "Collective ops is aborted"
 
 # The dtypes that the kernels support; other dtypes are sent as a wider type. Averages are divided above the interface.
 _MOVABLE = ("float16", "float32", "float64", "int32", "int64")
@@ -82,7 +84,7 @@ class TfdistBackend(HostsStrategies):
         import tensorflow as tf
 
         return isinstance(error, tf.errors.OpError) and (
-            "Collective ops is aborted" in str(error) or isinstance(error, tf.errors.UnavailableError))
+            _ABORTED in str(error) or isinstance(error, tf.errors.UnavailableError))
 
     def strategy(self, **options: Any) -> Any:
         assert self._cluster is not None

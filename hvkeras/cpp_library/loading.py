@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import importlib.util
 from pathlib import Path
@@ -74,7 +75,7 @@ class Library:
         self.functions.hvkeras_hold_refusals.argtypes = [ctypes.c_int]
         self.functions.hvkeras_hold_refusals.restype = None
         self.functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
-        self.functions.hvkeras_take_refusal.restype = ctypes.c_char_p
+        self.functions.hvkeras_take_refusal.restype = ctypes.c_bool
         self.functions.hvkeras_kept.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
         self.functions.hvkeras_kept.restype = ctypes.c_int64
 
@@ -88,7 +89,7 @@ class Library:
 
     def take_refusal(self, key: str) -> bool:
         """Revokes a call of `refuse`; returns False if the operation has failed already."""
-        return self.functions.hvkeras_take_refusal(key.encode()) is not None
+        return bool(self.functions.hvkeras_take_refusal(key.encode()))
 
     def keep(self, key: str, columns: int, capacity: int) -> None:
         """Starts recording the latest rows of a key: of a collective (begin and end), or of `hvkeras_note`."""
@@ -101,12 +102,46 @@ class Library:
         return rows[: min(count, capacity)], max(0, count - capacity)
 
 
-def declare(function: Any, *parameters: Any) -> None:
-    """Declares a C function that returns the text of an error, or nothing; its calls then raise MachineError."""
-    function.argtypes, function.restype, function.errcheck = parameters, ctypes.c_char_p, _require_success
+class Code(enum.IntEnum):
+    """How a C++ function ended; backends/native/core/status.h has the same numbers."""
+
+    OK = 0
+    FAILED = 1
+    MISMATCH = 2
+    ABORTED = 3
+    PEER_FAILED = 4
 
 
-def _require_success(error: bytes | None, function: Any, _: Any) -> None:
-    if error is not None:
-        raise MachineError(explain(f"The native engine's library must be able to do its work ({error.decode()})",
+class Status(ctypes.Structure):
+    """What a C++ function returns: a code, and a text for people, which is valid until the thread's next call."""
+
+    _fields_ = (("_code", ctypes.c_int32), ("_text", ctypes.c_char_p))
+
+    @property
+    def code(self) -> Code:
+        """How the function ended."""
+        return Code(self._code)
+
+    @property
+    def text(self) -> str:
+        """What failed; "" on success."""
+        return str(self._text.decode())
+
+
+def declare(function: Any, *parameters: Any, checks: bool = True) -> None:
+    """Declares a C function that returns a status.
+
+    Args:
+        function: The function.
+        parameters: The types of its parameters.
+        checks: Whether calls raise MachineError for a failure; otherwise they return the `Status`.
+    """
+    function.argtypes, function.restype = parameters, Status
+    if checks:
+        function.errcheck = _require_success
+
+
+def _require_success(status: Status, function: Any, _: Any) -> None:
+    if status.code is not Code.OK:
+        raise MachineError(explain(f"The native engine's library must be able to do its work ({status.text})",
                                    "free memory", function=function.__name__))

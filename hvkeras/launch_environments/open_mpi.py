@@ -17,13 +17,15 @@ JOB_ID = "PMIX_NAMESPACE"
 # output, this choice of transports, and NCCL's interface. Only the printed name depends on it.
 _HOROVODRUN = {"OMPI_MCA_orte_tag_output": "1", "OMPI_MCA_btl": "^openib"}
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+_MPIRUN, _HOROVODRUN_MPI = "mpirun (Open MPI)", "horovodrun (MPI)"
+LAUNCHERS = (_MPIRUN, _HOROVODRUN_MPI)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Recognises a process of Open MPI's `mpirun`."""
     by_horovodrun = _NCCL_INTERFACE in environ and all(environ.get(name) == value
                                                        for name, value in _HOROVODRUN.items())
-    launcher = "horovodrun (MPI)" if by_horovodrun else "mpirun (Open MPI)"
+    launcher = _HOROVODRUN_MPI if by_horovodrun else _MPIRUN
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
     if not is_launched_by(launcher, environ, (PROCESS_ID, PROCESS_COUNT), dataclasses.astuple(names)):
         return None

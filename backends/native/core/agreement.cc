@@ -16,13 +16,12 @@ struct Agreement::Notice {
   std::vector<char> data;
 
   std::vector<char> packed() const {
-    const bool is_error = !ready.error.empty();
-    const std::string& said = is_error ? ready.error : ready.details;
-    const Head head{ready.key, ready.details_hash, ready.rank,
-                    kind,      is_error ? 1u : 0u, static_cast<uint32_t>(std::min(said.size(), Matching::kText))};
+    const std::string text = ready.status.ok() ? ready.details : ready.status.text();
+    const Head head{ready.key, ready.details_hash,  ready.rank,
+                    kind,      ready.status.code(), static_cast<uint32_t>(std::min(text.size(), Matching::kText))};
     std::vector<char> message(sizeof head + head.text_bytes + data.size());
     std::memcpy(message.data(), &head, sizeof head);
-    std::memcpy(message.data() + sizeof head, said.data(), head.text_bytes);
+    std::memcpy(message.data() + sizeof head, text.data(), head.text_bytes);
     if (!data.empty()) std::memcpy(message.data() + sizeof head + head.text_bytes, data.data(), data.size());
     return message;
   }
@@ -46,8 +45,9 @@ struct Agreement::Notice {
     if (head.text_bytes > message.size() - sizeof head) throw Failure("a message of another host is cut off");
     if (head.kind > kPart) throw Failure("a message of another host is of no kind that this version knows");
     const std::string said(text, head.text_bytes);
+    const bool is_ok = head.code == Code::kOk;
     return {static_cast<Kind>(head.kind),
-            {head.key, head.details_hash, head.rank, head.is_error != 0 ? "" : said, head.is_error != 0 ? said : ""},
+            {head.key, head.details_hash, head.rank, is_ok ? said : "", is_ok ? Status() : Status(head.code, said)},
             std::vector<char>(text + head.text_bytes, message.data() + message.size())};
   }
 
@@ -56,7 +56,9 @@ struct Agreement::Notice {
     Key key;
     uint64_t details_hash = 0;
     int32_t rank = 0;
-    uint32_t kind = 0, is_error = 0, text_bytes = 0;
+    uint32_t kind = 0;
+    Code code = Code::kOk;  // of what the text says, which are the details where all is well
+    uint32_t text_bytes = 0;
   };
 
  public:
@@ -90,7 +92,7 @@ void Agreement::hear(const Notice& notice, int from) {
     count(notice.ready, from);
   } else {
     for (const uint16_t host : notice.hosts()) drop(notice.ready.key, host);
-    matching_.append(notice.ready.key, Matching::Step::kRun, notice.ready.error);
+    matching_.append(notice.ready.key, Matching::Step::kRun, notice.ready.status);
   }
 }
 
@@ -99,11 +101,11 @@ void Agreement::count(const Matching::Ready& ready, int from) {
   Tally& tally = tallies_[ready.key];
   if (tally.hosts.empty()) {
     tally.first = ready;
-  } else if (tally.first.error.empty()) {
-    if (!ready.error.empty()) {
-      tally.first.error = ready.error;
+  } else if (tally.first.status.ok()) {
+    if (!ready.status.ok()) {
+      tally.first.status = ready.status;
     } else if (ready.details_hash != tally.first.details_hash) {
-      tally.first.error = Matching::difference(tally.first.details, tally.first.rank, ready.details, ready.rank);
+      tally.first.status = Matching::mismatch(tally.first.details, tally.first.rank, ready.details, ready.rank);
     }
   }
   tally.hosts.push_back(static_cast<uint16_t>(from));
@@ -117,7 +119,7 @@ void Agreement::run_everywhere(const Matching::Ready& ready, const HostNumbers& 
   for (int host = 1; host < hosts_; ++host) link_.tell(host, notice.packed());
   for (const uint16_t host : offered) drop(ready.key, host);
   tallies_.erase(ready.key);
-  matching_.append(ready.key, Matching::Step::kRun, ready.error);
+  matching_.append(ready.key, Matching::Step::kRun, ready.status);
 }
 
 void Agreement::offer(const Key& key, const std::string& details, std::vector<char> part) {
@@ -158,18 +160,18 @@ void Agreement::settle(const Key& key) {
   if (std::any_of(all.from.begin(), all.from.end(), [](const auto& notices) { return notices.empty(); }))
     return settle_mixed(key);
   Parts parts;
-  std::string error;
+  Status status;
   const Matching::Ready first = all.from[0].front().ready;
   for (std::deque<Notice>& notices : all.from) {
     const Matching::Ready& other = notices.front().ready;
-    if (error.empty() && other.details_hash != first.details_hash)
-      error = Matching::difference(first.details, first.rank, other.details, other.rank);
+    if (status.ok() && other.details_hash != first.details_hash)
+      status = Matching::mismatch(first.details, first.rank, other.details, other.rank);
     parts.push_back(std::move(notices.front().data));
     notices.pop_front();
   }
   forget_if_empty(key);
-  if (error.empty()) complete_[key] = std::move(parts);
-  matching_.append(key, error.empty() ? Matching::Step::kFinish : Matching::Step::kRun, error);
+  if (status.ok()) complete_[key] = std::move(parts);
+  matching_.append(key, status.ok() ? Matching::Step::kFinish : Matching::Step::kRun, status);
 }
 
 // On the first host: where some hosts have sent parts, and all others are ready for something larger, they differ. A
@@ -180,16 +182,16 @@ void Agreement::settle_mixed(const Key& key) {
   if (tally == tallies_.end() || parts == offered_.end()) return;
   HostNumbers offering;
   const HostNumbers& ready = tally->second.hosts;
-  Matching::Ready error = tally->second.first;
+  Matching::Ready mixed = tally->second.first;
   for (int host = 0; host < hosts_; ++host) {
     const std::deque<Notice>& notices = parts->second.from[static_cast<size_t>(host)];
     if (notices.empty()) continue;
     if (std::find(ready.begin(), ready.end(), host) != ready.end()) return;
     const Matching::Ready& other = notices.front().ready;
-    if (error.error.empty()) error.error = Matching::difference(error.details, error.rank, other.details, other.rank);
+    if (mixed.status.ok()) mixed.status = Matching::mismatch(mixed.details, mixed.rank, other.details, other.rank);
     offering.push_back(static_cast<uint16_t>(host));
   }
-  if (static_cast<int>(ready.size() + offering.size()) == hosts_) run_everywhere(error, offering);
+  if (static_cast<int>(ready.size() + offering.size()) == hosts_) run_everywhere(mixed, offering);
 }
 
 // Throws away a part, now or when it comes.

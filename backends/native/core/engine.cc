@@ -47,23 +47,58 @@ Engine::Engine(void* memory, Shape shape)
   }
 }
 
-void Engine::close(const std::string& reason) noexcept {
+// Ends with the scope, or before: then what came up meanwhile is left to the group's own thread.
+class Engine::Turn {
+ public:
+  Turn() = default;
+  explicit Turn(Engine* engine) : engine_(engine) {}  // which is marked as running
+  Turn(Turn&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
+  Turn& operator=(Turn&&) = delete;
+  ~Turn() { end(); }
+  explicit operator bool() const { return engine_ != nullptr; }
+
+  void end() noexcept {
+    if (Engine* const engine = std::exchange(engine_, nullptr)) leave(*engine);
+  }
+
+ private:
+  static void leave(Engine& engine) noexcept {
+    bool has_failed = false, is_unsent = false;
+    try {
+      is_unsent = engine.shape_.link && !engine.shape_.link->all_sent();
+    } catch (const std::exception& failure) {
+      engine.give_up(status_of(failure));
+    }
+    {
+      const std::lock_guard<std::mutex> lock(engine.mutex_);
+      engine.running_ = false;
+      has_failed = engine.abort_.raised();
+      engine.unsent_ = is_unsent && !has_failed;
+      if (engine.count_ != 0 || engine.unsent_ || engine.stopping_) engine.changed_.notify_one();
+    }
+    if (has_failed) engine.fail_all();
+  }
+
+  Engine* engine_ = nullptr;
+};
+
+void Engine::close(const Status& failure) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
-  abort(reason);
+  abort(failure);
   if (worker_.joinable()) worker_.join();
 }
 
 void Engine::submit(std::unique_ptr<Request> request) {
   const Key key = request->key;
-  std::string error;
+  Status status;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (abort_.raised()) {
       lock.unlock();
-      request->done(abort_.reason());
+      request->done(abort_.status());
       return;
     }
     try {
@@ -72,24 +107,17 @@ void Engine::submit(std::unique_ptr<Request> request) {
       ++count_;
       if (queue.size() == 1) post(key, *queue.front());
     } catch (const std::exception& failure) {
-      error = message_of(failure);
+      status = status_of(failure);
     }
   }
-  if (!error.empty()) {
-    abort(error);
-    if (request) request->done(error);
+  if (!status.ok()) {
+    abort(status);
+    if (request) request->done(status);
     return;
   }
   int64_t help = kHelp;
-  while (take_turn()) {  // if another thread has it, that thread sees the request
-    bool ran = false;
-    try {
-      ran = run_one(help, shape_.crowded);
-    } catch (const std::exception& failure) {
-      give_up(message_of(failure));
-      ran = false;
-    }
-    if (!ran) return give_turn_back();
+  while (Turn turn = take_turn()) {  // if another thread has it, that thread sees the request
+    if (!run_one(std::move(turn), help, shape_.crowded)) return;
     help = 0;  // further requests are worth no waiting
   }
 }
@@ -105,84 +133,86 @@ bool Engine::await(int64_t microseconds, bool asleep) {
   return agreement_ ? agreement_->await(microseconds) : matching_.await(microseconds, asleep);
 }
 
-// Whether this thread may read the log and run what stands there; only if there is something to wait for.
-bool Engine::take_turn() {
+// The turn, if it is free and there is something to wait for.
+Engine::Turn Engine::take_turn() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (running_ || count_ == 0) return false;
+  if (running_ || count_ == 0) return Turn();
   running_ = true;
-  return true;
+  return Turn(this);
 }
 
-void Engine::give_turn_back() {
-  bool failed = false, unsent = false;
-  try {
-    unsent = shape_.link && !shape_.link->all_sent();
-  } catch (const std::exception& failure) {
-    give_up(message_of(failure));
-  }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    running_ = false;
-    failed = abort_.raised();
-    unsent_ = unsent && !failed;
-    if (count_ != 0 || unsent_) changed_.notify_one();
-  }
-  if (failed) fail_all();
+// For the group's own thread: the turn, once there is something for it to do; none at the engine's end.
+Engine::Turn Engine::await_turn() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !running_ && (stopping_ || count_ != 0 || unsent_); });
+  if (stopping_) return Turn();
+  running_ = true;
+  return Turn(this);
 }
 
 // Moves on what the link holds back, until there is something else to do; returns whether there is.
-bool Engine::send_rest() {
-  for (;;) {
-    const bool sent = !unsent_ || shape_.link->all_sent();
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (count_ != 0 || sent || stopping_ || abort_.raised()) return count_ != 0;
+bool Engine::send_rest() noexcept {
+  try {
+    for (;;) {
+      const bool sent = !unsent_ || shape_.link->all_sent();
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (count_ != 0 || sent || stopping_ || abort_.raised()) return count_ != 0;
+      }
+      matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kLongestSleep, shape_.bell); });
+      shape_.link->progress();
     }
-    matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kLongestSleep, shape_.bell); });
-    shape_.link->progress();
+  } catch (const std::exception& failure) {
+    give_up(status_of(failure));
+    return false;
   }
 }
 
-// Runs what the log asks for until a request has ended, which gives the turn back; or returns false, with the turn, if
-// there is nothing for so long.
-bool Engine::run_one(int64_t microseconds, bool asleep) {
-  while (matching_.ready() || (microseconds != 0 && await(microseconds, asleep))) {
-    if (run_next()) return true;
+// Runs what the log asks for until a request has ended; returns false if none has for so long. The turn ends before the
+// result is handed out: what follows from it may take long, and may hand in further requests.
+bool Engine::run_one(Turn turn, int64_t microseconds, bool asleep) {
+  try {
+    while (matching_.ready() || (microseconds != 0 && await(microseconds, asleep))) {
+      const Ended ended = run_next();
+      if (!ended.request) continue;
+      turn.end();
+      ended.request->run = nullptr;  // lets go of the tensors, so that what follows from them may use their memory
+      ended.request->allreduce = nullptr;
+      ended.request->done(ended.status);
+      return true;
+    }
+  } catch (const std::exception& failure) {
+    give_up(status_of(failure));
   }
   return false;
 }
 
-// Runs the next entry of the log. If that ends a request, gives the turn back, and hands the result out: what follows
-// from it may take long, and may hand in further requests.
-bool Engine::run_next() {
+// Runs the next entry of the log, which may end a request.
+Engine::Ended Engine::run_next() {
   const Matching::Entry entry = matching_.next();
   if (entry.step == Matching::Step::kOffer) {
     offer(entry.key);
-    return false;
+    return {};
   }
   std::unique_ptr<Request> request = taken(entry.key);
-  std::string error = entry.error;
-  if (error.empty()) {
-    try {
-      run(*request, entry);
-    } catch (const std::exception& failure) {
-      error = message_of(failure);
-      give_up(error);
-    }
-  }
-  give_turn_back();
-  request->run = nullptr;  // lets go of the tensors, so that what follows from them may use their memory
-  request->allreduce = nullptr;
-  request->done(error);
-  return true;
+  Status status = entry.status.ok() ? run(*request, entry) : entry.status;
+  return {std::move(request), std::move(status)};
 }
 
-void Engine::run(Request& request, const Matching::Entry& entry) {
+// A failure ends everything: it may have come in the midst of a collective.
+Status Engine::run(Request& request, const Matching::Entry& entry) {
   const SmallNumbersKept kept;
-  if (entry.step == Matching::Step::kFinish) {
-    between_hosts::finish(channel_, *request.allreduce, agreement_ ? agreement_->take(entry.key) : Parts());
-  } else {
-    request.run(channel_);
+  try {
+    if (entry.step == Matching::Step::kFinish) {
+      between_hosts::finish(channel_, *request.allreduce, agreement_ ? agreement_->take(entry.key) : Parts());
+    } else {
+      request.run(channel_);
+    }
+    return Status();
+  } catch (const std::exception& failure) {
+    const Status status = status_of(failure);
+    give_up(status);
+    return status;
   }
 }
 
@@ -194,14 +224,14 @@ void Engine::offer(const Key& key) {
   if (agreement_) agreement_->offer(key, request.details, std::move(part));
 }
 
-// Ends everything, once a collective has failed in the midst of it.
-void Engine::give_up(const std::string& reason) noexcept {
-  abort_.raise(reason);  // first, so that nobody begins anything on the link
+// Ends everything, by the thread whose turn it is.
+void Engine::give_up(const Status& failure) noexcept {
+  abort_.raise(failure);  // first, so that nobody begins anything on the link
   try {
     if (shape_.link) shape_.link->give_up();
-  } catch (const std::exception&) {  // the first reason stays
+  } catch (const std::exception&) {  // the first failure stays
   }
-  abort(reason);
+  abort(failure);
 }
 
 // The request that was posted under a key. Nobody else takes it: this thread has the turn.
@@ -226,8 +256,8 @@ std::unique_ptr<Request> Engine::taken(const Key& key) {
   return request;
 }
 
-void Engine::abort(const std::string& reason) noexcept {
-  abort_.raise(reason);
+void Engine::abort(const Status& failure) noexcept {
+  abort_.raise(failure);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     changed_.notify_all();
@@ -244,29 +274,15 @@ void Engine::fail_all() noexcept {
     count_ = 0;
   }
   for (const auto& [key, queue] : left) {
-    for (const auto& request : queue) request->done(abort_.reason());
+    for (const auto& request : queue) request->done(abort_.status());
   }
 }
 
 // The group's own thread: runs what the callers left.
 void Engine::work() {
   pthread_setname_np(pthread_self(), "hvkeras-native");
-  for (;;) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || ((count_ != 0 || unsent_) && !running_); });
-      if (stopping_ && !running_) break;
-      if (running_ || (count_ == 0 && !unsent_)) continue;
-      running_ = true;
-    }
-    bool ran = false;
-    try {
-      ran = send_rest() && run_one(kLook, true);
-    } catch (const std::exception& failure) {
-      give_up(message_of(failure));
-      ran = false;
-    }
-    if (!ran) give_turn_back();
+  while (Turn turn = await_turn()) {
+    if (send_rest()) run_one(std::move(turn), kLook, true);
   }
   fail_all();
 }

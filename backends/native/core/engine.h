@@ -26,8 +26,8 @@ struct Request {
   std::function<void(Channel&)> run;
   // What that does, if it is an allreduce: a small one goes another way between hosts.
   std::shared_ptr<const Allreduce> allreduce = {};
-  // Called once, from any thread, with "" or with what went wrong.
-  std::function<void(const std::string& error)> done;
+  // Called once, from any thread.
+  std::function<void(const Status& status)> done;
 };
 
 class Engine {
@@ -49,7 +49,7 @@ class Engine {
   static size_t bytes(int ranks, size_t slot_bytes, int hosts = 1);
   // `memory` is zeroed, of `bytes()`, and the same for all ranks; the engine does not own it.
   Engine(void* memory, Shape shape);
-  ~Engine() { close("the engine was shut down"); }
+  ~Engine() { close({Code::kFailed, "the engine was shut down"}); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -59,10 +59,12 @@ class Engine {
 
   // Takes a request; `done` may be called before this returns. Throws nothing.
   void submit(std::unique_ptr<Request> request);
-  // Ends all requests, now and later, with an error.
-  void abort(const std::string& reason) noexcept;
-  // Ends what is left with an error, and the group's thread, which must not be the caller.
-  void close(const std::string& reason) noexcept;
+  // Ends all requests, now and later, with a failure.
+  void abort(const Status& failure) noexcept;
+  // Ends what is left with a failure, and the group's thread, which must not be the caller.
+  void close(const Status& failure) noexcept;
+  // How requests end from now on: success, or the failure that ended the engine.
+  const Status& status() const { return abort_.status(); }
   // Whether the caller is the group's thread.
   bool is_own_thread() const { return worker_.get_id() == std::this_thread::get_id(); }
 
@@ -70,15 +72,23 @@ class Engine {
   using Waiting = std::deque<std::unique_ptr<Request>>;  // of one key; the first one is posted
 
   int ranks_here() const { return static_cast<int>(shape_.global_ranks.size()); }
+  // The right to read the log, to run what stands there and to use the link, which one thread at a time has.
+  class Turn;
+  // A request that has been run, and how that ended.
+  struct Ended {
+    std::unique_ptr<Request> request;
+    Status status;
+  };
+
   bool await(int64_t microseconds, bool asleep);
-  bool take_turn();
-  void give_turn_back();
-  bool send_rest();
-  bool run_one(int64_t microseconds, bool asleep);
-  bool run_next();
-  void run(Request& request, const Matching::Entry& entry);
+  Turn take_turn();
+  Turn await_turn();
+  bool send_rest() noexcept;
+  bool run_one(Turn turn, int64_t microseconds, bool asleep);
+  Ended run_next();
+  Status run(Request& request, const Matching::Entry& entry);
   void offer(const Key& key);
-  void give_up(const std::string& reason) noexcept;
+  void give_up(const Status& failure) noexcept;
   void post(const Key& key, const Request& request);
   Request& first(const Key& key);
   std::unique_ptr<Request> taken(const Key& key);
@@ -97,7 +107,7 @@ class Engine {
   std::unordered_map<Key, Waiting, KeyHash> waiting_;
   size_t count_ = 0;      // requests in waiting_
   bool unsent_ = false;   // whether the link may hold something back that other hosts wait for
-  bool running_ = false;  // whether some thread has its turn to read the log and run collectives
+  bool running_ = false;  // whether some thread has its turn
   bool stopping_ = false;
   std::thread worker_;
 };

@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint32_t kPending = 1 << 15;  // keys that may wait for ranks
 constexpr const char* kTooMany = "too many collectives wait for other ranks at once";
-constexpr uint32_t kErrors = 64;  // texts that may be unread by the slowest rank
+constexpr const char* kDiffer = " communicate different things: ";
+constexpr uint32_t kErrors = 64;  // mismatches that may be unread by the slowest rank
 
 // Fowler, Noll and Vo's hash (FNV-1a), from two starting points.
 uint64_t hash_of(const std::string& text, uint64_t start) {
@@ -31,11 +32,9 @@ uint64_t hash_of_details(const std::string& details) { return hash_of(details, 0
 
 }  // namespace
 
-const char* const Matching::kDifferent = " communicate different things: ";
-
-// The first of the parts between ";" that differs, and its number.
-std::string Matching::difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
-  const std::string ranks = "ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other);
+// It names the first of the parts between ";" that differs, and its number.
+Status Matching::mismatch(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
+  const std::string ranks = "ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other) + kDiffer;
   size_t start_one = 0, start_other = 0;
   for (int place = 1; start_one <= one.size() && start_other <= other.size(); ++place) {
     const size_t end_one = std::min(one.find(';', start_one), one.size());
@@ -43,13 +42,14 @@ std::string Matching::difference(const std::string& one, int rank_of_one, const 
     const std::string part = one.substr(start_one, end_one - start_one);
     const std::string other_part = other.substr(start_other, end_other - start_other);
     if (part != other_part) {
-      return ranks + kDifferent + "tensor " + std::to_string(place) + " is " + part + " on rank " +
-             std::to_string(rank_of_one) + " and " + other_part + " on rank " + std::to_string(rank_of_other);
+      return Status(Code::kMismatch, ranks + "tensor " + std::to_string(place) + " is " + part + " on rank " +
+                                         std::to_string(rank_of_one) + " and " + other_part + " on rank " +
+                                         std::to_string(rank_of_other));
     }
     start_one = end_one + 1;
     start_other = end_other + 1;
   }
-  return ranks + kDifferent + "their tensors";
+  return Status(Code::kMismatch, ranks + "their tensors");
 }
 
 Key key_of(const std::string& name) {
@@ -61,7 +61,7 @@ struct Matching::Pending {
   uint64_t details_hash;
   uint32_t posted;  // by how many ranks
   uint32_t first;   // which rank was the first
-  uint32_t error;   // 0, or the number of a text
+  uint32_t error;   // 0, or the number of a mismatch
   uint32_t length;  // of the kept details
   char details[kDetails];
 };
@@ -78,7 +78,7 @@ struct Matching::Shared {
   } log[kLog];
   Pending pending[kPending];
   char errors[kErrors][kText];
-  std::atomic<uint32_t> error_readers[kErrors];  // ranks that have not read a text yet; its place is free without any
+  std::atomic<uint32_t> error_readers[kErrors];  // ranks that have not read a text yet; without any, it is free
 };
 
 // Held for some hundred nanoseconds at most; a holder that lost its core gets it back by yielding.
@@ -130,8 +130,8 @@ void Matching::post(const Key& key, const std::string& details, bool offers) {
       *found = Pending{key, hash, 0, static_cast<uint32_t>(rank_), 0, static_cast<uint32_t>(kept), {}};
       std::memcpy(found->details, details.data(), kept);
     } else if (found->details_hash != hash && found->error == 0) {
-      found->error = keep_error(difference(std::string(found->details, found->length), global_ranks_[found->first],
-                                           details.substr(0, kDetails), global_ranks_[rank_]));
+      found->error = keep_error(mismatch(std::string(found->details, found->length), global_ranks_[found->first],
+                                         details.substr(0, kDetails), global_ranks_[rank_]));
     }
     if (static_cast<int>(++found->posted) == ranks_) {
       // Ranks of one host that differ in what they post tell all others so.
@@ -151,23 +151,24 @@ void Matching::post(const Key& key, const std::string& details, bool offers) {
   if ((is_ready || is_in_log) && shared_->ready_here.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell_);
 }
 
-// Keeps a message until all ranks of this host have read it, and returns its number.
-uint32_t Matching::keep_error(const std::string& text) {
+// Keeps a mismatch until all ranks of this host have read it, and returns its number. Nothing else is kept there.
+uint32_t Matching::keep_error(const Status& mismatch) {
   uint32_t place = 0;
   while (place < kErrors && shared_->error_readers[place].load(std::memory_order_acquire) != 0) ++place;
   if (place == kErrors) return kErrors + 1;
-  const size_t kept = std::min(text.size(), kText - 1);
-  std::memcpy(shared_->errors[place], text.data(), kept);
+  const size_t kept = std::min(std::strlen(mismatch.text()), kText - 1);
+  std::memcpy(shared_->errors[place], mismatch.text(), kept);
   shared_->errors[place][kept] = 0;
   shared_->error_readers[place].store(static_cast<uint32_t>(ranks_), std::memory_order_relaxed);
   return place + 1;
 }
 
-std::string Matching::error_of(uint32_t number) const {
-  if (number == 0) return "";
-  if (number <= kErrors) return shared_->errors[number - 1];
-  return std::string("the ranks") + kDifferent + "this was found while " + std::to_string(kErrors) +
-         " other differences were unread, whose messages say more";
+Status Matching::error_of(uint32_t number) const {
+  if (number == 0) return Status();
+  if (number <= kErrors) return Status(Code::kMismatch, shared_->errors[number - 1]);
+  return Status(Code::kMismatch, std::string("the ranks") + kDiffer + "this was found while " +
+                                     std::to_string(kErrors) +
+                                     " other differences were unread, whose messages say more");
 }
 
 void Matching::let_go_of_error(uint32_t number, uint32_t readers) {
@@ -215,7 +216,7 @@ std::vector<Matching::Ready> Matching::take_ready() {
 }
 
 Matching::Ready Matching::own(const Key& key, const std::string& details) const {
-  return {key, hash_of_details(details), global_ranks_[rank_], details.substr(0, kDetails), ""};
+  return {key, hash_of_details(details), global_ranks_[rank_], details.substr(0, kDetails), Status()};
 }
 
 bool Matching::begin_sleep() {
@@ -226,10 +227,10 @@ bool Matching::begin_sleep() {
 
 void Matching::end_sleep() { shared_->ready_here.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
 
-void Matching::append(const Key& key, Step step, const std::string& error) {
+void Matching::append(const Key& key, Step step, const Status& status) {
   {
     const Lock lock(shared_->locked, abort_);
-    append_locked(key, step, error.empty() ? 0 : keep_error(error));
+    append_locked(key, step, status.ok() ? 0 : keep_error(status));
   }
   shared_->log_length.wake();
 }

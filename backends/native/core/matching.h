@@ -31,12 +31,11 @@ class Matching {
   struct Entry {
     Key key;
     Step step;
-    std::string error;  // what differs between ranks; empty if nothing does
+    Status status;  // a mismatch, if ranks differ
   };
 
   static constexpr size_t kDetails = 96;     // bytes of details that are kept for a message; a hash covers all of them
   static constexpr size_t kText = 512;       // bytes of a message
-  static const char* const kDifferent;       // what a message about different tensors has in it
   static constexpr uint32_t kLog = 1 << 15;  // entries that may be unread by the slowest rank
 
   static size_t bytes();
@@ -65,7 +64,7 @@ class Matching {
     uint64_t details_hash;
     int rank;             // the global rank whose details these are
     std::string details;  // the beginning of them
-    std::string error;    // what differs within the host
+    Status status;        // a mismatch, if ranks of the host differ
   };
   // Takes what all ranks of this host have posted since the last time, and do not offer.
   std::vector<Ready> take_ready();
@@ -75,17 +74,17 @@ class Matching {
   template <typename Sleep>
   void sleep_unless_ready(Sleep&& sleep);
   // Appends to the log what all hosts are ready for.
-  void append(const Key& key, Step step, const std::string& error);
-  // What differs between two ranks' details, in words.
-  static std::string difference(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other);
+  void append(const Key& key, Step step, const Status& status);
+  // The mismatch of two ranks whose details differ.
+  static Status mismatch(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other);
 
  private:
   struct Shared;
   struct Pending;
   class Lock;
 
-  uint32_t keep_error(const std::string& text);
-  std::string error_of(uint32_t number) const;
+  uint32_t keep_error(const Status& mismatch);
+  Status error_of(uint32_t number) const;
   void let_go_of_error(uint32_t number, uint32_t readers);
   void append_locked(const Key& key, Step step, uint32_t error);
   bool begin_sleep();

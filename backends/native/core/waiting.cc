@@ -18,13 +18,6 @@ constexpr int64_t kLook = 20'000;  // microseconds after which a sleeper looks w
 constexpr int64_t kPolled = 100;   // microseconds: a few times a short message's way from host to host
 constexpr int kYields = 20;        // looks with the core offered to others in between
 
-// The reason where there is no memory for the true one.
-const std::string& no_memory() {
-  static const std::string* const only = new std::string("there is no memory left");  // never destroyed
-  return *only;
-}
-[[maybe_unused]] const bool is_made = (no_memory(), true);  // now, while there is memory
-
 // Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microseconds) {
   timespec limit{static_cast<time_t>(microseconds / 1'000'000), static_cast<long>(microseconds % 1'000'000) * 1'000};
@@ -39,30 +32,23 @@ int64_t microseconds_now() {
   return now.tv_sec * 1'000'000LL + now.tv_nsec / 1'000;
 }
 
-std::string message_of(const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return no_memory();
-  return Failure(error.what()).what();
-}
-
 Abort::~Abort() {
-  const std::string* const reason = reason_.load();
-  if (reason != &no_memory()) delete reason;
+  const Status* const failure = failure_.load();
+  if (failure != &Status::out_of_memory()) delete failure;
 }
 
-void Abort::raise(const std::string& reason) noexcept {
-  const std::string* made = &no_memory();
-  try {
-    made = new std::string(Failure(reason).what());
-  } catch (const std::exception&) {
-  }
-  const std::string* none = nullptr;
-  if (!reason_.compare_exchange_strong(none, made, std::memory_order_acq_rel) && made != &no_memory()) delete made;
+void Abort::raise(const Status& failure) noexcept {
+  const Status* made = new (std::nothrow) Status(failure);
+  if (made == nullptr) made = &Status::out_of_memory();
+  const Status* none = nullptr;
+  if (!failure_.compare_exchange_strong(none, made, std::memory_order_acq_rel) && made != &Status::out_of_memory())
+    delete made;
 }
 
-const std::string& Abort::reason() const {
-  static const std::string* const none = new std::string;  // never destroyed
-  const std::string* const reason = reason_.load(std::memory_order_acquire);
-  return reason == nullptr ? *none : *reason;
+const Status& Abort::status() const {
+  static const Status* const success = new Status;  // never destroyed
+  const Status* const failure = failure_.load(std::memory_order_acquire);
+  return failure == nullptr ? *success : *failure;
 }
 
 void Counter::wake() {

@@ -3,20 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
+
+#include "status.h"
 
 namespace hvkeras {
 
-// A collective cannot be completed; the message is for the user. It is never empty, which means success.
-struct Failure : std::runtime_error {
-  explicit Failure(const std::string& text) : std::runtime_error(text.empty() ? "the cause is unknown" : text) {}
-};
-
-// What an exception says, which is not empty either.
-std::string message_of(const std::exception& error);
-
-// Ends all waiting of one process, from any thread. The first reason stays.
+// Ends all waiting of one process, from any thread. The first failure stays.
 class Abort {
  public:
   Abort() = default;
@@ -24,16 +16,16 @@ class Abort {
   Abort(const Abort&) = delete;
   Abort& operator=(const Abort&) = delete;
 
-  void raise(const std::string& reason) noexcept;
-  bool raised() const { return reason_.load(std::memory_order_acquire) != nullptr; }
-  // Never empty, once it is raised.
-  const std::string& reason() const;
+  void raise(const Status& failure) noexcept;
+  bool raised() const { return failure_.load(std::memory_order_acquire) != nullptr; }
+  // The failure; success, until it is raised.
+  const Status& status() const;
   void check() const {  // throws Failure
-    if (raised()) throw Failure(reason());
+    if (raised()) throw Failure(status());
   }
 
  private:
-  std::atomic<const std::string*> reason_{nullptr};  // flag and reason in one: who sees the one has the other
+  std::atomic<const Status*> failure_{nullptr};  // flag and failure in one: who sees the one has the other
 };
 
 // How long a wait looks before it sleeps. The one that is waited for may need this very core, also where there are as

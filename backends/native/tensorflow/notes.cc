@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -57,9 +56,7 @@ void compute(void* kernel, TF_OpKernelContext* context) {
     }
     add(*static_cast<std::string*>(kernel), row.data(), row.size());
   } catch (const std::exception& failure) {
-    const Status status = new_status();
-    TF_SetStatus(status.get(), TF_ABORTED, message_of(failure).c_str());
-    TF_OpKernelContext_Failure(context, status.get());
+    fail(context, status_of(failure));
   }
 }
 
@@ -67,7 +64,7 @@ void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
 
 void register_operation() {
   const char* const name = "HvkerasNote";
-  const Status status = new_status();
+  const TfStatus status = new_status();
   TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
   TF_OpDefinitionBuilderAddAttr(builder, "key: string");
@@ -77,8 +74,7 @@ void register_operation() {
   TF_RegisterOpDefinition(builder, status.get());
   if (TF_GetCode(status.get()) == TF_OK)
     TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", create, compute, destroy), status.get());
-  if (TF_GetCode(status.get()) != TF_OK)
-    std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", name, TF_Message(status.get()));
+  warn_unless_registered(name, status);
 }
 
 [[maybe_unused]] const bool registered = (register_operation(), true);
@@ -102,7 +98,7 @@ void add(const std::string& key, const double* row, size_t columns) {
 extern "C" {
 
 // Keeps the latest `capacity` rows of a key from now on; a key that is kept already stays as it is.
-EXPORTED const char* hvkeras_keep(const char* key, int64_t columns, int64_t capacity) {
+EXPORTED ExportedStatus hvkeras_keep(const char* key, int64_t columns, int64_t capacity) {
   return hvkeras::guarded([&] {
     auto& all = hvkeras::notes::kept();
     const std::lock_guard<std::mutex> lock(all.mutex);

@@ -42,7 +42,7 @@ struct Kernel {
   }
   std::string text(const char* name) { return text_attribute(construction_, name); }
   int64_t number(const char* name) {
-    const Status status = new_status();
+    const TfStatus status = new_status();
     int64_t value = 0;
     TF_OpKernelConstruction_GetAttrInt64(construction_, name, &value, status.get());
     require_ok(status);
@@ -72,7 +72,7 @@ class Call {
   Tensor input(int index) const { return input_of(context_, index); }
   // An output of this shape, in the memory of the input of the same number if nobody else needs that.
   Tensor output_for(int index, const std::vector<int64_t>& shape) const {
-    const Status status = new_status();
+    const TfStatus status = new_status();
     int forwarded = 0;
     Tensor made(TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(),
                                                 static_cast<int>(shape.size()), &forwarded, status.get()));
@@ -80,7 +80,7 @@ class Call {
     return made;
   }
   Tensor output(int index, Type type, const std::vector<int64_t>& shape) const {
-    const Status status = new_status();
+    const TfStatus status = new_status();
     size_t bytes = size_of(type);
     for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
     Tensor made(TF_AllocateOutput(context_, index, static_cast<int32_t>(type), shape.data(),
@@ -88,12 +88,9 @@ class Call {
     require_ok(status);
     return made;
   }
-  void finish(const std::string& error) {
-    if (!error.empty()) {
-      const Status status = new_status();
-      const bool differs = error.find(Matching::kDifferent) != std::string::npos;
-      TF_SetStatus(status.get(), differs ? TF_FAILED_PRECONDITION : TF_ABORTED, error.c_str());
-      TF_OpKernelContext_Failure(context_, status.get());
+  void finish(const Status& status) {
+    if (!status.ok()) {
+      fail(context_, status);
     } else {
       const double run[] = {began_, notes::now()};
       notes::add(key_, run, 2);
@@ -112,7 +109,7 @@ class Call {
 Type type_of(const Tensor& tensor) {
   const Type type = static_cast<Type>(TF_TensorType(tensor.get()));
   if (size_of(type) == 0)
-    throw Failure("tensors must hold numbers. Received: TensorFlow's type number " +
+    throw Failure("unsupported dtype. Received: TensorFlow's type number " +
                   std::to_string(TF_TensorType(tensor.get())) + ". HINT: tf.cast the tensor");
   return type;
 }
@@ -133,7 +130,7 @@ void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::
   request->details = details;
   request->run = std::move(run);
   request->allreduce = std::move(all);
-  request->done = [call](const std::string& error) { call->finish(error); };
+  request->done = [call](const Status& status) { call->finish(status); };
   engine->submit(std::move(request));
 }
 
@@ -389,7 +386,7 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
   try {
     start(*static_cast<Kernel*>(kernel), call);
   } catch (const std::exception& failure) {
-    call->finish(message_of(failure));
+    call->finish(status_of(failure));
   }
 }
 
@@ -448,7 +445,7 @@ void register_all() {
   };
   // clang-format on
   for (const Definition& definition : definitions) {
-    const Status status = new_status();
+    const TfStatus status = new_status();
     TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(definition.name);
     if (definition.inputs[0][0] == 'i' && definition.inputs[0][5] == 's')
       TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
@@ -472,8 +469,7 @@ void register_all() {
           definition.name,
           TF_NewAsyncKernelBuilder(definition.name, "CPU", definition.create, definition.compute, destroy),
           status.get());
-    if (TF_GetCode(status.get()) != TF_OK)
-      std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", definition.name, TF_Message(status.get()));
+    warn_unless_registered(definition.name, status);
   }
 }
 

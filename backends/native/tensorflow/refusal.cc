@@ -2,7 +2,6 @@
 // (hvkeras/collectives/mismatch.py). Python raises in eager mode; graphs have HvkerasRefusable behind their
 // collectives, of whatever backend.
 #include <atomic>
-#include <cstdio>
 #include <list>
 #include <map>
 #include <memory>
@@ -19,18 +18,17 @@ namespace {
 
 // An operation that fails as soon as refusals are no longer held.
 struct Held {
-  Held(TF_OpKernelContext* where, const void* done, std::string why)
-      : context(where), text(std::move(why)), end(done) {}
+  Held(TF_OpKernelContext* where, const void* done, Status why) : context(where), mismatch(std::move(why)), end(done) {}
 
   TF_OpKernelContext* context;
-  std::string text;
+  Status mismatch;
   libstdcxx::Function end;
 };
 
 struct Refusals {
   std::atomic<size_t> count{0};  // so that what is not refused takes no lock
   std::mutex mutex;
-  std::map<std::string, std::string, std::less<>> texts;
+  std::map<std::string, Status, std::less<>> mismatches;
   int holds = 0;
   std::list<Held> held;
 };
@@ -40,16 +38,17 @@ Refusals& refusals() {
   return *only;
 }
 
-bool take(std::string_view key, std::string& text) {
+// Takes what a key is refused for; success, if it is not.
+Status take(std::string_view key) {
   Refusals& all = refusals();
-  if (all.count.load(std::memory_order_acquire) == 0) return false;
+  if (all.count.load(std::memory_order_acquire) == 0) return Status();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.texts.find(key);
-  if (found == all.texts.end()) return false;
-  text = std::move(found->second);
-  all.texts.erase(found);
-  all.count.store(all.texts.size(), std::memory_order_release);
-  return true;
+  const auto found = all.mismatches.find(key);
+  if (found == all.mismatches.end()) return Status();
+  Status mismatch = std::move(found->second);
+  all.mismatches.erase(found);
+  all.count.store(all.mismatches.size(), std::memory_order_release);
+  return mismatch;
 }
 
 void* create(TF_OpKernelConstruction* construction) {
@@ -57,38 +56,31 @@ void* create(TF_OpKernelConstruction* construction) {
                         [&] { return std::make_unique<std::string>(text_attribute(construction, "key")); });
 }
 
-void fail(TF_OpKernelContext* context, const std::string& text) {
-  const Status status = new_status();
-  TF_SetStatus(status.get(), TF_FAILED_PRECONDITION, text.c_str());
-  TF_OpKernelContext_Failure(context, status.get());
-}
-
 // Whether an operation that is refused must wait; then its end is called later.
-bool hold(TF_OpKernelContext* context, const void* done, const std::string& text) {
+bool hold(TF_OpKernelContext* context, const void* done, const Status& mismatch) {
   Refusals& all = refusals();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.holds == 0) return false;
-  all.held.emplace_back(context, done, text);
+  all.held.emplace_back(context, done, mismatch);
   return true;
 }
 
 // Asynchronous, as a thread that waits could be the one that the others' collectives need.
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  const Status status = new_status();
   try {
-    std::string text;
-    if (take(*static_cast<std::string*>(kernel), text)) {
-      if (hold(context, done, text)) return;
-      fail(context, text);
+    const Status mismatch = take(*static_cast<std::string*>(kernel));
+    if (!mismatch.ok()) {
+      if (hold(context, done, mismatch)) return;
+      fail(context, mismatch);
     } else {
+      const TfStatus status = new_status();
       for (int index = 0; index < TF_NumInputs(context); ++index) {
         TF_SetOutput(context, index, input_of(context, index).get(), status.get());
         require_ok(status);
       }
     }
   } catch (const std::exception& failure) {
-    TF_SetStatus(status.get(), TF_ABORTED, message_of(failure).c_str());
-    TF_OpKernelContext_Failure(context, status.get());
+    fail(context, status_of(failure));
   }
   TF_RunAsyncOpKernelDoneCallback(done);
 }
@@ -97,7 +89,7 @@ void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
 
 void register_operation() {
   const char* const name = "HvkerasRefusable";
-  const Status status = new_status();
+  const TfStatus status = new_status();
   TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(builder, "T: list(type)");
   TF_OpDefinitionBuilderAddAttr(builder, "key: string");
@@ -109,8 +101,7 @@ void register_operation() {
   for (const char* const device : {"CPU", "GPU"})  // it touches no memory
     if (TF_GetCode(status.get()) == TF_OK)
       TF_RegisterKernelBuilder(name, TF_NewAsyncKernelBuilder(name, device, create, compute, destroy), status.get());
-  if (TF_GetCode(status.get()) != TF_OK)
-    std::fprintf(stderr, "hvkeras: TensorFlow does not take %s: %s\n", name, TF_Message(status.get()));
+  warn_unless_registered(name, status);
 }
 
 [[maybe_unused]] const bool registered = (register_operation(), true);
@@ -120,12 +111,12 @@ void register_operation() {
 
 extern "C" {
 
-EXPORTED const char* hvkeras_refuse(const char* key, const char* text) {
+EXPORTED ExportedStatus hvkeras_refuse(const char* key, const char* text) {
   return hvkeras::guarded([&] {
     hvkeras::Refusals& all = hvkeras::refusals();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    all.texts[key] = text;
-    all.count.store(all.texts.size(), std::memory_order_release);
+    all.mismatches[key] = hvkeras::Status(hvkeras::Code::kMismatch, text);
+    all.count.store(all.mismatches.size(), std::memory_order_release);
   });
 }
 
@@ -139,15 +130,12 @@ EXPORTED void hvkeras_hold_refusals(int change) {
     if (all.holds == 0) over.swap(all.held);
   }
   for (const hvkeras::Held& one : over) {
-    hvkeras::fail(one.context, one.text);
+    hvkeras::fail(one.context, one.mismatch);
     one.end();
   }
 }
 
-// The text, which lives until the thread's next call, and which is taken away with it; nullptr if there is none.
-EXPORTED const char* hvkeras_take_refusal(const char* key) {
-  thread_local std::string text;
-  return hvkeras::take(key, text) ? text.c_str() : nullptr;
-}
+// Revokes a refusal; returns whether there was one.
+EXPORTED bool hvkeras_take_refusal(const char* key) { return !hvkeras::take(key).ok(); }
 
 }  // extern "C"

@@ -1,10 +1,11 @@
 // What several operations need of TensorFlow's C kernel API, with destructors and exceptions.
 #pragma once
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
-#include "../core/waiting.h"
+#include "../core/status.h"
 #include "c_api.h"
 
 namespace hvkeras {
@@ -15,17 +16,35 @@ struct DeleteStatus {
 struct DeleteTensor {
   void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
 };
-using Status = std::unique_ptr<TF_Status, DeleteStatus>;
+using TfStatus = std::unique_ptr<TF_Status, DeleteStatus>;
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
-inline Status new_status() { return Status(TF_NewStatus()); }
+inline TfStatus new_status() { return TfStatus(TF_NewStatus()); }
 
-inline void require_ok(const Status& status) {
+inline void require_ok(const TfStatus& status) {
   if (TF_GetCode(status.get()) != TF_OK) throw Failure(TF_Message(status.get()));
 }
 
+// TensorFlow's status for a failure, whose codes Python has as classes of exceptions.
+inline TfStatus tf_status_of(const Status& failure, TF_Code others) {
+  TfStatus status = new_status();
+  TF_SetStatus(status.get(), failure.code() == Code::kMismatch ? TF_FAILED_PRECONDITION : others, failure.text());
+  return status;
+}
+
+// Has an operation of a running graph fail.
+inline void fail(TF_OpKernelContext* context, const Status& failure) {
+  TF_OpKernelContext_Failure(context, tf_status_of(failure, TF_ABORTED).get());
+}
+
+// For static initialisers: an operation that is not registered fails with an error of TensorFlow's when it is used.
+inline void warn_unless_registered(const char* operation, const TfStatus& status) {
+  if (TF_GetCode(status.get()) != TF_OK)
+    std::fprintf(stderr, "hvkeras: TensorFlow failed to register op %s: %s\n", operation, TF_Message(status.get()));
+}
+
 inline Tensor input_of(TF_OpKernelContext* context, int index) {
-  const Status status = new_status();
+  const TfStatus status = new_status();
   TF_Tensor* tensor = nullptr;
   TF_GetInput(context, index, &tensor, status.get());
   require_ok(status);
@@ -33,7 +52,7 @@ inline Tensor input_of(TF_OpKernelContext* context, int index) {
 }
 
 inline std::string text_attribute(TF_OpKernelConstruction* construction, const char* name) {
-  const Status status = new_status();
+  const TfStatus status = new_status();
   int32_t list = 0, length = 0;
   TF_OpKernelConstruction_GetAttrSize(construction, name, &list, &length, status.get());
   require_ok(status);
@@ -49,9 +68,7 @@ void* made_or_failed(TF_OpKernelConstruction* construction, Make&& make) {
   try {
     return make().release();
   } catch (const std::exception& failure) {
-    const Status status = new_status();
-    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, message_of(failure).c_str());
-    TF_OpKernelConstruction_Failure(construction, status.get());
+    TF_OpKernelConstruction_Failure(construction, tf_status_of(status_of(failure), TF_INVALID_ARGUMENT).get());
     return nullptr;
   }
 }

@@ -25,7 +25,7 @@ namespace hvkeras {
 namespace {
 
 // XlaCustomCallStatus_, in TensorFlow 2.16 to 2.21. The function that sets it is not exported, the reading one is.
-using Status = libstdcxx::OptionalString;
+using XlaStatus = libstdcxx::OptionalString;
 
 // What the reading one returns: an optional view of the text, pointer and length in the order of TensorFlow's choice.
 struct Message {
@@ -100,7 +100,7 @@ void run(const Description& description, std::function<void(Channel&)> body,
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
-    std::string error;
+    Status status;
   };
   const auto waiting = std::make_shared<Waiting>();
   auto request = std::make_unique<Request>();
@@ -108,16 +108,16 @@ void run(const Description& description, std::function<void(Channel&)> body,
   request->details = description.text("details");
   request->run = std::move(body);
   request->allreduce = std::move(all);
-  request->done = [waiting](const std::string& error) {
+  request->done = [waiting](const Status& status) {
     const std::lock_guard<std::mutex> lock(waiting->mutex);
-    waiting->error = error;
+    waiting->status = status;
     waiting->done = true;
     waiting->changed.notify_one();
   };
   engine_of(description.number("group"))->submit(std::move(request));
   std::unique_lock<std::mutex> lock(waiting->mutex);
   waiting->changed.wait(lock, [&] { return waiting->done; });
-  if (!waiting->error.empty()) throw Failure(waiting->error);
+  if (!waiting->status.ok()) throw Failure(waiting->status);
 }
 
 const char* in_of(const void** in, size_t place) { return static_cast<const char*>(in[place]); }
@@ -226,7 +226,7 @@ void enter_call(char**, const void**, const Description& description) { entries(
 // What XLA calls. The last operand and the last result are numbers that only put the calls in order. A single result
 // comes as itself, several as a list.
 template <void (*call)(char**, const void**, const Description&)>
-void host_function(void* out, const void** in, const char* text, size_t length, Status* status) {
+void host_function(void* out, const void** in, const char* text, size_t length, XlaStatus* status) {
   try {
     const Description description(text, length);
     const size_t results = description.size("results");
@@ -235,7 +235,7 @@ void host_function(void* out, const void** in, const char* text, size_t length, 
     *reinterpret_cast<int32_t*>(outs[results - 1]) = 0;
     call(outs, in, description);
   } catch (const std::exception& error) {
-    status->set(message_of(error).c_str());
+    status->set(status_of(error).text());
   }
 }
 
@@ -251,9 +251,9 @@ class Xla {
 
   void require_known_status() const {
     const auto read =
-        function<Message (*)(const Status*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
-    const Status success;
-    Status failure;
+        function<Message (*)(const XlaStatus*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
+    const XlaStatus success;
+    XlaStatus failure;
     failure.set("what went wrong");
     const Message none = read(&success), text = read(&failure);
     const uintptr_t start = reinterpret_cast<uintptr_t>(failure.value().text), length = failure.value().length;
@@ -284,7 +284,7 @@ class Xla {
 void register_all(const char* path) {
   const Xla xla(path);
   xla.require_known_status();
-  const std::pair<const char*, void (*)(void*, const void**, const char*, size_t, Status*)> functions[] = {
+  const std::pair<const char*, void (*)(void*, const void**, const char*, size_t, XlaStatus*)> functions[] = {
       {"hvkeras_enter", host_function<enter_call>},
       {"hvkeras_allreduce", host_function<allreduce_call>},
       {"hvkeras_broadcast", host_function<broadcast_call>},
@@ -302,18 +302,17 @@ void register_all(const char* path) {
 
 extern "C" {
 
-// Makes the collectives known to the XLA in TensorFlow's library at `path`. Returns nullptr, or why it cannot be; later
-// calls return what the first one did.
-EXPORTED const char* hvkeras_register_xla(const char* path) {
-  static const std::string* const reason = [path]() -> const std::string* {
+// Makes the collectives known to the XLA in TensorFlow's library at `path`; later calls return what the first one did.
+EXPORTED ExportedStatus hvkeras_register_xla(const char* path) {
+  static const auto* const first = new hvkeras::Status([path]() -> hvkeras::Status {
     try {
       hvkeras::register_all(path);
-      return nullptr;
+      return {};
     } catch (const std::exception& error) {
-      return new std::string(hvkeras::message_of(error));
+      return hvkeras::status_of(error);
     }
-  }();
-  return reason == nullptr ? nullptr : reason->c_str();
+  }());
+  return {static_cast<int32_t>(first->code()), first->text()};
 }
 
 // How often compiled code of this process entered a plan.

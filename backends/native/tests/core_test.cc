@@ -32,8 +32,8 @@ float value_of(int rank, int number, size_t place) {
 
 // A reduction whose results lie in parts on the ranks, and the gathering of these; on two tensors, of the second of
 // which the last rank has all.
-std::string parts_of_tensors(Engine& engine, const std::string& name, int number, std::vector<float>& in,
-                             std::vector<float>& out) {
+void parts_of_tensors(Engine& engine, const std::string& name, int number, std::vector<float>& in,
+                      std::vector<float>& out) {
   const size_t ranks = static_cast<size_t>(engine.ranks()), me = static_cast<size_t>(engine.rank());
   const size_t length = in.size(), half = length / 2;
   const auto start_of = [&](size_t rank) { return half * rank / ranks; };
@@ -50,10 +50,12 @@ std::string parts_of_tensors(Engine& engine, const std::string& name, int number
     reduced.emplace_back(std::move(mine), sizeof(float));
     gathered.emplace_back(std::move(bytes), 1);
   }
-  std::string error = call(engine, name + ", reduced", "", [&](Channel& channel) {
+  Status status = call(engine, name + ", reduced", "", [&](Channel& channel) {
     reduce_parts(channel, reduced, Type::kFloat32, Reduction::kSum, {1.0, 0.5});
   });
-  error += call(engine, name + ", gathered", "", [&](Channel& channel) { gather_parts(channel, gathered); });
+  require_ok(status, name);
+  status = call(engine, name + ", gathered", "", [&](Channel& channel) { gather_parts(channel, gathered); });
+  require_ok(status, name);
   for (size_t place = 0; place < length; ++place) {
     float sum = 0;
     for (int from = 0; from < engine.ranks(); ++from) sum += value_of(from, number, place);
@@ -61,7 +63,6 @@ std::string parts_of_tensors(Engine& engine, const std::string& name, int number
     require(in[place] == (is_mine ? 0.5f * sum : value_of(engine.rank(), number, place)), name + ", a part of a sum");
     require(out[place] == 0.5f * sum, name + ", a gathered part");
   }
-  return error;
 }
 
 // One collective of a kind that its number tells, compared with what it must give.
@@ -71,7 +72,7 @@ void one_collective(Engine& engine, int number) {
   const std::string name = "collective " + std::to_string(number);
   std::vector<float> in(length), out(length, -1.0f);
   for (size_t place = 0; place < length; ++place) in[place] = value_of(rank, number, place);
-  std::string error;
+  Status status;
   if (number % 7 == 6) {  // every rank sends its number of rows more to each next rank, and reduces what all have
     std::vector<size_t> rows_to, rows_from;
     std::vector<int32_t> sent, received(1000, -1);
@@ -79,13 +80,14 @@ void one_collective(Engine& engine, int number) {
       rows_to.push_back(static_cast<size_t>(to + rank));
       for (int row = 0; row < to + rank; ++row) sent.push_back(1000 * rank + 100 * to + row);
     }
-    error = call(engine, name, "int32", [&](Channel& channel) {
+    status = call(engine, name, "int32", [&](Channel& channel) {
       alltoall(channel, reinterpret_cast<const char*>(sent.data()), rows_to, sizeof(int32_t),
                [&](const std::vector<size_t>& rows) {
                  rows_from = rows;
                  return reinterpret_cast<char*>(received.data());
                });
     });
+    require_ok(status, name);
     size_t place = 0;
     for (int from = 0; from < ranks; ++from) {
       require(rows_from[static_cast<size_t>(from)] == static_cast<size_t>(from + rank), name + ", a number of rows");
@@ -99,18 +101,18 @@ void one_collective(Engine& engine, int number) {
                                        : length * static_cast<size_t>(to + 1) / static_cast<size_t>(ranks + 1));
     const size_t start = starts[static_cast<size_t>(rank)];
     const size_t mine = starts[static_cast<size_t>(rank) + 1] - start;
-    error += call(engine, name + ", scattered", "", [&](Channel& channel) {
+    status = call(engine, name + ", scattered", "", [&](Channel& channel) {
       reducescatter(channel, reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data()), starts,
                     Type::kFloat32, Reduction::kMax, {});
     });
     for (size_t at = 0; at < mine; ++at)
       require(out[at] == value_of(ranks - 1, number, start + at), name + ", a scattered maximum");
   } else if (number % 7 == 5) {
-    error = parts_of_tensors(engine, name, number, in, out);
+    parts_of_tensors(engine, name, number, in, out);
   } else if (number % 5 == 0) {
     std::vector<char> bytes;
     std::vector<size_t> sizes;
-    error = call(engine, name, "float32", [&](Channel& channel) {
+    status = call(engine, name, "float32", [&](Channel& channel) {
       const size_t mine = std::min(length, static_cast<size_t>(rank + 1));
       allgather(channel, reinterpret_cast<const char*>(in.data()), mine, sizeof(float),
                 [&](const std::vector<size_t>& all) {
@@ -121,7 +123,8 @@ void one_collective(Engine& engine, int number) {
                   return bytes.data();
                 });
     });
-    error += call(engine, name + ", empty rows", "", [&](Channel& channel) {
+    require_ok(status, name);
+    status = call(engine, name + ", empty rows", "", [&](Channel& channel) {
       allgather(channel, nullptr, static_cast<size_t>(rank + 3), 0, [&](const std::vector<size_t>& all) {
         for (int from = 0; from < ranks; ++from)
           require(all[static_cast<size_t>(from)] == static_cast<size_t>(from + 3), name + ", a number of empty rows");
@@ -141,7 +144,7 @@ void one_collective(Engine& engine, int number) {
     }
   } else if (number % 5 == 1) {
     const int root = number % ranks;
-    error = call(engine, name, "", [&](Channel& channel) {
+    status = call(engine, name, "", [&](Channel& channel) {
       broadcast(channel, reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data()),
                 length * sizeof(float), root);
     });
@@ -156,15 +159,15 @@ void one_collective(Engine& engine, int number) {
         {nullptr, nullptr, 0},
         {reinterpret_cast<char*>(in.data() + half), reinterpret_cast<char*>(to + half), length - half}};
     const Factors factors{number % 2 == 0 ? 1.0 : 2.0, number % 2 == 0 ? 0.5 : 0.25};
-    error = call(engine, name, "",
-                 Allreduce{Spans(std::move(spans), sizeof(float)), Type::kFloat32, Reduction::kSum, factors});
+    status = call(engine, name, "",
+                  Allreduce{Spans(std::move(spans), sizeof(float)), Type::kFloat32, Reduction::kSum, factors});
     for (size_t place = 0; place < length; ++place) {
       float sum = 0;
       for (int from = 0; from < ranks; ++from) sum += value_of(from, number, place);
       require(to[place] == 0.5f * sum, name + ", a sum");
     }
   }
-  require(error.empty(), name + ": " + error);
+  require_ok(status, name);
 }
 
 // The same collectives from several threads, which come to them in another order on each rank.
@@ -183,11 +186,11 @@ void half_average(Engine& engine) {
   constexpr uint16_t k40000 = 0x78e2;
   std::vector<uint16_t> halves(5000, k40000);
   char* const place = reinterpret_cast<char*>(halves.data());
-  const std::string error = call(
+  const Status status = call(
       engine, "an average of halves", "",
       Allreduce{
           Spans({{place, place, halves.size()}}, 2), Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()}});
-  require(error.empty(), error);
+  require_ok(status, "an average of halves");
   for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
 }
 
@@ -201,8 +204,8 @@ void handed_in_at_once(Engine& engine, int start, int count) {
     auto request = std::make_unique<Request>();
     request->key = key_of("at once " + std::to_string(start + number % (count / 2)));  // each name twice
     request->run = [](Channel& channel) { barrier(channel); };
-    request->done = [&](const std::string& error) {
-      require(error.empty(), error);
+    request->done = [&](const Status& status) {
+      require_ok(status, "at once");
       ++done;
     };
     engine.submit(std::move(request));
@@ -214,9 +217,9 @@ void handed_in_at_once(Engine& engine, int start, int count) {
 void sum_small_numbers(Engine& engine) {
   std::vector<uint16_t> in(1000, 1), out(1000);
   const Span all{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()};
-  const std::string error =
+  const Status status =
       call(engine, "small numbers", "", Allreduce{Spans({all}, 2), Type::kFloat16, Reduction::kSum, {}});
-  require(error.empty(), error);
+  require_ok(status, "small numbers");
   for (const uint16_t sum : out) require(sum == engine.ranks(), "small numbers add up: " + std::to_string(sum));
 }
 
@@ -265,10 +268,11 @@ void little_then_much(Engine& engine) {
   for (int time = 0; time < 40; ++time) {
     std::vector<float> numbers(time % 2 == 0 ? 3 : 30'000, 1.0f);
     char* const place = reinterpret_cast<char*>(numbers.data());
-    const std::string error =
+    const Status status =
         call(engine, "little, then much", "[" + std::to_string(numbers.size()) + "]",
              Allreduce{Spans({{place, place, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
-    require(error.empty() && numbers.back() == static_cast<float>(engine.ranks()), "little, then much: " + error);
+    require_ok(status, "little, then much");
+    require(numbers.back() == static_cast<float>(engine.ranks()), "little, then much");
   }
 }
 
@@ -298,36 +302,35 @@ void check(const Place& where, double seconds) {
         sum_small_numbers(engine);
         collectives += 150;
         if (rank == 0) go_on = std::chrono::steady_clock::now() < end;
-        call(engine, "go on", "", [](Channel& channel) { barrier(channel); });
+        require_ok(call(engine, "go on", "", [](Channel& channel) { barrier(channel); }), "go on");
         const bool more = go_on;
-        call(engine, "go on, then", "", [](Channel& channel) { barrier(channel); });
+        require_ok(call(engine, "go on, then", "", [](Channel& channel) { barrier(channel); }), "go on, then");
         if (!more) break;
       }
       half_average(engine);
       little_then_much(engine);
-      const std::string error = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
-      const bool named =
-          error.find("tensor 2 is [") != std::string::npos && error.find("[3] on rank 1") != std::string::npos;
-      require(ranks == 1 || named, "the mismatch is named: " + error);
+      const Status mismatch = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
+      if (ranks > 1)
+        require_failure(mismatch, Code::kMismatch, {"tensor 2 is [", "[3] on rank 1"}, "the mismatch is named");
       // Some ranks have little, which they offer, and others much: the same key works again after it.
       for (int time = 0; time < 3; ++time) {
         std::vector<float> numbers(rank % 2 == 0 || time == 1 ? 3 : 30'000, 1.0f);
         char* const place = reinterpret_cast<char*>(numbers.data());
-        const std::string mixed = call(
+        const Status mixed = call(
             engine, "little and much", "[" + std::to_string(numbers.size()) + "]",
             Allreduce{Spans({{place, place, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
         if (ranks == 1 || time == 1) {
-          require(mixed.empty() && numbers[0] == static_cast<float>(ranks), "after a mismatch: " + mixed);
+          require_ok(mixed, "after a mismatch");
+          require(numbers[0] == static_cast<float>(ranks), "after a mismatch");
         } else {
-          require(mixed.find("[3] on rank") != std::string::npos && mixed.find("[30000] on rank") != std::string::npos,
-                  "little and much: " + mixed);
+          require_failure(mixed, Code::kMismatch, {"[3] on rank", "[30000] on rank"}, "little and much");
         }
       }
-      const std::string after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
-      require(after.empty(), "a mismatch ends nothing else: " + after);
-      std::thread aborting([&] { engine.abort("a test"); });
-      const std::string aborted = call(engine, "only rank " + std::to_string(rank), "", [](Channel&) {});
-      require(ranks == 1 || aborted == "a test", "aborted: " + aborted);
+      const Status after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
+      require_ok(after, "a mismatch ends nothing else");
+      std::thread aborting([&] { engine.abort({Code::kAborted, "a test"}); });
+      const Status aborted = call(engine, "only rank " + std::to_string(rank), "", [](Channel&) {});
+      if (ranks > 1) require_failure(aborted, Code::kAborted, {"a test"}, "aborted");
       aborting.join();
     });
   }
@@ -454,15 +457,15 @@ void check_aborts() {
         ++ready;
         while (ready.load() != 3) {
         }
-        abort.raise("a reason that is too long for the string itself");
-        require(abort.raised() && abort.reason().size() > 40, "a reason is there with the flag");
+        abort.raise({Code::kAborted, "a reason that is too long for the string itself"});
+        require(abort.raised() && abort.status().code() == Code::kAborted, "a failure is there with the flag");
       });
     }
     for (std::thread& thread : all) thread.join();
   }
   Abort nameless;
-  nameless.raise("");
-  require(!nameless.reason().empty(), "an empty reason would look like success");
+  nameless.raise({Code::kFailed, ""});
+  require(!nameless.status().ok() && *nameless.status().text() != 0, "a failure without a text has one all the same");
 }
 
 // Two ranks on one host, of which this thread uses both.
@@ -477,15 +480,15 @@ struct Pair {
     munmap(memory, bytes);
   }
 
-  // Hands a request in, whose result comes into `errors` by its name.
+  // Hands a request in, whose status comes into `ended` by its name.
   void submit(int rank, const std::string& name, const std::string& details, std::function<void(Channel&)> run) {
     auto request = std::make_unique<Request>();
     request->key = key_of(name);
     request->details = details;
     request->run = std::move(run);
-    request->done = [this, rank, name](const std::string& error) {
+    request->done = [this, rank, name](const Status& status) {
       const std::lock_guard<std::mutex> lock(mutex);
-      errors[rank][name] = error;
+      ended[rank][name] = status;
       changed.notify_all();
     };
     ranks[rank]->submit(std::move(request));
@@ -507,7 +510,7 @@ struct Pair {
   }
   void await(size_t results) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return errors[0].size() >= results && errors[1].size() >= results; });
+    changed.wait(lock, [&] { return ended[0].size() >= results && ended[1].size() >= results; });
   }
 
   size_t bytes;
@@ -515,7 +518,7 @@ struct Pair {
   std::unique_ptr<Engine> ranks[2];
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::string, std::string> errors[2];
+  std::map<std::string, Status> ended[2];
   std::thread holders[2];
   std::atomic<int> held{0};
   std::atomic<bool> is_let_go{false};
@@ -535,21 +538,21 @@ void check_engine_that_is_held() {
     }
     pair.let_go();
     pair.await(kMany + 1);
-    for (auto& errors : pair.errors) {
+    for (auto& ended : pair.ended) {
       size_t named = 0, unnamed = 0;
       for (size_t number = 0; number < kMany; ++number) {
-        const std::string &error = errors["mismatch " + std::to_string(number)],
-                          text = std::to_string(number) + " a on rank 0";
-        require(error.find(Matching::kDifferent) != std::string::npos, "a mismatch: " + error);
-        named += error.find(" is " + text) != std::string::npos;
-        unnamed += error.find("were unread") != std::string::npos;
+        const Status& status = ended["mismatch " + std::to_string(number)];
+        require_failure(status, Code::kMismatch, {}, "a mismatch");
+        const std::string text = status.text();
+        named += text.find(" is " + std::to_string(number) + " a on rank 0") != std::string::npos;
+        unnamed += text.find("were unread") != std::string::npos;
       }
       require(named == 64 && unnamed == kMany - 64, "each text is its own: " + std::to_string(named));
     }
     pair.submit(0, "later", "c", nothing);
     pair.submit(1, "later", "d", nothing);
     pair.await(kMany + 2);
-    require(pair.errors[1]["later"].find(" is c on rank 0") != std::string::npos, "texts that were read make room");
+    require_failure(pair.ended[1]["later"], Code::kMismatch, {" is c on rank 0"}, "texts that were read make room");
   }
   {  // more collectives than the log holds: an error, no wrong order
     Pair pair;
@@ -559,8 +562,8 @@ void check_engine_that_is_held() {
     }
     pair.let_go();
     pair.await(Matching::kLog + 3);
-    for (auto& errors : pair.errors)
-      require(errors[std::to_string(Matching::kLog)].find("too many collectives") == 0, "a full log");
+    for (auto& ended : pair.ended)
+      require_failure(ended[std::to_string(Matching::kLog)], Code::kFailed, {"too many collectives"}, "a full log");
   }
   {  // closed while a thread is in a collective that another rank never comes to
     Pair pair;
@@ -569,20 +572,20 @@ void check_engine_that_is_held() {
     });
     std::thread waiting([&] { pair.submit(0, "waits", "", [](Channel& channel) { barrier(channel); }); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    pair.ranks[0]->close("it is over");
+    pair.ranks[0]->close({Code::kFailed, "it is over"});
     waiting.join();
     pair.is_let_go = true;
     pair.await(1);
-    require(pair.errors[0]["waits"] == "it is over", "a closed group: " + pair.errors[0]["waits"]);
+    require_failure(pair.ended[0]["waits"], Code::kFailed, {"it is over"}, "a closed group");
     pair.submit(0, "after it", "", nothing);
-    require(pair.errors[0]["after it"] == "it is over", "after its end");
+    require_failure(pair.ended[0]["after it"], Code::kFailed, {"it is over"}, "after its end");
   }
   {  // what is no Failure of ours is an error as well
     Pair pair;
     for (int rank = 0; rank < 2; ++rank) pair.submit(rank, "no memory", "", [](Channel&) { throw std::bad_alloc(); });
     pair.await(1);
-    for (auto& errors : pair.errors)
-      require(errors["no memory"] == "there is no memory left", "out of memory: " + errors["no memory"]);
+    for (auto& ended : pair.ended)
+      require_failure(ended["no memory"], Code::kFailed, {"there is no memory left"}, "out of memory");
   }
   std::printf("ranks that are held: right\n");
 }

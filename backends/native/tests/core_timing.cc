@@ -108,14 +108,14 @@ Times times_of(Engine& engine, Plain& program, size_t bytes, int repeats) {
   };
   for (int repeat = 0; repeat < repeats; ++repeat) {
     timed(engines, [&] {
-      const std::string error =
+      const Status status =
           call(engine, "timed", "",
                Allreduce{Spans({{data, data, tensor.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
-      require(error.empty(), error);
+      require_ok(status, "timed");
     });
     const auto meet = [&] {
-      const std::string error = call(engine, "meet", "", [](Channel& channel) { barrier(channel); });
-      require(error.empty(), error);
+      const Status status = call(engine, "meet", "", [](Channel& channel) { barrier(channel); });
+      require_ok(status, "timed");
     };
     meet();
     timed(plains, [&] { program.allreduce(data, bytes); });

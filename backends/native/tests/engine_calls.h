@@ -16,6 +16,18 @@ inline void require(bool holds, const std::string& what) {
   std::abort();
 }
 
+inline void require_ok(const Status& status, const std::string& what) {
+  require(status.ok(), what + ": " + status.text());
+}
+
+// A failure of this code, whose text has all of these in it.
+inline void require_failure(const Status& status, Code code, const std::vector<std::string>& parts,
+                            const std::string& what) {
+  const std::string text = status.text();
+  require(status.code() == code, what + ": " + text);
+  for (const std::string& part : parts) require(text.find(part) != std::string::npos, what + ": " + text);
+}
+
 inline void* shared_memory(size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   require(memory != MAP_FAILED, "mmap");
@@ -29,20 +41,20 @@ inline std::vector<int> numbered(int ranks) {
 }
 
 // Hands a request in and waits for it.
-inline std::string call(Engine& engine, const std::string& name, const std::string& details,
-                        std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}) {
+inline Status call(Engine& engine, const std::string& name, const std::string& details,
+                   std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}) {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_done = false;
-  std::string result;
+  Status result;
   auto request = std::make_unique<Request>();
   request->key = key_of(name);
   request->details = details;
   request->run = std::move(run);
   request->allreduce = std::move(all);
-  request->done = [&](const std::string& error) {
+  request->done = [&](const Status& status) {
     const std::lock_guard<std::mutex> lock(mutex);
-    result = error;
+    result = status;
     is_done = true;
     changed.notify_one();
   };
@@ -53,7 +65,7 @@ inline std::string call(Engine& engine, const std::string& name, const std::stri
 }
 
 // The same for an allreduce, as TensorFlow's operations hand it in.
-inline std::string call(Engine& engine, const std::string& name, const std::string& details, Allreduce all) {
+inline Status call(Engine& engine, const std::string& name, const std::string& details, Allreduce all) {
   const auto shared = std::make_shared<const Allreduce>(std::move(all));
   return call(engine, name, details, [shared](Channel& channel) { allreduce(channel, *shared); }, shared);
 }

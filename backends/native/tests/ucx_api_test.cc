@@ -35,7 +35,7 @@ struct SameCall<OurResult (*)(OurTypes...), TheirResult (*)(TheirTypes...)> {
 };
 #define CALL(field, function) static_assert(SameCall<decltype(ours::Api::field), decltype(&function)>::value, #function)
 
-static_assert(sizeof(ours::Status) == sizeof(ucs_status_t) && ours::kOk == static_cast<int>(UCS_OK) &&
+static_assert(sizeof(ours::UcsStatus) == sizeof(ucs_status_t) && ours::kOk == static_cast<int>(UCS_OK) &&
               ours::kInProgress == static_cast<int>(UCS_INPROGRESS) &&
               ours::kNoElement == static_cast<int>(UCS_ERR_NO_ELEM) && ours::kBusy == static_cast<int>(UCS_ERR_BUSY) &&
               ours::kCanceled == static_cast<int>(UCS_ERR_CANCELED) && ours::kLast == static_cast<int>(UCS_ERR_LAST));

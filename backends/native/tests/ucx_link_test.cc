@@ -3,6 +3,7 @@
 // wrong.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <thread>
 
@@ -13,7 +14,7 @@ using namespace hvkeras;
 
 namespace {
 
-constexpr auto kFailure = static_cast<ucx::Status>(-3);  // an error of input and output
+constexpr auto kFailure = static_cast<ucx::UcsStatus>(-3);  // an error of input and output
 const ucx::Api* real = nullptr;
 thread_local bool fails_requests = false, fails_receives = false, fails_flushes = false;
 
@@ -38,13 +39,17 @@ void require(bool holds, const char* what) {
   std::exit(1);
 }
 
-std::string failure_of(const std::function<void()>& body) {
+Status failure_of(const std::function<void()>& body) {
   try {
     body();
   } catch (const Failure& failure) {
-    return failure.what();
+    return failure.status();
   }
-  return "";
+  return Status();
+}
+
+void require_failure(const Status& found, Code code, const char* text) {
+  require(found.code() == code && std::strncmp(found.text(), text, std::strlen(text)) == 0, found.text());
 }
 
 // Two ends on the loopback, the first of which fails where a test says so.
@@ -70,15 +75,15 @@ void a_message_that_cannot_be_received_is_a_lost_host() {
   std::vector<char> message;
   int host = 0;
   fails_receives = true;
-  std::string found;
-  for (int look = 0; look < 5000 && found.empty(); ++look) {
+  Status found;
+  for (int look = 0; look < 5000 && found.ok(); ++look) {
     ends.other.progress();
     ends.one.progress();
     found = failure_of([&] { require(!ends.one.hear(&message, &host), "a failed message was taken for a message"); });
     ends.one.sleep(1000, -1);
   }
   fails_receives = false;
-  require(found.find("UCX has lost the second: ") == 0, found.c_str());
+  require_failure(found, Code::kPeerFailed, "UCX connection to the second failed: ");
 }
 
 void what_cannot_be_flushed_has_not_been_sent() {
@@ -87,19 +92,19 @@ void what_cannot_be_flushed_has_not_been_sent() {
   fails_flushes = true;
   require(!ends.one.all_sent(), "a failed flush was taken for sent");
   fails_flushes = false;
-  const std::string found = failure_of([&] { ends.one.progress(); });
-  require(found.find("UCX cannot send what is left: ") == 0, found.c_str());
+  const Status found = failure_of([&] { ends.one.progress(); });
+  require_failure(found, Code::kFailed, "UCX cannot send what is left: ");
 }
 
 // The greeting of the other host comes when nobody waits for it any more.
 void a_connection_that_fails_leaves_nothing_under_way() {
   Ends ends;
   fails_requests = true;
-  const std::string found = failure_of([&] { ends.connect(ends.one, 0); });
+  const Status found = failure_of([&] { ends.connect(ends.one, 0); });
   fails_requests = false;
-  require(found.find("UCX has lost the second: ") == 0, found.c_str());
+  require_failure(found, Code::kPeerFailed, "UCX connection to the second failed: ");
   std::thread second([&] {
-    failure_of(
+    const Status ignored = failure_of(
         [&] { ends.other.connect(1, {ends.one.address(), ends.other.address()}, {"the first", "the second"}, 7, 1); });
   });
   const int64_t end = microseconds_now() + 500'000;
@@ -108,9 +113,8 @@ void a_connection_that_fails_leaves_nothing_under_way() {
 }
 
 void a_setting_that_ucx_refuses_is_an_error() {
-  const std::string found =
-      failure_of([&] { ucx::UcxLink link(*real, "NET_DEVICES=lo\nTLS=tcp\nTM_THRESH=no number", 2); });
-  require(found.find("UCX cannot take TM_THRESH=no number: ") == 0, found.c_str());
+  const Status found = failure_of([&] { ucx::UcxLink link(*real, "NET_DEVICES=lo\nTLS=tcp\nTM_THRESH=no number", 2); });
+  require_failure(found, Code::kFailed, "UCX cannot take TM_THRESH=no number: ");
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ struct Endpoint;
 struct Address;
 struct Message;
 
-// Negative numbers are errors. The size is part of the interface.
-enum Status : int8_t { kOk = 0, kInProgress = 1, kNoElement = -12, kBusy = -15, kCanceled = -16, kLast = -100 };
+// UCX's ucs_status_t. Negative numbers are errors. The size is part of the interface.
+enum UcsStatus : int8_t { kOk = 0, kInProgress = 1, kNoElement = -12, kBusy = -15, kCanceled = -16, kLast = -100 };
 
 struct ContextParameters {
   uint64_t mask;
@@ -44,7 +44,7 @@ struct EndpointParameters {
   uint64_t mask;
   const Address* address;
   int error_mode;
-  void (*on_error)(void* argument, Endpoint* endpoint, Status status);
+  void (*on_error)(void* argument, Endpoint* endpoint, UcsStatus status);
   void* argument;
 };
 constexpr uint64_t kHasAddress = 1 << 0, kHasErrorMode = 1 << 1, kHasOnError = 1 << 2;
@@ -68,8 +68,8 @@ inline bool is_request(const void* pointer) {
   const uintptr_t value = reinterpret_cast<uintptr_t>(pointer);
   return value - 1 < static_cast<uintptr_t>(static_cast<intptr_t>(kLast)) - 1;
 }
-inline Status status_of(const void* pointer) {
-  return is_request(pointer) ? kInProgress : static_cast<Status>(reinterpret_cast<intptr_t>(pointer));
+inline UcsStatus status_of(const void* pointer) {
+  return is_request(pointer) ? kInProgress : static_cast<UcsStatus>(reinterpret_cast<intptr_t>(pointer));
 }
 
 using LogHandler = int (*)(const char* file, unsigned line, const char* function, int level, const void* component,
@@ -80,21 +80,21 @@ constexpr int kWarning = 2;  // levels of the log; errors have smaller numbers
 // The functions, found in the loaded libraries.
 struct Api {
   const char* (*version)();
-  Status (*config_read)(const char* prefix, const char* file, Config** config);
-  Status (*config_modify)(Config* config, const char* name, const char* value);
+  UcsStatus (*config_read)(const char* prefix, const char* file, Config** config);
+  UcsStatus (*config_modify)(Config* config, const char* name, const char* value);
   void (*config_release)(Config* config);
-  Status (*init)(unsigned major, unsigned minor, const ContextParameters* parameters, const Config* config,
-                 Context** context);
+  UcsStatus (*init)(unsigned major, unsigned minor, const ContextParameters* parameters, const Config* config,
+                    Context** context);
   void (*cleanup)(Context* context);
-  Status (*worker_create)(Context* context, const WorkerParameters* parameters, Worker** worker);
+  UcsStatus (*worker_create)(Context* context, const WorkerParameters* parameters, Worker** worker);
   void (*worker_destroy)(Worker* worker);
-  Status (*worker_get_address)(Worker* worker, Address** address, size_t* bytes);
+  UcsStatus (*worker_get_address)(Worker* worker, Address** address, size_t* bytes);
   void (*worker_release_address)(Worker* worker, Address* address);
   unsigned (*worker_progress)(Worker* worker);
-  Status (*worker_get_efd)(Worker* worker, int* descriptor);
-  Status (*worker_arm)(Worker* worker);
+  UcsStatus (*worker_get_efd)(Worker* worker, int* descriptor);
+  UcsStatus (*worker_arm)(Worker* worker);
   void* (*worker_flush)(Worker* worker, const RequestParameters* parameters);
-  Status (*ep_create)(Worker* worker, const EndpointParameters* parameters, Endpoint** endpoint);
+  UcsStatus (*ep_create)(Worker* worker, const EndpointParameters* parameters, Endpoint** endpoint);
   void* (*ep_close)(Endpoint* endpoint, const RequestParameters* parameters);
   void* (*tag_send)(Endpoint* endpoint, const void* data, size_t bytes, uint64_t tag,
                     const RequestParameters* parameters);
@@ -103,12 +103,12 @@ struct Api {
   Message* (*tag_probe)(Worker* worker, uint64_t tag, uint64_t mask, int remove, TagInfo* info);
   void* (*message_receive)(Worker* worker, void* data, size_t bytes, Message* message,
                            const RequestParameters* parameters);
-  Status (*request_status)(void* request);
+  UcsStatus (*request_status)(void* request);
   void (*request_cancel)(Worker* worker, void* request);
   void (*request_free)(void* request);
-  const char* (*status_text)(Status status);
+  const char* (*status_text)(UcsStatus status);
   void (*push_log_handler)(LogHandler handler);
-  Status (*set_global)(const char* name, const char* value);
+  UcsStatus (*set_global)(const char* name, const char* value);
 };
 
 // Loads UCX from a folder, or where the system has it if that is "". It stays for the process's life. Throws Failure.

@@ -46,14 +46,14 @@ std::unique_ptr<Link> take_link(int64_t group) {
 extern "C" {
 
 // Loads UCX from a folder, or the system's if that is "", and says its version.
-EXPORTED const char* hvkeras_ucx_load(const char* folder, const char** version) {
+EXPORTED ExportedStatus hvkeras_ucx_load(const char* folder, const char** version) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] { *version = load(folder).version(); });
 }
 
 // Opens this rank's end of a group's link, and gives its address, which lives until the link is connected.
-EXPORTED const char* hvkeras_ucx_open(int64_t group, const char* settings, int hosts, const char** address,
-                                      size_t* bytes) {
+EXPORTED ExportedStatus hvkeras_ucx_open(int64_t group, const char* settings, int hosts, const char** address,
+                                         size_t* bytes) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
     auto link = std::make_unique<UcxLink>(load(""), settings, static_cast<size_t>(hosts));
@@ -65,8 +65,9 @@ EXPORTED const char* hvkeras_ucx_open(int64_t group, const char* settings, int h
 }
 
 // Connects a group's link to those of the other hosts' leaders; all call this at once. `host` is this one's place.
-EXPORTED const char* hvkeras_ucx_connect(int64_t group, int host, int hosts, const char* const* addresses,
-                                         const size_t* bytes, const char* const* names, uint32_t mark, double timeout) {
+EXPORTED ExportedStatus hvkeras_ucx_connect(int64_t group, int host, int hosts, const char* const* addresses,
+                                            const size_t* bytes, const char* const* names, uint32_t mark,
+                                            double timeout) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
     std::vector<std::string> of_addresses, of_names;
@@ -80,7 +81,7 @@ EXPORTED const char* hvkeras_ucx_connect(int64_t group, int host, int hosts, con
 
 // Measures what messages to another host take, once the link is connected, and all others do the same: the latency, the
 // time of a message and that of a byte, or zeros on a host that has no other to measure with.
-EXPORTED const char* hvkeras_ucx_measure(int64_t group, int host, int hosts, double timeout, double* costs) {
+EXPORTED ExportedStatus hvkeras_ucx_measure(int64_t group, int host, int hosts, double timeout, double* costs) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
     const hvkeras::Costs found = hvkeras::measured(link_of(group), host, hosts, timeout);
@@ -91,7 +92,7 @@ EXPORTED const char* hvkeras_ucx_measure(int64_t group, int host, int hosts, dou
 }
 
 // Closes a link that no group has taken.
-EXPORTED const char* hvkeras_ucx_close(int64_t group) {
+EXPORTED ExportedStatus hvkeras_ucx_close(int64_t group) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
     std::unique_ptr<UcxLink> closing;

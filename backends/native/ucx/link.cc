@@ -46,7 +46,7 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
   for (std::string line; std::getline(lines, line);) {
     const size_t equals = line.find('=');
     const std::string name = line.substr(0, equals), value = line.substr(equals + 1);
-    const Status status = api_.config_modify(config, name.c_str(), value.c_str());
+    const UcsStatus status = api_.config_modify(config, name.c_str(), value.c_str());
     if (status == kOk || status == kNoElement) continue;  // what this UCX does not know, it does not do
     api_.config_release(config);
     require(status, ("take " + line).c_str());
@@ -55,7 +55,7 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
   parameters.mask = kHasFeatures | kHasEstimatedEndpoints;
   parameters.features = kTags | kWakeup;
   parameters.estimated_endpoints = hosts;
-  const Status status = api_.init(kMajor, kMinor, &parameters, config, &context_);
+  const UcsStatus status = api_.init(kMajor, kMinor, &parameters, config, &context_);
   api_.config_release(config);
   require(status, "start");
   const WorkerParameters of_worker{kHasThreadMode, kOneThreadAtATime};
@@ -81,7 +81,7 @@ void UcxLink::connect(int host, const std::vector<std::string>& addresses, const
     parameters.mask = kHasAddress | kHasErrorMode | kHasOnError;
     parameters.address = reinterpret_cast<const Address*>(addresses[place].data());
     parameters.error_mode = kReportsPeers;
-    parameters.on_error = [](void* lost, Endpoint*, Status status) { static_cast<Peer*>(lost)->status = status; };
+    parameters.on_error = [](void* lost, Endpoint*, UcsStatus status) { static_cast<Peer*>(lost)->status = status; };
     parameters.argument = &peer;
     require_peer(static_cast<int>(place), api_.ep_create(worker_, &parameters, &peer.endpoint));
   }
@@ -131,13 +131,15 @@ uint64_t UcxLink::tag(int from, int stream) const {
   return static_cast<uint64_t>(mark_) << 32 | static_cast<uint64_t>(from) << 16 | static_cast<uint64_t>(stream);
 }
 
-void UcxLink::require(Status status, const char* doing) const {
+void UcxLink::require(UcsStatus status, const char* doing) const {
   if (status < kOk) throw Failure(std::string("UCX cannot ") + doing + ": " + api_.status_text(status));
 }
 
-void UcxLink::require_peer(int host, Status status) const {
+void UcxLink::require_peer(int host, UcsStatus status) const {
   if (status < kOk)
-    throw Failure("UCX has lost " + peers_[static_cast<size_t>(host)].name + ": " + api_.status_text(status));
+    throw Failure(
+        "UCX connection to " + peers_[static_cast<size_t>(host)].name + " failed: " + api_.status_text(status),
+        Code::kPeerFailed);
 }
 
 Link::Ticket UcxLink::started(void* pointer, int host, bool comes) {
@@ -153,7 +155,7 @@ void UcxLink::tell(int host, std::vector<char> message) {
   told.request = api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, told.message.data(), told.message.size(),
                                tag(host_, kNotices), &kPlain);
   if (is_request(told.request)) return;
-  const Status status = status_of(told.request);
+  const UcsStatus status = status_of(told.request);
   told_.pop_back();
   require_peer(host, status);
 }
@@ -170,10 +172,11 @@ bool UcxLink::hear(std::vector<char>* message, int* host) {
                   peers_[static_cast<size_t>(*host)].name + ", which is too long to be of this job");
   message->resize(info.length);
   void* const pointer = api_.message_receive(worker_, message->data(), message->size(), found, &kPlain);
-  const Status status = awaited(pointer, kMessage);
+  const UcsStatus status = awaited(pointer, kMessage);
   if (status == kInProgress) {
     unfinished_.push_back(std::move(*message));
-    throw Failure("UCX has lost " + peers_[static_cast<size_t>(*host)].name + " amid a message");
+    throw Failure("UCX connection to " + peers_[static_cast<size_t>(*host)].name + " failed amid a message",
+                  Code::kPeerFailed);
   }
   require_peer(*host, status);
   return true;
@@ -193,7 +196,7 @@ Link::Ticket UcxLink::receive(int host, Stream stream, void* data, size_t bytes)
 bool UcxLink::done(Ticket ticket) {
   if (ticket == nullptr) return true;
   auto* const transfer = static_cast<Transfer*>(ticket);
-  const Status status = api_.request_status(transfer->request);
+  const UcsStatus status = api_.request_status(transfer->request);
   if (status == kInProgress) {
     require_peer(transfer->host, peers_[static_cast<size_t>(transfer->host)].status);
     return false;
@@ -213,7 +216,7 @@ void UcxLink::progress() {
   if (has_lost_peers()) flushed_ = kOk;
   require(flushed_, "send what is left");
   for (auto told = told_.begin(); told != told_.end();) {
-    const Status status = api_.request_status(told->request);
+    const UcsStatus status = api_.request_status(told->request);
     if (status == kInProgress) {
       ++told;
       continue;
@@ -228,7 +231,7 @@ void UcxLink::progress() {
 bool UcxLink::all_sent() {
   if (!is_open_) return true;
   if (flush_ != nullptr) {
-    const Status status = api_.request_status(flush_);
+    const UcsStatus status = api_.request_status(flush_);
     if (status == kInProgress) return false;
     api_.request_free(flush_);
     flush_ = nullptr;
@@ -245,7 +248,7 @@ bool UcxLink::all_sent() {
 
 void UcxLink::sleep(int64_t microseconds, int bell) {
   if (!is_open_) return;
-  const Status status = api_.worker_arm(worker_);
+  const UcsStatus status = api_.worker_arm(worker_);
   if (status == kBusy) return;  // there is something to progress
   require(status, "wait");
   pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {bell, POLLIN, 0}};
@@ -254,10 +257,10 @@ void UcxLink::sleep(int64_t microseconds, int bell) {
   if (ppoll(descriptors, bell < 0 ? 1 : 2, &limit, nullptr) > 0 && descriptors[1].revents != 0) silence(bell);
 }
 
-Status UcxLink::awaited(void* pointer, int64_t microseconds) {
+UcsStatus UcxLink::awaited(void* pointer, int64_t microseconds) {
   if (!is_request(pointer)) return status_of(pointer);
   const int64_t end = microseconds_now() + microseconds;
-  Status status = api_.request_status(pointer);
+  UcsStatus status = api_.request_status(pointer);
   while (status == kInProgress && microseconds_now() < end) {
     api_.worker_progress(worker_);
     status = api_.request_status(pointer);

@@ -42,7 +42,7 @@ class UcxLink : public Link {
   struct Peer {
     std::string name;
     Endpoint* endpoint = nullptr;
-    Status status = kOk;  // an error, once the connection is lost
+    UcsStatus status = kOk;  // an error, once the connection is lost
   };
   struct Transfer {
     void* request;
@@ -58,10 +58,10 @@ class UcxLink : public Link {
   void open(const std::string& settings, size_t hosts);
   uint64_t tag(int from, int stream) const;
   Ticket started(void* pointer, int host, bool comes);
-  void require_peer(int host, Status status) const;
-  void require(Status status, const char* doing) const;
+  void require_peer(int host, UcsStatus status) const;
+  void require(UcsStatus status, const char* doing) const;
   // Progresses until a request is done, or for so long; returns what came of it, or that it is in progress.
-  Status awaited(void* pointer, int64_t microseconds);
+  UcsStatus awaited(void* pointer, int64_t microseconds);
   void greet(double timeout);
   void await_greetings(char* received, double timeout);
   bool has_lost_peers() const;
@@ -80,7 +80,7 @@ class UcxLink : public Link {
   std::unordered_set<Transfer*> transfers_;
   std::list<Told> told_;
   void* flush_ = nullptr;                      // a request, while what was sent before it has not left
-  Status flushed_ = kOk;                       // an error, once that cannot leave
+  UcsStatus flushed_ = kOk;                    // an error, once that cannot leave
   std::vector<std::vector<char>> unfinished_;  // memory of messages that did not end in time
 };
 

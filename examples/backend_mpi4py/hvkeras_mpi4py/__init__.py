@@ -21,7 +21,6 @@ _COMBINE = {Reduction.SUM: np.add, Reduction.PRODUCT: np.multiply, Reduction.MIN
             Reduction.MAX: np.maximum}
 _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
             "uint64", "bool")
-ABORTED = "the mpi4py engine was stopped: "
 
 Compute = Callable[[list[Arrays]], Arrays]  # the results, from the arrays of each rank
 
@@ -73,10 +72,14 @@ class Mpi4pyBackend(Backend):
 
     def abort(self, reason: str) -> None:
         if self._exchange is not None:
-            self._exchange.abort(ABORTED + reason)
+            self._exchange.abort(f"the mpi4py engine was stopped: {reason}")
 
     def is_peer_failure(self, error: BaseException) -> bool:
-        return ABORTED in str(error)
+        import tensorflow as tf
+
+        # The engine's own errors: as they are in eager mode, and as TensorFlow hands them on from a graph.
+        return self._exchange is not None and self._exchange.is_aborted and isinstance(
+            error, (RuntimeError, tf.errors.UnknownError))
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
         """Does nothing: messages go to the ranks that each collective names."""

@@ -57,6 +57,11 @@ class Exchange:
         """Fails all exchanges in flight and all later ones."""
         self._failure = reason
 
+    @property
+    def is_aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._failure != ""
+
     def stop(self) -> None:
         """Ends the thread, when everything that was sent has been received."""
         self._over.set()
