@@ -51,7 +51,8 @@ class Streams(Participant):
                 return
             following = self._leaders[(self._leaders.index(self._ranks.rank) + 1) % len(self._leaders)]
             host, port, theirs = addresses[following]
-            connecting = threading.Thread(target=self._connect, args=((host, port), theirs.encode()))
+            connecting = threading.Thread(target=self._connect, args=((host, port), theirs.encode()),
+                                          name="hvkeras-connect", daemon=True)
             connecting.start()  # all hosts connect and accept at the same time
             try:
                 self._from = accept_proven(server, secret.encode(), _DEADLINE)
@@ -68,7 +69,7 @@ class Streams(Participant):
         """Sends and receives the bytes `calls` times."""
         for _ in range(calls):
             self._runs += 1
-            sending = threading.Thread(target=self._send)
+            sending = threading.Thread(target=self._send, name="hvkeras-send", daemon=True)
             sending.start()
             self._receive()
             sending.join()

@@ -113,7 +113,8 @@ def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
     Returns:
         The report of each host.
     """
-    with _call_server(hosts) as call_server, concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
+    with (_call_server(hosts) as call_server,
+          concurrent.futures.ThreadPoolExecutor(len(hosts), "hvkeras-doctor") as pool):
         reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, call_server), hosts), strict=True))
     for host, report in reports.items():
         if call_server is not None and host in call_server.clocks:

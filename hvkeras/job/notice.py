@@ -114,5 +114,6 @@ class Notice:
         if hooks is None:
             return
         late = threading.Timer(grace, hooks.end_after_notice, (True, ""))
+        late.name = "hvkeras-leave-grace"
         late.daemon = True
         late.start()

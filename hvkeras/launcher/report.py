@@ -82,7 +82,7 @@ class Reporter(Connection):
             The exit code: that of the job, or 143 if this host was taken away.
         """
         over = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        beating = threading.Thread(target=self._beat, args=(over,), name="hvkeras-report-beat", daemon=True)
         beating.start()
         code = LOST
         try:
@@ -121,7 +121,8 @@ class Reporter(Connection):
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         source = AGENT.read_bytes()
         self._write(str(len(source)).encode() + b"\n" + source)
-        self._passing = threading.Thread(target=self._pass_on, args=(self._agent.stdout,), daemon=True)
+        self._passing = threading.Thread(target=self._pass_on, args=(self._agent.stdout,), name="hvkeras-report-agent",
+                                         daemon=True)
         self._passing.start()
 
     def _end_agent(self) -> None:
@@ -191,7 +192,8 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
             time.sleep(RETRY_EVERY)  # it stood still, or has not noticed yet that the last one of this name is gone
     if threading.current_thread() is not threading.main_thread():
         return reporter.serve(os.getcwd())
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(target=reporter.leave).start())
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(
+        target=reporter.leave, name="hvkeras-report-leave", daemon=True).start())
     try:
         return reporter.serve(os.getcwd())
     finally:

@@ -128,5 +128,6 @@ def _sentence(cause: Cause) -> str:
 def _exit_after_timeout(code: int, exit_process: Callable[[int], None] = os._exit) -> None:
     """Forces the process to end soon, as threads of TensorFlow's server can keep the interpreter waiting."""
     timer = threading.Timer(_UNWIND, exit_process, (code,))
+    timer.name = "hvkeras-exit"
     timer.daemon = True
     timer.start()
