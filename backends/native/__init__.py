@@ -196,11 +196,11 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     def _compiled_operations(self) -> CompiledOperations:
         if self._compiled is None:
-            self._compiled = CompiledOperations(self._place)
+            self._compiled = CompiledOperations(self._index_in)
         return self._compiled
 
-    def _place(self, group: int) -> tuple[int, int]:
-        """Returns this rank's place in a group, and the group's size."""
+    def _index_in(self, group: int) -> tuple[int, int]:
+        """Returns this rank's index in a group, and the group's size."""
         assert self._groups is not None
         assert self._start is not None
         ranks = self._groups.ranks(group)

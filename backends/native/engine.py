@@ -43,7 +43,7 @@ class Engine:
             "" if status.code is Code.OK else f"TensorFlow's XLA does not take them: {status.text}")
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
-                   crowded: bool, costs: Costs) -> None:
+                   oversubscribed: bool, costs: Costs) -> None:
         """Maps the shared memory of a group of ranks, and starts its engine.
 
         The first rank of each host has connected the group's link before, if there are several hosts.
@@ -52,10 +52,10 @@ class Engine:
             number: The number that identifies the group in graphs.
             name: The name of the shared memory, the same for all ranks of a host.
             create: Whether this rank creates the memory; true on the first rank of each host.
-            rank: This rank's place in the group.
+            rank: This rank's index in the group.
             ranks: The group's global ranks.
             hosts: The host number of each rank.
-            crowded: Whether there are more ranks than cores.
+            oversubscribed: Whether there are more ranks than cores.
             costs: What messages between hosts cost, the same on all ranks.
 
         Raises:
@@ -63,7 +63,7 @@ class Engine:
         """
         numbers = ctypes.c_int32 * len(ranks)
         status = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
-                                                    numbers(*hosts), crowded, (ctypes.c_double * 3)(*costs))
+                                                    numbers(*hosts), oversubscribed, (ctypes.c_double * 3)(*costs))
         if status.code is not Code.OK:
             raise MachineError(explain(f"The native engine must be able to open a group of ranks: {status.text}",
                                        "free space in /dev/shm, or raise the limit on files (ulimit -n) or processes"

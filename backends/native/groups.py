@@ -64,7 +64,7 @@ def remove_abandoned() -> None:
             try:
                 found, match = os.fstat(descriptor), _OWNED.fullmatch(path.name)
                 if match and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and _locks(descriptor):
-                    for left in (match[1], f"{match[1]}.bell", path.name):
+                    for left in (match[1], f"{match[1]}.notifier", path.name):
                         path.with_name(left).unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
@@ -163,15 +163,15 @@ class _Opening:
         link = Link(network, self._number, len(self._leaders)) if self._rank in self._leaders else None
         try:
             own = [link.address, link.ports, secrets.randbits(32)] if link is not None else None
-            told = self._gathered("ends", own)
-            addresses, ports, marks = zip(*(told[leader] for leader in self._leaders), strict=True)
+            answers = self._gathered("ends", own)
+            addresses, ports, marks = zip(*(answers[leader] for leader in self._leaders), strict=True)
             claims = "" if link is None else link.connect(
                 self._leaders.index(self._rank), addresses, ports,
                 [f"rank {leader} on {self._start.topology.hosts[leader]}" for leader in self._leaders], marks[0],
                 self._start.settings.start_timeout)
-            told = self._gathered("connections", claims)
+            answers = self._gathered("connections", claims)
             if link is not None:
-                link.close_port([told[leader] for leader in self._leaders])
+                link.close_port([answers[leader] for leader in self._leaders])
             if network.costs is None:
                 host = self._leaders.index(self._rank) if link is not None else -1
                 network.measure_costs(link, host, f"{self._label} costs")
@@ -210,9 +210,9 @@ class _Opening:
 
     def _open_group(self, name: str, create: bool) -> None:
         topology = self._start.topology
-        crowded = 0 < topology.local_cores < topology.local_size
+        oversubscribed = 0 < topology.local_cores < topology.local_size
         self._engine.open_group(self._number, name, create, self._members.index(self._rank), self._members, self._hosts,
-                                crowded, self._costs)
+                                oversubscribed, self._costs)
 
     def _gathered(self, what: str, value: Any) -> list[Any]:
         control, timeout = self._start.control, self._start.settings.start_timeout

@@ -91,9 +91,9 @@ class Network:
         self.costs: Costs | None = None
         self._start = start
         own = {"networks": own_networks(), "addresses": own_addresses()}
-        told = start.control.gather(f"{label} networks", own, start.settings.start_timeout)
-        self.addresses: list[str] = sorted({address for one in told for address in one["addresses"]})
-        others = [one["networks"] for one, host in zip(told, topology.host_numbers, strict=True)
+        answers = start.control.gather(f"{label} networks", own, start.settings.start_timeout)
+        self.addresses: list[str] = sorted({address for one in answers for address in one["addresses"]})
+        others = [one["networks"] for one, host in zip(answers, topology.host_numbers, strict=True)
                   if host != topology.host_numbers[topology.rank]]
         address = shared_address(own["networks"], others) or start.control.local_address
         self.interfaces: list[str] = _chosen(start.settings.network_interfaces) or [interface_of(address)]
@@ -114,7 +114,7 @@ class Network:
 
         Args:
             link: This rank's end of the connections, if it is the leader of its host.
-            host: The place of that host.
+            host: The index of that host.
             label: A name that is the same on all ranks.
 
         Raises:
@@ -126,8 +126,8 @@ class Network:
         given = gather(f"{label} given", settings.network_costs, settings.start_timeout)[0]
         if given is None:
             measured = link.measure(host, settings.start_timeout) if link is not None else None
-            told = gather(f"{label} measured", measured, settings.start_timeout)
-            self.costs = Costs(*map(max, zip(*filter(None, told), strict=True)))
+            answers = gather(f"{label} measured", measured, settings.start_timeout)
+            self.costs = Costs(*map(max, zip(*filter(None, answers), strict=True)))
         else:
             self.costs = Costs(latency=given[0], per_byte=1 / given[1])
         if prints_at(settings, "DEBUG") and host == 0:

@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/bell.h"
+#include "core/notifier.h"
 #include "exported.h"
 #include "ucx/exports.h"
 
@@ -69,24 +69,24 @@ class SharedMemory {
 };
 
 // Where the pipe is that belongs to a shared memory.
-std::string path_of_bell(const std::string& name) { return "/dev/shm" + name + ".bell"; }
+std::string path_of_notifier(const std::string& name) { return "/dev/shm" + name + ".notifier"; }
 
 // An engine in memory of its own. Declared in this order, the engine ends before its memory.
 struct Group {
-  std::unique_ptr<Bell> bell;  // of a group on several hosts
+  std::unique_ptr<Notifier> notifier;  // of a group on several hosts
   SharedMemory memory;
   Engine engine;
 
   Group(const std::string& name, bool create, Engine::Shape shape)
-      : bell(shape.placement.hosts() > 1 ? std::make_unique<Bell>(path_of_bell(name), create) : nullptr),
+      : notifier(shape.placement.hosts() > 1 ? std::make_unique<Notifier>(path_of_notifier(name), create) : nullptr),
         memory(name,
                Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes, shape.placement.hosts()),
                create),
-        engine(memory.base(), with_bell(std::move(shape))) {}
+        engine(memory.base(), with_notifier(std::move(shape))) {}
 
  private:
-  Engine::Shape with_bell(Engine::Shape shape) const {
-    if (bell) shape.bell = bell->descriptor();
+  Engine::Shape with_notifier(Engine::Shape shape) const {
+    if (notifier) shape.notifier = notifier->descriptor();
     return shape;
   }
 };
@@ -112,7 +112,7 @@ void require_own_process() {
     throw Failure("a collective must run in a rank's own process, not in one that it has forked");
 }
 
-// What the engine of a group member is told: `ranks` are the group's global ranks, `hosts` has each one's host.
+// What the engine of a group member starts with: `ranks` are the group's global ranks, `hosts` has each one's host.
 Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
   Engine::Shape shape;
   shape.placement = placement_of(rank, hosts);
@@ -161,18 +161,18 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 
 extern "C" {
 
-// `rank` is this process's place among `global_ranks`, and `hosts` has a number for each of them that tells its host
+// `rank` is this process's index among `global_ranks`, and `hosts` has a number for each of them that tells its host
 // from others. The ranks of one host open the same memory, which the first of them creates; on several hosts it has
 // connected its link before. `costs` has the latency, the time of a message and that of a byte between hosts (Costs).
 EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
-                                           const int32_t* global_ranks, const int32_t* hosts, int crowded,
+                                           const int32_t* global_ranks, const int32_t* hosts, int oversubscribed,
                                            const double* costs) {
   using namespace hvkeras;
   return guarded([&] {
     require_own_process();
     Engine::Shape shape = shape_of(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
                                    std::vector<int>(hosts, hosts + ranks));
-    shape.crowded = crowded != 0;
+    shape.oversubscribed = oversubscribed != 0;
     shape.costs = {costs[0], costs[1], costs[2]};
     auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
     {
@@ -187,7 +187,7 @@ EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int 
 EXPORTED ExportedStatus hvkeras_unlink(const char* name) {
   return hvkeras::guarded([&] {
     shm_unlink(name);
-    unlink(hvkeras::path_of_bell(name).c_str());
+    unlink(hvkeras::path_of_notifier(name).c_str());
   });
 }
 

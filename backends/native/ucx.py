@@ -90,7 +90,7 @@ class Ucx:
 
         Args:
             group: The group's number.
-            host: The place of this host in the following lists.
+            host: The index of this host in the following lists.
             addresses: The address of each end.
             names: The name of each end, for messages.
             mark: A number that tells this link's messages from those of others.
@@ -111,7 +111,7 @@ class Ucx:
 
         Args:
             group: The group's number.
-            host: The place of this host among the group's.
+            host: The index of this host among the group's.
             hosts: The number of the group's hosts.
             timeout: Seconds that it may take.
 

@@ -18,15 +18,15 @@ class CompiledOperations:
     the order in which the function was traced, so ranks that trace the same function always wait in the same call.
 
     Args:
-        place: Maps the number of a group of ranks to this rank's place in the group, and the group's size.
+        index_in: Maps the number of a group of ranks to this rank's index in the group, and the group's size.
     """
 
-    def __init__(self, place: Callable[[int], tuple[int, int]]) -> None:
+    def __init__(self, index_in: Callable[[int], tuple[int, int]]) -> None:
         import tensorflow as tf
 
         from hvkeras.compat.graphs import lasting_variable  # noqa: PLC0415 - imports TensorFlow
 
-        self._place = place
+        self._index_in = index_in
         self._order = lasting_variable(0, tf.int32, "hvkeras_compiled_order")
 
     def enter(self, key: str) -> None:
@@ -51,7 +51,7 @@ class CompiledOperations:
     def hvkeras_allgather(self, input: Tensor, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
         """Concatenates tensors that have the same number of rows on each rank."""
         rows, *row = _static_shape(input, "gathers", "for sparse gradients pass sparse_as_dense=True; else ")
-        _, size = self._place(identity["group"])
+        _, size = self._index_in(identity["group"])
         return self._call("allgather", [input], [(input.dtype, [rows * size, *row])], identity, details=_details(row),
                           rows=rows, row_bytes=_count(row) * input.dtype.size)[0]
 
@@ -62,7 +62,7 @@ class CompiledOperations:
         import tensorflow as tf
 
         rows, *row = _static_shape(input, "sends")
-        _, size = self._place(identity["group"])
+        _, size = self._index_in(identity["group"])
         if rows % size:
             raise UnsupportedError(explain("A function that XLA compiles must send the same number of rows to each"
                                            " rank",
@@ -78,8 +78,8 @@ class CompiledOperations:
     ) -> Tensor:
         """Reduces a tensor and returns this rank's rows; if uneven, the first ranks get one more row."""
         rows, *row = _static_shape(input, "reduces")
-        mine, size = self._place(identity["group"])
-        starts = [place * (rows // size) + min(place, rows % size) for place in range(size + 1)]
+        mine, size = self._index_in(identity["group"])
+        starts = [index * (rows // size) + min(index, rows % size) for index in range(size + 1)]
         return self._call(
             "reducescatter", [input], [(input.dtype, [starts[mine + 1] - starts[mine], *row])], identity,
             details=[rows, *row], type=input.dtype.as_datatype_enum, reduction=reduction, before=before, after=after,
@@ -89,7 +89,7 @@ class CompiledOperations:
                              **identity: Any) -> list[Tensor]:
         """Reduces tensors, of each of which this rank gets a part; the rest of the results is anything."""
         shapes = [_static_shape(tensor, "reduces") for tensor in inputs]
-        _, size = self._place(identity["group"])
+        _, size = self._index_in(identity["group"])
         return self._call(
             "reduce_parts", inputs, [(inputs[0].dtype, shape) for shape in shapes], identity,
             details=";".join(map(str, shapes)), type=inputs[0].dtype.as_datatype_enum, reduction=reduction,
@@ -98,7 +98,7 @@ class CompiledOperations:
     def hvkeras_gather_parts(self, inputs: Sequence[Tensor], bounds: str, R: int,  # noqa: N803 - the operation's
                              **identity: Any) -> list[Tensor]:
         """Gathers tensors from the ranks' parts; the first `R` inputs have the shapes of those that are wanted."""
-        mine, size = self._place(identity["group"])
+        mine, size = self._index_in(identity["group"])
         numbers = [int(word) for word in bounds.split()]
         each = [numbers[start : start + size + 1] for start in range(0, len(numbers), size + 1)]
         wanted, kept = iter(inputs[:R]), []

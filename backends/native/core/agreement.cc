@@ -67,8 +67,15 @@ struct Agreement::Notice {
       : kind(what), ready(std::move(about)), data(std::move(with)) {}
 };
 
-Agreement::Agreement(Matching& matching, Link& link, int host, int hosts, bool crowded, int bell, const Abort& abort)
-    : matching_(matching), link_(link), host_(host), hosts_(hosts), crowded_(crowded), bell_(bell), abort_(abort) {}
+Agreement::Agreement(Matching& matching, Link& link, int host, int hosts, bool oversubscribed, int notifier,
+                     const Abort& abort)
+    : matching_(matching),
+      link_(link),
+      host_(host),
+      hosts_(hosts),
+      oversubscribed_(oversubscribed),
+      notifier_(notifier),
+      abort_(abort) {}
 
 Agreement::~Agreement() = default;
 
@@ -77,15 +84,15 @@ void Agreement::step() {
     if (host_ == 0) {
       count(ready, 0);
     } else {
-      link_.tell(0, Notice(Notice::kReady, ready, {}).packed());
+      link_.send_message(0, Notice(Notice::kReady, ready, {}).packed());
     }
   }
   std::vector<char> message;
   int from = 0;
-  while (link_.hear(&message, &from)) hear(Notice::unpacked(message), from);
+  while (link_.take_message(&message, &from)) on_message(Notice::unpacked(message), from);
 }
 
-void Agreement::hear(const Notice& notice, int from) {
+void Agreement::on_message(const Notice& notice, int from) {
   if (notice.kind == Notice::kPart) {
     keep(notice, from);
   } else if (host_ == 0) {
@@ -116,7 +123,7 @@ void Agreement::count(const Matching::Ready& ready, int from) {
 // On the first host. `offered` are the hosts that have sent parts, which nobody is to use.
 void Agreement::run_everywhere(const Matching::Ready& ready, const HostNumbers& offered) {
   const Notice notice(Notice::kRun, ready, Notice::packed(offered));
-  for (int host = 1; host < hosts_; ++host) link_.tell(host, notice.packed());
+  for (int host = 1; host < hosts_; ++host) link_.send_message(host, notice.packed());
   for (const uint16_t host : offered) drop(ready.key, host);
   tallies_.erase(ready.key);
   matching_.append(ready.key, Matching::Step::kRun, ready.status);
@@ -124,7 +131,7 @@ void Agreement::run_everywhere(const Matching::Ready& ready, const HostNumbers& 
 
 void Agreement::offer(const Key& key, const std::string& details, std::vector<char> part) {
   const Notice notice(Notice::kPart, matching_.own(key, details), std::move(part));
-  for (int step = 1; step < hosts_; ++step) link_.tell((host_ + step) % hosts_, notice.packed());
+  for (int step = 1; step < hosts_; ++step) link_.send_message((host_ + step) % hosts_, notice.packed());
   keep(notice, host_);
 }
 
@@ -216,7 +223,7 @@ void Agreement::forget_if_empty(const Key& key) {
 
 bool Agreement::await(int64_t microseconds) {
   const int64_t end = microseconds_now() + microseconds;
-  Polling polling(crowded_);
+  Polling polling(oversubscribed_);
   for (;;) {
     abort_.check();
     link_.progress();
@@ -225,7 +232,7 @@ bool Agreement::await(int64_t microseconds) {
     const int64_t left = end - microseconds_now();
     if (left <= 0) return false;
     if (!polling.goes_on())
-      matching_.sleep_unless_ready([&] { link_.sleep(std::min(left, Polling::kLongestSleep), bell_); });
+      matching_.sleep_unless_ready([&] { link_.sleep(std::min(left, Polling::kLongestSleep), notifier_); });
   }
 }
 

@@ -19,7 +19,7 @@ using Parts = std::vector<std::vector<char>>;
 // The part of one host's leader in it. Used by one thread at a time.
 class Agreement {
  public:
-  Agreement(Matching& matching, Link& link, int host, int hosts, bool crowded, int bell, const Abort& abort);
+  Agreement(Matching& matching, Link& link, int host, int hosts, bool oversubscribed, int notifier, const Abort& abort);
   ~Agreement();
 
   // Passes on what has come up since the last time, without waiting.
@@ -35,7 +35,7 @@ class Agreement {
  private:
   struct Notice;
   using HostNumbers = std::vector<uint16_t>;
-  // What the hosts have told of a key so far.
+  // What the hosts have said of a key so far.
   struct Tally {
     HostNumbers hosts;
     Matching::Ready first;
@@ -46,7 +46,7 @@ class Agreement {
     std::vector<int> unwanted;             // of each host, those yet to come that a mismatch has made useless
   };
 
-  void hear(const Notice& notice, int from);
+  void on_message(const Notice& notice, int from);
   void count(const Matching::Ready& ready, int from);
   void keep(const Notice& notice, int from);
   void settle(const Key& key);
@@ -59,8 +59,8 @@ class Agreement {
   Matching& matching_;
   Link& link_;
   int host_, hosts_;
-  bool crowded_;
-  int bell_;
+  bool oversubscribed_;
+  int notifier_;
   const Abort& abort_;
   std::unordered_map<Key, Tally, KeyHash> tallies_;  // the first host's leader's
   std::unordered_map<Key, Offered, KeyHash> offered_;

@@ -43,13 +43,13 @@ Counter& Channel::written_by(int rank) const { return reinterpret_cast<Counter*>
 Counter& Channel::result_by(int rank) const { return reinterpret_cast<Counter*>(base_)[ranks_ + rank]; }
 
 char* Channel::slot(uint32_t round, int rank) const {
-  const size_t place = static_cast<size_t>(round % 2) * static_cast<size_t>(ranks_) + static_cast<size_t>(rank);
-  return base_ + 2 * static_cast<size_t>(ranks_) * sizeof(Counter) + place * slot_bytes_;
+  const size_t index = static_cast<size_t>(round % 2) * static_cast<size_t>(ranks_) + static_cast<size_t>(rank);
+  return base_ + 2 * static_cast<size_t>(ranks_) * sizeof(Counter) + index * slot_bytes_;
 }
 
 char* Channel::result(uint32_t round, int rank) const {
-  const size_t place = static_cast<size_t>(round % 2) * static_cast<size_t>(ranks_) + static_cast<size_t>(rank);
-  return base_ + 2 * static_cast<size_t>(ranks_) * (sizeof(Counter) + slot_bytes_) + place * result_bytes_;
+  const size_t index = static_cast<size_t>(round % 2) * static_cast<size_t>(ranks_) + static_cast<size_t>(rank);
+  return base_ + 2 * static_cast<size_t>(ranks_) * (sizeof(Counter) + slot_bytes_) + index * result_bytes_;
 }
 
 void Channel::written() {

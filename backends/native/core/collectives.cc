@@ -77,10 +77,10 @@ class Pipeline {
     writer.begin(static_cast<size_t>(channel_.ranks() - 1) * part_ * size);
     for (int step = 1; step < channel_.ranks(); ++step) {
       const int rank = (channel_.rank() + step) % channel_.ranks();
-      char* const place = mine + static_cast<size_t>(rank) * part_ * size;
+      char* const target = mine + static_cast<size_t>(rank) * part_ * size;
       const auto [start, stop] = part(segment, rank);
       spans_.visit(start, stop, [&](const char* in, char*, size_t before, size_t count) {
-        writer.write(place + before, in, count * size);
+        writer.write(target + before, in, count * size);
       });
     }
     writer.end();
@@ -95,13 +95,13 @@ class Pipeline {
     const auto [start, stop] = part(segment, channel_.rank());
     spans_.visit(start, stop, [&](const char* in, char* out, size_t before, size_t count) {
       for (size_t done = 0; done < count; done += block) {
-        const size_t elements = std::min(block, count - done), place = before + done * size;
+        const size_t elements = std::min(block, count - done), at = before + done * size;
         for (int rank = 0; rank < channel_.ranks(); ++rank) {
           sources_[static_cast<size_t>(rank)] =
-              rank == channel_.rank() ? in + done * size : channel_.slot(round, rank) + offset + place;
+              rank == channel_.rank() ? in + done * size : channel_.slot(round, rank) + offset + at;
         }
         reduce_(out + done * size, sources_.data(), channel_.ranks(), elements, factors_.before, factors_.after);
-        channel_.writer().write(shared + place, out + done * size, elements * size);
+        channel_.writer().write(shared + at, out + done * size, elements * size);
       }
     });
     channel_.result_written();
@@ -154,11 +154,11 @@ Spans::Spans(std::vector<Span> spans, size_t element_bytes)
 }
 
 Span Spans::within(size_t start, size_t stop) const {
-  const size_t place =
+  const size_t index =
       static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
-  if (start >= stop || stop > starts_[place + 1]) return {nullptr, nullptr, 0};
-  const size_t offset = (start - starts_[place]) * element_bytes_;
-  return {spans_[place].in + offset, spans_[place].out + offset, stop - start};
+  if (start >= stop || stop > starts_[index + 1]) return {nullptr, nullptr, 0};
+  const size_t offset = (start - starts_[index]) * element_bytes_;
+  return {spans_[index].in + offset, spans_[index].out + offset, stop - start};
 }
 
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors) {
@@ -188,7 +188,7 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
   if (channel.hosts() != nullptr) return between_hosts::allgather(channel, in, rows, row_bytes, allocate);
   std::vector<size_t> rows_of_rank;
-  for (const std::vector<size_t>& told : exchange_sizes(channel, {rows})) rows_of_rank.push_back(told[0]);
+  for (const std::vector<size_t>& sizes : exchange_sizes(channel, {rows})) rows_of_rank.push_back(sizes[0]);
   char* out = allocate(rows_of_rank);
   std::vector<Spans> parts;
   for (const size_t count : rows_of_rank) {
@@ -235,7 +235,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
     rows_from.push_back(rows[rank][me]);
     starts_out.push_back(starts_out.back() + rows_from.back() * row_bytes);
     starts_in.push_back(starts_in.back() + rows_to[rank] * row_bytes);
-    for (const size_t told : rows[rank]) most = std::max(most, told * row_bytes);
+    for (const size_t sent_bytes : rows[rank]) most = std::max(most, sent_bytes * row_bytes);
   }
   char* const out = allocate(rows_from);
   const size_t room = channel.part_bytes();
@@ -269,9 +269,9 @@ void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, 
     writer.begin((ranks - 1) * std::min(room, most - start) * size);
     for (size_t step = 1; step < ranks; ++step) {
       const size_t rank = (me + step) % ranks;
-      char* const place = mine + rank * room * size;
+      char* const target = mine + rank * room * size;
       parts[rank].visit(start, end_of(rank), [&](const char* in, char*, size_t before, size_t count) {
-        writer.write(place + before, in, count * size);
+        writer.write(target + before, in, count * size);
       });
     }
     writer.end();
@@ -292,8 +292,8 @@ void reducescatter(Channel& channel, const char* in, char* out, const std::vecto
   const int mine = channel.hosts() != nullptr ? channel.hosts()->placement().rank : channel.rank();
   std::vector<Spans> parts;
   for (size_t rank = 0; rank + 1 < starts.size(); ++rank) {
-    char* const place = rank == static_cast<size_t>(mine) ? out : nullptr;
-    parts.emplace_back(std::vector<Span>{{in + starts[rank] * size, place, starts[rank + 1] - starts[rank]}}, size);
+    char* const target = rank == static_cast<size_t>(mine) ? out : nullptr;
+    parts.emplace_back(std::vector<Span>{{in + starts[rank] * size, target, starts[rank + 1] - starts[rank]}}, size);
   }
   reduce_parts(channel, parts, type, reduction, factors);
 }

@@ -1,4 +1,4 @@
-// The collectives, each run by all ranks of a group at the same place of their common order. What is here goes through
+// The collectives, each run by all ranks of a group at the same point of their common order. What is here goes through
 // the memory that the ranks of one host share; groups on several hosts take the ways in hierarchy.h.
 #pragma once
 
@@ -45,12 +45,12 @@ class Spans {
 template <typename Visit>
 void Spans::visit(size_t start, size_t stop, Visit&& visit) const {
   if (start >= stop) return;
-  size_t place = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
-  for (size_t at = start; at < stop; ++place) {
-    const size_t end = std::min(stop, starts_[place + 1]);
+  size_t index = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+  for (size_t at = start; at < stop; ++index) {
+    const size_t end = std::min(stop, starts_[index + 1]);
     if (end == at) continue;  // an empty tensor
-    const size_t offset = (at - starts_[place]) * element_bytes_;
-    visit(spans_[place].in + offset, spans_[place].out + offset, (at - start) * element_bytes_, end - at);
+    const size_t offset = (at - starts_[index]) * element_bytes_;
+    visit(spans_[index].in + offset, spans_[index].out + offset, (at - start) * element_bytes_, end - at);
     at = end;
   }
 }

@@ -8,7 +8,7 @@
 
 namespace hvkeras::between_hosts {
 
-// Adds up `count` elements at `place`, this host's, with those of all other hosts. For the leader.
-void double_up(Hosts& hosts, char* place, size_t count, Type type, Reduction reduction, Factors among_hosts);
+// Adds up `count` elements at `data`, this host's, with those of all other hosts. For the leader.
+void double_up(Hosts& hosts, char* data, size_t count, Type type, Reduction reduction, Factors among_hosts);
 
 }  // namespace hvkeras::between_hosts

@@ -14,7 +14,7 @@ constexpr int64_t kLook = 100'000;  // microseconds after which the worker looks
 // A page, so that the parts of the memory do not share one.
 size_t paged(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-Patience patience(bool crowded) { return crowded ? Patience{20, 200} : Patience{}; }
+Patience patience(bool oversubscribed) { return oversubscribed ? Patience{20, 200} : Patience{}; }
 
 }  // namespace
 
@@ -26,19 +26,19 @@ size_t Engine::bytes(int ranks, size_t slot_bytes, int hosts) {
 Engine::Engine(void* memory, Shape shape)
     : shape_(std::move(shape)),
       channel_(static_cast<char*>(memory) + paged(Matching::bytes()), shape_.rank, ranks_here(), shape_.slot_bytes,
-               patience(shape_.crowded), abort_),
+               patience(shape_.oversubscribed), abort_),
       matching_(memory, shape_.rank, ranks_here(), shape_.global_ranks.data(), abort_, shape_.placement.hosts() > 1,
-                shape_.bell) {
+                shape_.notifier) {
   if (shape_.placement.hosts() > 1) {
     char* const areas = static_cast<char*>(memory) + bytes(ranks_here(), shape_.slot_bytes);
     hosts_ = std::make_unique<Hosts>(areas, shape_.placement, shape_.slot_bytes, shape_.costs, shape_.link.get(),
-                                     channel_, shape_.crowded);
+                                     channel_, shape_.oversubscribed);
     channel_.set_hosts(hosts_.get());
   }
   if (shape_.link) {
-    agreement_ = std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(), shape_.crowded,
-                                             shape_.bell, abort_);
-    hosts_->meanwhile([this] { agreement_->step(); });
+    agreement_ = std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(),
+                                             shape_.oversubscribed, shape_.notifier, abort_);
+    hosts_->poll_while_idle([this] { agreement_->step(); });
   }
   try {
     worker_ = std::thread([this] { work(); });
@@ -117,7 +117,7 @@ void Engine::submit(std::unique_ptr<Request> request) {
   }
   int64_t help = kHelp;
   while (Turn turn = take_turn()) {  // if another thread has it, that thread sees the request
-    if (!run_one(std::move(turn), help, shape_.crowded)) return;
+    if (!run_one(std::move(turn), help, shape_.oversubscribed)) return;
     help = 0;  // further requests are worth no waiting
   }
 }
@@ -159,7 +159,7 @@ bool Engine::send_rest() noexcept {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (count_ != 0 || sent || stopping_ || abort_.raised()) return count_ != 0;
       }
-      matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kLongestSleep, shape_.bell); });
+      matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kLongestSleep, shape_.notifier); });
       shape_.link->progress();
     }
   } catch (const std::exception& failure) {

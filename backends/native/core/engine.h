@@ -36,13 +36,13 @@ class Engine {
     int rank = 0;                   // among the ranks of the group on this host
     std::vector<int> global_ranks;  // of these ranks, for messages
     size_t slot_bytes = 0;
-    bool crowded = false;  // whether there are more ranks than cores
+    bool oversubscribed = false;  // whether there are more ranks than cores
     // Of a group on several hosts: who is where, on the first rank of each host the way to the others, and what wakes
-    // that rank (see bell.h).
+    // that rank (see notifier.h).
     Placement placement = {};
     Costs costs = {};  // the same on all ranks
     std::unique_ptr<Link> link = {};
-    int bell = -1;
+    int notifier = -1;
   };
 
   // `ranks` are those on this host, and `hosts` all that the group has ranks on.

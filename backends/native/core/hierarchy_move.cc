@@ -45,17 +45,17 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
   if (room == 0)
     throw Failure("there are too many ranks to gather parts. Received: ranks=" + std::to_string(bytes.size()));
   const size_t most = *std::max_element(bytes.begin(), bytes.end());
-  const auto rank_place = [&](size_t round) {
-    std::vector<size_t> places(bytes.size() + 1);  // of the ranks' bytes in an area, and the end
-    size_t place = 0;
+  const auto rank_offsets = [&](size_t round) {
+    std::vector<size_t> offsets(bytes.size() + 1);  // of the ranks' bytes in an area, and the end
+    size_t offset = 0;
     for (const std::vector<int>& ranks : placement.ranks_on) {
       for (const int rank : ranks) {
-        places[static_cast<size_t>(rank)] = place;
-        place += length_of(bytes[static_cast<size_t>(rank)], round * room, room);
+        offsets[static_cast<size_t>(rank)] = offset;
+        offset += length_of(bytes[static_cast<size_t>(rank)], round * room, room);
       }
     }
-    places.back() = place;
-    return places;
+    offsets.back() = offset;
+    return offsets;
   };
   const size_t me = static_cast<size_t>(placement.rank);
   Tickets started[kPlaces];
@@ -63,16 +63,17 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
   in_flight(
       divided_up(most, room), 0, kReadAfter,
       [&](size_t round) {
-        const std::vector<size_t> places = rank_place(round);
+        const std::vector<size_t> offsets = rank_offsets(round);
         char* const area = hosts.area(round % kPlaces);
-        parts[me].visit(
-            round * room, std::min((round + 1) * room, bytes[me]),
-            [&](const char* in, char*, size_t before, size_t length) { copy(area + places[me] + before, in, length); });
+        parts[me].visit(round * room, std::min((round + 1) * room, bytes[me]),
+                        [&](const char* in, char*, size_t before, size_t length) {
+                          copy(area + offsets[me] + before, in, length);
+                        });
         channel.exchange();
         if (!hosts.leads()) return;
         const auto start_of = [&](int host) {
-          return host == hosts.hosts() ? places.back()
-                                       : places[static_cast<size_t>(placement.ranks_on[static_cast<size_t>(host)][0])];
+          return host == hosts.hosts() ? offsets.back()
+                                       : offsets[static_cast<size_t>(placement.ranks_on[static_cast<size_t>(host)][0])];
         };
         const auto size_of = [&](int host) { return start_of(host + 1) - start_of(host); };
         for (const int host : hosts.others()) hosts.receive(host, area + start_of(host), size_of(host));
@@ -81,10 +82,10 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
       },
       nothing,
       [&](size_t round) {
-        const std::vector<size_t> places = rank_place(round);
+        const std::vector<size_t> offsets = rank_offsets(round);
         finish(hosts, started[round % kPlaces]);
         for (size_t rank = 0; rank < bytes.size(); ++rank) {
-          const char* const theirs = hosts.area(round % kPlaces) + places[rank];
+          const char* const theirs = hosts.area(round % kPlaces) + offsets[rank];
           const bool is_mine = rank == me;
           parts[rank].visit(round * room, std::min((round + 1) * room, bytes[rank]),
                             [&](const char* in, char* out, size_t before, size_t length) {
@@ -111,7 +112,7 @@ std::vector<std::vector<size_t>> gather_sizes(Channel& channel, const std::vecto
 
 // One piece of an alltoall, from one rank to another, and where it lies in an area.
 struct Piece {
-  size_t from, to, place, bytes;
+  size_t from, to, offset, bytes;
 };
 
 // What goes in one round of an alltoall: to so many ranks behind each sender, from the first, so many bytes of each.
@@ -127,17 +128,17 @@ struct Pieces {
   // All pieces between the ranks of two hosts; the same order on both of them.
   void add(const std::vector<int>& senders, const std::vector<int>& receivers,
            const std::vector<std::vector<size_t>>& bytes, const Part& part) {
-    size_t place = starts.back();
+    size_t offset = starts.back();
     for (const int sender : senders) {
       for (const int receiver : receivers) {
         const size_t from = static_cast<size_t>(sender), to = static_cast<size_t>(receiver);
         if ((to + bytes.size() - from) % bytes.size() - part.first >= part.width) continue;
         const size_t length = length_of(bytes[from][to], part.done, part.room);
-        if (length != 0) all.push_back({from, to, place, length});
-        place += length;
+        if (length != 0) all.push_back({from, to, offset, length});
+        offset += length;
       }
     }
-    starts.push_back(place);
+    starts.push_back(offset);
   }
   size_t start_of(int host) const { return starts[static_cast<size_t>(host)]; }
   size_t bytes_of(int host) const { return starts[static_cast<size_t>(host) + 1] - start_of(host); }
@@ -213,7 +214,7 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
 
 void allgather(Channel& channel, const char* in, size_t rows, size_t row_bytes, const Allocate& allocate) {
   std::vector<size_t> rows_of_rank;
-  for (const std::vector<size_t>& told : gather_sizes(channel, {rows})) rows_of_rank.push_back(told[0]);
+  for (const std::vector<size_t>& sizes : gather_sizes(channel, {rows})) rows_of_rank.push_back(sizes[0]);
   char* out = allocate(rows_of_rank);
   std::vector<Spans> parts;
   for (const size_t count : rows_of_rank) {
@@ -233,7 +234,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   size_t most = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     rows_from.push_back(bytes[rank][me]);
-    for (size_t& told : bytes[rank]) most = std::max(most, told *= row_bytes);
+    for (size_t& sent_bytes : bytes[rank]) most = std::max(most, sent_bytes *= row_bytes);
   }
   for (size_t rank = 0; rank < ranks; ++rank) {
     starts_in.push_back(starts_in.back() + bytes[me][rank]);
@@ -262,7 +263,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
         const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
         for (const Piece& piece : sent.all) {
           if (piece.from == me)
-            copy(outgoing(round) + piece.place, in + starts_in[piece.to] + part_of(round).done, piece.bytes);
+            copy(outgoing(round) + piece.offset, in + starts_in[piece.to] + part_of(round).done, piece.bytes);
         }
         channel.exchange();
         if (!hosts.leads()) return;
@@ -280,10 +281,10 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
           if (piece.to != me) continue;
           const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
           // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
-          const char* const place =
-              is_local ? outgoing(round) + sent.start_of(hosts.host()) + (piece.place - received.start_of(hosts.host()))
-                       : incoming(round) + piece.place;
-          copy(out + starts_out[piece.from] + part_of(round).done, place, piece.bytes);
+          const char* const source = is_local ? outgoing(round) + sent.start_of(hosts.host()) +
+                                                    (piece.offset - received.start_of(hosts.host()))
+                                              : incoming(round) + piece.offset;
+          copy(out + starts_out[piece.from] + part_of(round).done, source, piece.bytes);
         }
       });
 }

@@ -10,28 +10,28 @@ namespace {
 
 // The segments of a reduction of parts: of each rank's part a piece at a time, one host's ranks after the other, so
 // that what a host needs is in one place.
-struct Deal {
+struct PartSegments {
   std::vector<Span> pieces;
   std::vector<Segment> segments;
   std::vector<size_t> own;  // where in each segment this rank's piece begins
 
-  Deal(const Placement& placement, const std::vector<Spans>& parts, size_t room) {
-    size_t most = 0, place = 0;
+  PartSegments(const Placement& placement, const std::vector<Spans>& parts, size_t room) {
+    size_t most = 0, end = 0;
     for (const Spans& part : parts) most = std::max(most, part.count());
     for (size_t done = 0; done < most; done += room) {
-      Segment segment{segments.size(), place, place, {0}};
+      Segment segment{segments.size(), end, end, {0}};
       for (const std::vector<int>& on_host : placement.ranks_on) {
         for (const int rank : on_host) {
-          if (rank == placement.rank) own.push_back(place - segment.start);
+          if (rank == placement.rank) own.push_back(end - segment.start);
           const Spans& part = parts[static_cast<size_t>(rank)];
           part.visit(done, std::min(done + room, part.count()), [&](const char* in, char*, size_t, size_t count) {
             pieces.push_back({in, nullptr, count});
-            place += count;
+            end += count;
           });
         }
-        segment.bounds.push_back(place - segment.start);
+        segment.bounds.push_back(end - segment.start);
       }
-      segment.stop = place;
+      segment.stop = end;
       segments.push_back(segment);
     }
   }
@@ -52,8 +52,8 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
     Segment segment{number, number * count, std::min((number + 1) * count, spans.count()), {}};
     const size_t length = segment.stop - segment.start;
     const size_t part = one_hop ? length : rounded_up(divided_up(length, parts), kAligned);
-    for (size_t place = 0; place <= (one_hop ? 1 : parts); ++place)
-      segment.bounds.push_back(std::min(place * part, length));
+    for (size_t index = 0; index <= (one_hop ? 1 : parts); ++index)
+      segment.bounds.push_back(std::min(index * part, length));
     return segment;
   };
   if (doubled) {
@@ -99,31 +99,31 @@ void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, 
                       size;
   if (room == 0)
     throw Failure("there are too many ranks for a reduction of parts. Received: ranks=" + std::to_string(ranks));
-  const Deal deal(placement, parts, room);
-  const Spans spans(deal.pieces, size);
+  const PartSegments divided(placement, parts, room);
+  const Spans spans(divided.pieces, size);
   Segments segments(channel, spans, type, reduction, factors, Segments::Way::kIntoAreas);
   UnderWay expected, started;
   size_t next = 0;
-  const size_t all = deal.segments.size();
+  const size_t all = divided.segments.size();
   const Spans& own = parts[static_cast<size_t>(placement.rank)];
   in_flight(
       all, kExchangeAfter, kReadAfter,
       [&](size_t number) {
         for (; hosts.leads() && next < std::min(all, number + 1 + kAhead); ++next)
-          expected.add(next, segments.expect(deal.segments[next]));
-        segments.sum_in_host(deal.segments[number]);
-        if (hosts.leads()) started.add(number, segments.send(deal.segments[number]));
+          expected.add(next, segments.expect(divided.segments[next]));
+        segments.sum_in_host(divided.segments[number]);
+        if (hosts.leads()) started.add(number, segments.send(divided.segments[number]));
       },
       [&](size_t number) {
         if (!hosts.leads()) return;
         expected.await(hosts, number);
-        segments.combine(deal.segments[number]);
+        segments.combine(divided.segments[number]);
         started.await(hosts, number);
         hosts.announce();
       },
       [&](size_t number) {
         if (!hosts.leads()) hosts.await_announced();
-        const char* const sums = segments.wire(deal.segments[number]) + deal.own[number] * size;
+        const char* const sums = segments.wire(divided.segments[number]) + divided.own[number] * size;
         own.visit(number * room, std::min((number + 1) * room, own.count()),
                   [&](const char*, char* out, size_t before, size_t count) { copy(out, sums + before, count * size); });
       });

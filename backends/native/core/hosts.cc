@@ -50,14 +50,14 @@ size_t Hosts::bytes(int hosts, size_t area_bytes) {
 }
 
 Hosts::Hosts(void* base, Placement placement, size_t area_bytes, const Costs& costs, Link* link, Channel& channel,
-             bool crowded)
+             bool oversubscribed)
     : base_(static_cast<char*>(base)),
       placement_(std::move(placement)),
       area_bytes_(area_bytes),
       costs_(costs),
       link_(link),
       channel_(channel),
-      crowded_(crowded) {
+      oversubscribed_(oversubscribed) {
   for (int step = 1; step < hosts(); ++step) others_.push_back((host() + step) % hosts());
 }
 
@@ -90,12 +90,12 @@ void Hosts::receive(int host, void* data, size_t bytes, Link::Stream stream) {
 std::vector<Link::Ticket> Hosts::started() { return std::exchange(started_, {}); }
 
 void Hosts::await(const std::vector<Link::Ticket>& tickets) {
-  Polling polling(crowded_);
+  Polling polling(oversubscribed_);
   for (const Link::Ticket ticket : tickets) {
     while (!link_->done(ticket)) {
       channel_.abort().check();
       if (!polling.goes_on()) {
-        if (meanwhile_) meanwhile_();
+        if (poll_while_idle_) poll_while_idle_();
         link_->sleep(Polling::kLongestSleep, -1);
       }
       link_->progress();

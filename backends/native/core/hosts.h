@@ -33,7 +33,7 @@ class Hosts {
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks of the host, of which the first has
   // the link. All hosts have areas of the same size.
   Hosts(void* base, Placement placement, size_t area_bytes, const Costs& costs, Link* link, Channel& channel,
-        bool crowded);
+        bool oversubscribed);
 
   const Placement& placement() const { return placement_; }
   int host() const { return placement_.host; }
@@ -58,7 +58,7 @@ class Hosts {
   std::vector<Link::Ticket> started();
   void await(const std::vector<Link::Ticket>& tickets);
   // What the leader does when it has waited for some time.
-  void meanwhile(std::function<void()> step) { meanwhile_ = std::move(step); }
+  void poll_while_idle(std::function<void()> step) { poll_while_idle_ = std::move(step); }
 
   // A word of the leader's to the ranks of its host, one after the other: the areas are ready to be read.
   void announce();
@@ -77,12 +77,12 @@ class Hosts {
   const Costs costs_;
   Link* link_;
   Channel& channel_;
-  bool crowded_;
+  bool oversubscribed_;
   std::vector<int> others_;
   std::unique_ptr<char, Freed> own_memory_;
   size_t own_bytes_ = 0;
   std::vector<Link::Ticket> started_;
-  std::function<void()> meanwhile_;
+  std::function<void()> poll_while_idle_;
   uint32_t announcements_ = 0;
 };
 

@@ -21,9 +21,9 @@ class Link {
   virtual ~Link() = default;
 
   // Sends a short message, which arrives when it does; those between two hosts stay in order.
-  virtual void tell(int host, std::vector<char> message) = 0;
+  virtual void send_message(int host, std::vector<char> message) = 0;
   // Takes a message that has arrived, and says whence; returns whether there was one.
-  virtual bool hear(std::vector<char>* message, int* host) = 0;
+  virtual bool take_message(std::vector<char>* message, int* host) = 0;
 
   // Starts to send or to receive data. What one host sends to another in a stream is received in the order in which it
   // was sent, in pieces of the same sizes. The memory must stay until `done` has said yes, which forgets the ticket, or
@@ -36,8 +36,8 @@ class Link {
   virtual void progress() = 0;
   // Whether all that was sent has left this process; the rest needs further progress.
   virtual bool all_sent() = 0;
-  // Sleeps until something is to be moved on, or somebody writes to `bell` (see Bell), for at most so long.
-  virtual void sleep(int64_t microseconds, int bell) = 0;
+  // Sleeps until something is to be moved on, or somebody writes to `notifier` (see Notifier), for at most so long.
+  virtual void sleep(int64_t microseconds, int notifier) = 0;
   // Ends all that is under way, whose memory is free then. Nothing can be sent or received any more.
   virtual void give_up() = 0;
 };

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bell.h"
+#include "notifier.h"
 
 namespace hvkeras {
 
@@ -36,13 +36,13 @@ uint64_t hash_of_details(const std::string& details) { return hash_of(details, 0
 Status Matching::mismatch(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
   const std::string ranks = "ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other) + kDiffer;
   size_t start_one = 0, start_other = 0;
-  for (int place = 1; start_one <= one.size() && start_other <= other.size(); ++place) {
+  for (int index = 1; start_one <= one.size() && start_other <= other.size(); ++index) {
     const size_t end_one = std::min(one.find(';', start_one), one.size());
     const size_t end_other = std::min(other.find(';', start_other), other.size());
     const std::string part = one.substr(start_one, end_one - start_one);
     const std::string other_part = other.substr(start_other, end_other - start_other);
     if (part != other_part) {
-      return Status(Code::kMismatch, ranks + "tensor " + std::to_string(place) + " is " + part + " on rank " +
+      return Status(Code::kMismatch, ranks + "tensor " + std::to_string(index) + " is " + part + " on rank " +
                                          std::to_string(rank_of_one) + " and " + other_part + " on rank " +
                                          std::to_string(rank_of_other));
     }
@@ -104,14 +104,14 @@ class Matching::Lock {
 size_t Matching::bytes() { return sizeof(Shared); }
 
 Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts,
-                   int bell)
+                   int notifier)
     : shared_(static_cast<Shared*>(base)),
       rank_(rank),
       ranks_(ranks),
       global_ranks_(global_ranks),
       abort_(abort),
       between_hosts_(between_hosts),
-      bell_(bell) {}
+      notifier_(notifier) {}
 
 void Matching::post(const Key& key, const std::string& details, bool offers) {
   const uint64_t hash = hash_of_details(details);
@@ -148,19 +148,19 @@ void Matching::post(const Key& key, const std::string& details, bool offers) {
   }
   if (is_in_log) shared_->log_length.wake();
   // One that sleeps has said so before it has looked for the last time.
-  if ((is_ready || is_in_log) && shared_->ready_here.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell_);
+  if ((is_ready || is_in_log) && shared_->ready_here.sleepers.load(std::memory_order_seq_cst) != 0) notify(notifier_);
 }
 
 // Keeps a mismatch until all ranks of this host have read it, and returns its number. Nothing else is kept there.
 uint32_t Matching::keep_error(const Status& mismatch) {
-  uint32_t place = 0;
-  while (place < kErrors && shared_->error_readers[place].load(std::memory_order_acquire) != 0) ++place;
-  if (place == kErrors) return kErrors + 1;
+  uint32_t index = 0;
+  while (index < kErrors && shared_->error_readers[index].load(std::memory_order_acquire) != 0) ++index;
+  if (index == kErrors) return kErrors + 1;
   const size_t kept = std::min(std::strlen(mismatch.text()), kText - 1);
-  std::memcpy(shared_->errors[place], mismatch.text(), kept);
-  shared_->errors[place][kept] = 0;
-  shared_->error_readers[place].store(static_cast<uint32_t>(ranks_), std::memory_order_relaxed);
-  return place + 1;
+  std::memcpy(shared_->errors[index], mismatch.text(), kept);
+  shared_->errors[index][kept] = 0;
+  shared_->error_readers[index].store(static_cast<uint32_t>(ranks_), std::memory_order_relaxed);
+  return index + 1;
 }
 
 Status Matching::error_of(uint32_t number) const {
@@ -201,10 +201,10 @@ std::vector<Matching::Ready> Matching::take_ready() {
   if (shared_->ready_here.now() == taken_) return ready;
   const Lock lock(shared_->locked, abort_);
   taken_ = shared_->ready_here.now();
-  for (uint32_t place = 0; place < shared_->pending_count;) {
-    Pending& one = shared_->pending[place];
+  for (uint32_t index = 0; index < shared_->pending_count;) {
+    Pending& one = shared_->pending[index];
     if (static_cast<int>(one.posted) != ranks_) {
-      ++place;
+      ++index;
       continue;
     }
     ready.push_back({one.key, one.details_hash, global_ranks_[one.first], std::string(one.details, one.length),

@@ -40,10 +40,10 @@ class Matching {
 
   static size_t bytes();
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all
-  // ranks of this host have posted is not in the log yet: the host's leader, whom `bell` wakes, takes it, and appends
-  // what all hosts have.
+  // ranks of this host have posted is not in the log yet: the host's leader, whom `notifier` wakes, takes it, and
+  // appends what all hosts have.
   Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false,
-           int bell = -1);
+           int notifier = -1);
 
   // Posts a key. A rank posts one again only after it has read it from the log. Throws Failure where so many wait that
   // the log might not hold them.
@@ -70,7 +70,7 @@ class Matching {
   std::vector<Ready> take_ready();
   // What this rank itself would post.
   Ready own(const Key& key, const std::string& details) const;
-  // Calls `sleep`, which the bell ends, unless there is more to take, or something in the log.
+  // Calls `sleep`, which the notifier ends, unless there is more to take, or something in the log.
   template <typename Sleep>
   void sleep_unless_ready(Sleep&& sleep);
   // Appends to the log what all hosts are ready for.
@@ -95,7 +95,7 @@ class Matching {
   const int* global_ranks_;
   const Abort& abort_;
   bool between_hosts_;
-  int bell_;
+  int notifier_;
   uint32_t read_ = 0;
   uint32_t taken_ = 0;
   std::atomic<uint32_t> unread_{0};  // posts of this rank whose last entry it has not read

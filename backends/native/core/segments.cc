@@ -95,8 +95,8 @@ void Segments::share(const Segment& segment) {
 }
 
 Segments::Part Segments::part_of(const Segment& segment, int host) const {
-  const size_t place = segment.bounds.size() == 2 ? 0 : static_cast<size_t>(host);
-  const size_t first = segment.bounds[place], last = segment.bounds[place + 1], size = spans_.element_bytes();
+  const size_t index = segment.bounds.size() == 2 ? 0 : static_cast<size_t>(host);
+  const size_t first = segment.bounds[index], last = segment.bounds[index + 1], size = spans_.element_bytes();
   const Span there = spans_.within(segment.start + first, segment.start + last);
   char* const in_area = wire(segment) + first * size;
   const bool as_it_is = as_they_are_ && there.count != 0;
@@ -108,10 +108,10 @@ void Segments::gather(const Segment& segment) {
   for (size_t part = 0; part + 1 < segment.bounds.size(); ++part) {
     const size_t start = segment.start + segment.bounds[part], stop = segment.start + segment.bounds[part + 1];
     if (as_it_is(start, stop)) continue;
-    char* const place = wire(segment) + segment.bounds[part] * spans_.element_bytes();
+    char* const target = wire(segment) + segment.bounds[part] * spans_.element_bytes();
     spans_.visit(start, stop, [&](const char* in, char*, size_t before, size_t count) {
       sources_[0] = in;
-      reduce_(place + before, sources_.data(), 1, count, factors_.first.before, factors_.first.after);
+      reduce_(target + before, sources_.data(), 1, count, factors_.first.before, factors_.first.after);
     });
   }
 }

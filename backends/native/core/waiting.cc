@@ -92,7 +92,7 @@ bool Counter::await_for(uint32_t target, int64_t microseconds, bool asleep, cons
 
 bool Polling::goes_on() {
   ++looks_;
-  if (crowded_) {
+  if (oversubscribed_) {
     sched_yield();
     return looks_ < kYields;
   }

@@ -76,12 +76,12 @@ class Polling {
   static constexpr int64_t kLongestSleep = 20'000;  // microseconds, after which a sleeper looks whether it was aborted
 
   // With more ranks than cores, the core is offered to others instead.
-  explicit Polling(bool crowded) : crowded_(crowded) {}
+  explicit Polling(bool oversubscribed) : oversubscribed_(oversubscribed) {}
   // Whether to look again at once; else it is time to sleep.
   bool goes_on();
 
  private:
-  bool crowded_;
+  bool oversubscribed_;
   int looks_ = 0;
   int64_t end_ = 0;
 };

@@ -16,15 +16,15 @@ namespace {
 
 std::vector<int64_t> shape_of(const Tensor& tensor) {
   std::vector<int64_t> shape;
-  for (int place = 0; place < TF_NumDims(tensor.get()); ++place) shape.push_back(TF_Dim(tensor.get(), place));
+  for (int index = 0; index < TF_NumDims(tensor.get()); ++index) shape.push_back(TF_Dim(tensor.get(), index));
   return shape;
 }
 
 std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
   std::string text = "[";
-  for (size_t place = 0; place < shape.size(); ++place) {
-    if (place != 0) text += ", ";
-    text += place < from ? "?" : std::to_string(shape[place]);
+  for (size_t index = 0; index < shape.size(); ++index) {
+    if (index != 0) text += ", ";
+    text += index < from ? "?" : std::to_string(shape[index]);
   }
   return text + "]";
 }
@@ -175,7 +175,7 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
 size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
   if (shape.empty()) throw Failure("a tensor that is sent in rows needs a first dimension. Received: a scalar");
   size_t bytes = size_of(type);
-  for (size_t place = 1; place < shape.size(); ++place) bytes *= static_cast<size_t>(shape[place]);
+  for (size_t index = 1; index < shape.size(); ++index) bytes *= static_cast<size_t>(shape[index]);
   return bytes;
 }
 
@@ -239,7 +239,7 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   });
 }
 
-// The first ranks get one row more where the rows cannot be dealt evenly.
+// The first ranks get one row more where the rows cannot be divided evenly.
 void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const auto held = std::make_shared<Held>();
   held->tensors.push_back(call->input(0));
@@ -353,8 +353,8 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
       const size_t count = bounds.count(tensor, rank) * size, start = bounds.of(tensor, rank) * size;
       if (count == 0) continue;
       const bool is_mine = rank == me;
-      char* const place = out == nullptr ? const_cast<char*>(own) : out + start;  // what is all here stays as it is
-      spans[rank].push_back({is_mine ? own : nullptr, place, count});
+      char* const target = out == nullptr ? const_cast<char*>(own) : out + start;  // what is all here stays as it is
+      spans[rank].push_back({is_mine ? own : nullptr, target, count});
     }
   }
   std::vector<Spans> parts;

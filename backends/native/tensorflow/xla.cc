@@ -120,12 +120,12 @@ void run(const Description& description, std::function<void(Channel&)> body,
   if (!waiting->status.ok()) throw Failure(waiting->status);
 }
 
-const char* in_of(const void** in, size_t place) { return static_cast<const char*>(in[place]); }
+const char* in_of(const void** in, size_t index) { return static_cast<const char*>(in[index]); }
 
 void allreduce_call(char** out, const void** in, const Description& description) {
   const std::vector<size_t> counts = description.sizes("counts");
   std::vector<Span> spans;
-  for (size_t place = 0; place < counts.size(); ++place) spans.push_back({in_of(in, place), out[place], counts[place]});
+  for (size_t index = 0; index < counts.size(); ++index) spans.push_back({in_of(in, index), out[index], counts[index]});
   const Type type = description.type();
   const auto all = std::make_shared<const Allreduce>(
       Allreduce{Spans(std::move(spans), size_of(type)), type, description.reduction(), description.factors()});
@@ -182,9 +182,9 @@ void reducescatter_call(char** out, const void** in, const Description& descript
 }
 
 // The spans of each rank's parts of tensors, by the bounds of these (see `Bounds` in ops.cc) in elements of so many
-// bytes; `place(tensor, offset)` is where an element comes from and goes to.
-template <typename Place>
-std::vector<Spans> parts_of(const Description& description, size_t bytes, size_t element_bytes, Place&& place) {
+// bytes; `ends_of(tensor, offset)` is where an element comes from and goes to.
+template <typename EndsOf>
+std::vector<Spans> parts_of(const Description& description, size_t bytes, size_t element_bytes, EndsOf&& ends_of) {
   const size_t width = description.size("ranks") + 1;
   const std::vector<size_t> bounds = description.sizes("bounds");
   std::vector<std::vector<Span>> spans(width - 1);
@@ -192,7 +192,7 @@ std::vector<Spans> parts_of(const Description& description, size_t bytes, size_t
     for (size_t rank = 0; rank + 1 < width; ++rank) {
       const size_t start = bounds[tensor * width + rank], count = bounds[tensor * width + rank + 1] - start;
       if (count == 0) continue;
-      const std::pair<const char*, char*> ends = place(tensor, rank, start * bytes);
+      const std::pair<const char*, char*> ends = ends_of(tensor, rank, start * bytes);
       spans[rank].push_back({ends.first, ends.second, count * bytes / element_bytes});
     }
   }

@@ -12,7 +12,7 @@
 #include <map>
 #include <random>
 
-#include "../core/bell.h"
+#include "../core/notifier.h"
 #include "../core/small_numbers.h"
 #include "engine_calls.h"
 #include "threads_link.h"
@@ -230,7 +230,7 @@ struct Machines {
     for (const std::vector<int>& ranks : placement.ranks_on) {
       memories.push_back(shared_memory(bytes(static_cast<int>(ranks.size()))));
       const std::string path = "/tmp/core_test." + std::to_string(getpid());
-      bells.push_back(std::make_unique<Bell>(path, true));
+      notifiers.push_back(std::make_unique<Notifier>(path, true));
       unlink(path.c_str());
     }
   }
@@ -249,7 +249,7 @@ struct Machines {
     while (shape.global_ranks[static_cast<size_t>(shape.rank)] != rank) ++shape.rank;
     if (placement.hosts() > 1 && shape.rank == 0)
       shape.link = std::make_unique<ThreadsLink>(network, shape.placement.host);
-    shape.bell = bells[static_cast<size_t>(shape.placement.host)]->descriptor();
+    shape.notifier = notifiers[static_cast<size_t>(shape.placement.host)]->descriptor();
     return shape;
   }
   void* memory_of(int rank, const std::vector<int>& host_of) const {
@@ -260,7 +260,7 @@ struct Machines {
   Placement placement;
   ThreadsNetwork network;
   std::vector<void*> memories;
-  std::vector<std::unique_ptr<Bell>> bells;
+  std::vector<std::unique_ptr<Notifier>> notifiers;
 };
 
 // A tensor that is little and much in turns, in the same collective.

@@ -144,10 +144,10 @@ void time_all(int ranks) {
   void* const memory = shared_memory(Engine::bytes(ranks, slot_bytes));
   const size_t largest = 64u << 20;
   void* const shared = shared_memory(Plain::bytes(ranks, largest));
-  const bool crowded = ranks > sysconf(_SC_NPROCESSORS_ONLN);
+  const bool oversubscribed = ranks > sysconf(_SC_NPROCESSORS_ONLN);
   const auto run = [&](int rank) {
     take_core(rank, ranks);
-    Engine engine(memory, {rank, numbered(ranks), slot_bytes, crowded});
+    Engine engine(memory, {rank, numbered(ranks), slot_bytes, oversubscribed});
     Plain program(shared, rank, ranks, largest);
     for (size_t bytes = 4096; bytes <= largest; bytes *= 4) {
       const Times times = times_of(engine, program, bytes, bytes < (4u << 20) ? 500 : 30);

@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "../core/bell.h"
 #include "../core/link.h"
+#include "../core/notifier.h"
 
 namespace hvkeras {
 
@@ -48,11 +48,11 @@ class ThreadsLink : public Link {
  public:
   ThreadsLink(ThreadsNetwork& network, int host) : network_(network), host_(host) {}
 
-  void tell(int host, std::vector<char> message) override {
+  void send_message(int host, std::vector<char> message) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
     network_.messages_[network_.way(host_, host)].push_back(std::move(message));
   }
-  bool hear(std::vector<char>* message, int* host) override {
+  bool take_message(std::vector<char>* message, int* host) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
     for (*host = 0; *host < static_cast<int>(network_.hosts_); ++*host) {
       auto& waiting = network_.messages_[network_.way(*host, host_)];
@@ -89,11 +89,11 @@ class ThreadsLink : public Link {
   }
   void progress() override {}
   bool all_sent() override { return true; }
-  // Nothing here wakes a sleeper but the bell.
-  void sleep(int64_t microseconds, int bell) override {
+  // Nothing here wakes a sleeper but the notifier.
+  void sleep(int64_t microseconds, int notifier) override {
     const timespec limit{0, static_cast<long>(std::min<int64_t>(microseconds, 200)) * 1'000};
-    pollfd rung{bell, POLLIN, 0};
-    if (ppoll(&rung, 1, &limit, nullptr) > 0) silence(bell);
+    pollfd notified{notifier, POLLIN, 0};
+    if (ppoll(&notified, 1, &limit, nullptr) > 0) mute(notifier);
   }
   void give_up() override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);

@@ -71,7 +71,7 @@ struct Ends {
 void a_message_that_cannot_be_received_is_a_lost_host() {
   Ends ends;
   ends.connect();
-  ends.other.tell(0, std::vector<char>(100));
+  ends.other.send_message(0, std::vector<char>(100));
   std::vector<char> message;
   int host = 0;
   fails_receives = true;
@@ -79,7 +79,8 @@ void a_message_that_cannot_be_received_is_a_lost_host() {
   for (int look = 0; look < 5000 && found.ok(); ++look) {
     ends.other.progress();
     ends.one.progress();
-    found = failure_of([&] { require(!ends.one.hear(&message, &host), "a failed message was taken for a message"); });
+    found = failure_of(
+        [&] { require(!ends.one.take_message(&message, &host), "a failed message was taken for a message"); });
     ends.one.sleep(1000, -1);
   }
   fails_receives = false;

@@ -64,16 +64,16 @@ EXPORTED ExportedStatus hvkeras_ucx_open(int64_t group, const char* settings, in
   });
 }
 
-// Connects a group's link to those of the other hosts' leaders; all call this at once. `host` is this one's place.
+// Connects a group's link to those of the other hosts' leaders; all call this at once. `host` is this one's index.
 EXPORTED ExportedStatus hvkeras_ucx_connect(int64_t group, int host, int hosts, const char* const* addresses,
                                             const size_t* bytes, const char* const* names, uint32_t mark,
                                             double timeout) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
     std::vector<std::string> of_addresses, of_names;
-    for (int place = 0; place < hosts; ++place) {
-      of_addresses.emplace_back(addresses[place], bytes[place]);
-      of_names.emplace_back(names[place]);
+    for (int index = 0; index < hosts; ++index) {
+      of_addresses.emplace_back(addresses[index], bytes[index]);
+      of_names.emplace_back(names[index]);
     }
     link_of(group).connect(host, of_addresses, of_names, mark, timeout);
   });

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "../core/bell.h"
+#include "../core/notifier.h"
 #include "../core/waiting.h"
 
 namespace hvkeras::ucx {
@@ -73,17 +73,17 @@ void UcxLink::connect(int host, const std::vector<std::string>& addresses, const
   host_ = host;
   mark_ = mark;
   peers_.resize(addresses.size());  // never again: UCX has pointers to them
-  for (size_t place = 0; place < addresses.size(); ++place) {
-    Peer& peer = peers_[place];
-    peer.name = names[place];
-    if (static_cast<int>(place) == host) continue;
+  for (size_t index = 0; index < addresses.size(); ++index) {
+    Peer& peer = peers_[index];
+    peer.name = names[index];
+    if (static_cast<int>(index) == host) continue;
     EndpointParameters parameters{};
     parameters.mask = kHasAddress | kHasErrorMode | kHasOnError;
-    parameters.address = reinterpret_cast<const Address*>(addresses[place].data());
+    parameters.address = reinterpret_cast<const Address*>(addresses[index].data());
     parameters.error_mode = kReportsPeers;
     parameters.on_error = [](void* lost, Endpoint*, UcsStatus status) { static_cast<Peer*>(lost)->status = status; };
     parameters.argument = &peer;
-    require_peer(static_cast<int>(place), api_.ep_create(worker_, &parameters, &peer.endpoint));
+    require_peer(static_cast<int>(index), api_.ep_create(worker_, &parameters, &peer.endpoint));
   }
   greet(timeout);
 }
@@ -109,9 +109,9 @@ void UcxLink::await_greetings(char* received, double timeout) {
   std::vector<std::pair<int, Ticket>> under_way;
   for (int host = 0; host < static_cast<int>(peers_.size()); ++host) {
     if (host == host_) continue;
-    char* const place = received + host;
+    char* const greeting = received + host;
     under_way.emplace_back(
-        host, started(api_.tag_receive(worker_, place, 1, tag(host, kGreetings), kExactly, &kPlain), host, true));
+        host, started(api_.tag_receive(worker_, greeting, 1, tag(host, kGreetings), kExactly, &kPlain), host, true));
     Endpoint* const endpoint = peers_[static_cast<size_t>(host)].endpoint;
     under_way.emplace_back(host,
                            started(api_.tag_send(endpoint, &sent, 1, tag(host_, kGreetings), &kPlain), host, false));
@@ -148,19 +148,19 @@ Link::Ticket UcxLink::started(void* pointer, int host, bool comes) {
   return nullptr;
 }
 
-void UcxLink::tell(int host, std::vector<char> message) {
+void UcxLink::send_message(int host, std::vector<char> message) {
   if (!is_open_) throw Failure("the connections to other hosts were given up");
-  told_.push_back({std::move(message), nullptr, host});
-  Told& told = told_.back();
-  told.request = api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, told.message.data(), told.message.size(),
-                               tag(host_, kNotices), &kPlain);
-  if (is_request(told.request)) return;
-  const UcsStatus status = status_of(told.request);
-  told_.pop_back();
+  outgoing_.push_back({std::move(message), nullptr, host});
+  Outgoing& outgoing = outgoing_.back();
+  outgoing.request = api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, outgoing.message.data(),
+                                   outgoing.message.size(), tag(host_, kNotices), &kPlain);
+  if (is_request(outgoing.request)) return;
+  const UcsStatus status = status_of(outgoing.request);
+  outgoing_.pop_back();
   require_peer(host, status);
 }
 
-bool UcxLink::hear(std::vector<char>* message, int* host) {
+bool UcxLink::take_message(std::vector<char>* message, int* host) {
   if (!is_open_) return false;
   TagInfo info{};
   Message* const found = api_.tag_probe(worker_, tag(0, kNotices), kAnyHost, 1, &info);
@@ -215,15 +215,15 @@ void UcxLink::progress() {
   // Nothing is left for a host that is lost or has ended: who waits for it finds out.
   if (has_lost_peers()) flushed_ = kOk;
   require(flushed_, "send what is left");
-  for (auto told = told_.begin(); told != told_.end();) {
-    const UcsStatus status = api_.request_status(told->request);
+  for (auto outgoing = outgoing_.begin(); outgoing != outgoing_.end();) {
+    const UcsStatus status = api_.request_status(outgoing->request);
     if (status == kInProgress) {
-      ++told;
+      ++outgoing;
       continue;
     }
-    const int host = told->host;
-    api_.request_free(told->request);
-    told = told_.erase(told);
+    const int host = outgoing->host;
+    api_.request_free(outgoing->request);
+    outgoing = outgoing_.erase(outgoing);
     require_peer(host, status);
   }
 }
@@ -243,18 +243,18 @@ bool UcxLink::all_sent() {
   } else if (status_of(pointer) < kOk) {
     flushed_ = status_of(pointer);
   }
-  return flush_ == nullptr && (flushed_ == kOk || has_lost_peers()) && told_.empty();
+  return flush_ == nullptr && (flushed_ == kOk || has_lost_peers()) && outgoing_.empty();
 }
 
-void UcxLink::sleep(int64_t microseconds, int bell) {
+void UcxLink::sleep(int64_t microseconds, int notifier) {
   if (!is_open_) return;
   const UcsStatus status = api_.worker_arm(worker_);
   if (status == kBusy) return;  // there is something to progress
   require(status, "wait");
-  pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {bell, POLLIN, 0}};
+  pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {notifier, POLLIN, 0}};
   const timespec limit{static_cast<time_t>(microseconds / 1'000'000),
                        static_cast<long>(microseconds % 1'000'000) * 1'000};
-  if (ppoll(descriptors, bell < 0 ? 1 : 2, &limit, nullptr) > 0 && descriptors[1].revents != 0) silence(bell);
+  if (ppoll(descriptors, notifier < 0 ? 1 : 2, &limit, nullptr) > 0 && descriptors[1].revents != 0) mute(notifier);
 }
 
 UcsStatus UcxLink::awaited(void* pointer, int64_t microseconds) {
@@ -298,7 +298,7 @@ void UcxLink::give_up() {
   transfers_.clear();
   if (flush_ != nullptr) awaited(flush_, std::max<int64_t>(0, end - microseconds_now()));
   flush_ = nullptr;
-  for (const Told& told : told_) awaited(told.request, std::max<int64_t>(0, end - microseconds_now()));
+  for (const Outgoing& outgoing : outgoing_) awaited(outgoing.request, std::max<int64_t>(0, end - microseconds_now()));
 }
 
 void UcxLink::close() {

@@ -22,19 +22,19 @@ class UcxLink : public Link {
 
   // Where others reach this end; bytes of UCX's own.
   const std::string& address() const { return address_; }
-  // Connects to all others, which do the same at once; `host` is this one's place among them. `names` are for messages.
+  // Connects to all others, which do the same at once; `host` is this one's index among them. `names` are for messages.
   // Messages of a link with another mark are not taken for this one's.
   void connect(int host, const std::vector<std::string>& addresses, const std::vector<std::string>& names,
                uint32_t mark, double timeout);
 
-  void tell(int host, std::vector<char> message) override;
-  bool hear(std::vector<char>* message, int* host) override;
+  void send_message(int host, std::vector<char> message) override;
+  bool take_message(std::vector<char>* message, int* host) override;
   Ticket send(int host, Stream stream, const void* data, size_t bytes) override;
   Ticket receive(int host, Stream stream, void* data, size_t bytes) override;
   bool done(Ticket ticket) override;
   void progress() override;
   bool all_sent() override;
-  void sleep(int64_t microseconds, int bell) override;
+  void sleep(int64_t microseconds, int notifier) override;
   void give_up() override;
 
  private:
@@ -49,7 +49,7 @@ class UcxLink : public Link {
     int host;
     bool comes;  // whether it is received
   };
-  struct Told {
+  struct Outgoing {
     std::vector<char> message;
     void* request;
     int host;
@@ -78,7 +78,7 @@ class UcxLink : public Link {
   bool is_open_ = true;
   std::vector<Peer> peers_;  // by host; this one's has no endpoint
   std::unordered_set<Transfer*> transfers_;
-  std::list<Told> told_;
+  std::list<Outgoing> outgoing_;
   void* flush_ = nullptr;                      // a request, while what was sent before it has not left
   UcsStatus flushed_ = kOk;                    // an error, once that cannot leave
   std::vector<std::vector<char>> unfinished_;  // memory of messages that did not end in time

@@ -20,7 +20,7 @@ from pathlib import Path
 from hvkeras.backends.native.groups import owned_name
 
 with owned_name() as name:
-    for ending in ("", ".bell"):
+    for ending in ("", ".notifier"):
         Path(f"/dev/shm{name}{ending}").touch()
     print(name, flush=True)
     sys.stdin.read()
@@ -37,7 +37,7 @@ def test_what_a_killed_owner_has_left_is_removed_and_a_living_ones_is_not() -> N
         try:
             assert owner.stdout is not None
             name = owner.stdout.readline().strip()
-            everything = [name[1:], f"{name[1:]}.bell", f"{name[1:]}.owner"]
+            everything = [name[1:], f"{name[1:]}.notifier", f"{name[1:]}.owner"]
             remove_abandoned()
             assert names_like(name) == everything
         finally:

@@ -6,13 +6,13 @@
 
 namespace hvkeras {
 
-class Bell {
+class Notifier {
  public:
   // Opens the pipe at a path; the leader creates it. Throws Failure.
-  Bell(const std::string& path, bool create);
-  ~Bell();
-  Bell(const Bell&) = delete;
-  Bell& operator=(const Bell&) = delete;
+  Notifier(const std::string& path, bool create);
+  ~Notifier();
+  Notifier(const Notifier&) = delete;
+  Notifier& operator=(const Notifier&) = delete;
 
   int descriptor() const { return descriptor_; }
 
@@ -21,7 +21,7 @@ class Bell {
 };
 
 // Both take a descriptor, or -1 for none. A full pipe wakes as well as one byte more would.
-void ring(int bell);
-void silence(int bell);
+void notify(int notifier);
+void mute(int notifier);
 
 }  // namespace hvkeras
