@@ -34,7 +34,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClauseResult:
     """What a rank found out about a clause.
 
     Attributes:
@@ -62,7 +62,7 @@ class Job:
     code: int | None
     output: str
     log: Path
-    found: list[Mapping[str, Finding]]
+    found: list[Mapping[str, ClauseResult]]
 
 
 def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
@@ -111,11 +111,11 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
             process.terminate()
             process.wait(timeout=_START)
             code = None
-    found: list[Mapping[str, Finding]] = []
+    found: list[Mapping[str, ClauseResult]] = []
     for rank in range(ranks):
         path = folder / f"rank.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        found.append({entry["clause"]: Finding(Verdict(entry["verdict"]), entry["text"])
+        found.append({entry["clause"]: ClauseResult(Verdict(entry["verdict"]), entry["text"])
                       for entry in map(json.loads, lines)})
     return Job(" ".join(command), code, (folder / "output").read_text(), folder / "output", found)
 

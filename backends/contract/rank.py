@@ -17,7 +17,7 @@ import tensorflow as tf
 import hvkeras
 import hvkeras as hvd
 from hvkeras.backends.contract import capabilities, clauses, failures, usage
-from hvkeras.backends.contract.job import Finding, Verdict
+from hvkeras.backends.contract.job import ClauseResult, Verdict
 from hvkeras.backends.contract.ranks import NotTried, Ranks
 from hvkeras.job.session import current_session
 
@@ -47,7 +47,7 @@ def main() -> None:
     with (arguments.results / f"rank.{hvd.rank()}").open("a") as results:
         for name, clause in PARTS[arguments.part].items():
 
-            def note(found: Finding, name: str = name) -> None:
+            def note(found: ClauseResult, name: str = name) -> None:
                 results.write(json.dumps({"clause": name, "verdict": found.verdict.value, "text": found.text}) + "\n")
                 results.flush()
 
@@ -61,25 +61,25 @@ def main() -> None:
     os._exit(0)  # an aborted engine ends with its process
 
 
-def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> Finding:
+def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> ClauseResult:
     ranks.begin(clause.__name__)
     try:
         clause(ranks)
     except NotTried as reason:
-        return Finding(Verdict.NOT_TRIED, str(reason))
+        return ClauseResult(Verdict.NOT_TRIED, str(reason))
     except Exception as error:  # noqa: BLE001 - it is what the test reports
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename}:{where.lineno}: {where.line}"
-        return Finding(Verdict.FAILS, f"{type(error).__name__}: {error} ({place}){ranks.while_doing()}")
-    return Finding(Verdict.HOLDS)
+        return ClauseResult(Verdict.FAILS, f"{type(error).__name__}: {error} ({place}){ranks.while_doing()}")
+    return ClauseResult(Verdict.HOLDS)
 
 
 @contextlib.contextmanager
-def _ended_within(seconds: float, note: Callable[[Finding], None], ranks: Ranks) -> Iterator[None]:
+def _ended_within(seconds: float, note: Callable[[ClauseResult], None], ranks: Ranks) -> Iterator[None]:
     """Ends this process, and so the job, if its body takes longer."""
 
     def end() -> None:
-        note(Finding(Verdict.HANGS, f"did not end within {seconds:g} s{ranks.while_doing()}\n"
+        note(ClauseResult(Verdict.HANGS, f"did not end within {seconds:g} s{ranks.while_doing()}\n"
                      + "\n".join([*_errors, *_stacks()])))
         os._exit(3)
 
