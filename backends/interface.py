@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hvkeras.typing import Tensor as Tensor  # noqa: PLC0414 - backends import all they need from here
 
 if TYPE_CHECKING:
 
-    from hvkeras.control.client import ControlClient
     from hvkeras.host.topology import Topology
     from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
@@ -35,6 +34,20 @@ class Availability:
     reason: str
 
 
+class Control(Protocol):
+    """What a backend may use of the control channel."""
+
+    @property
+    def local_address(self) -> str:
+        """This host's address on the route to the server, and therefore to the other hosts."""
+
+    def gather(
+        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
+        describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
+    ) -> list[Any]:
+        """Collects one value from every rank; see `hvkeras.control.exchange.Exchange.gather`."""
+
+
 @dataclass(frozen=True)
 class Start:
     """The start parameters of a backend.
@@ -53,7 +66,7 @@ class Start:
     """
 
     topology: Topology
-    control: ControlClient | None
+    control: Control | None
     launch: Launch
     settings: Settings
     gpus: tuple[str, ...] = ()

@@ -256,7 +256,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
     Setting("run_launcher", str, "", "Who serves the control channel, if not `hvkeras run`.", internal=True),
     Setting("run_cause", str, "", "File that a rank writes the cause of its job's end to.", internal=True),
-    Setting("run_lobby", str, "", "host:port of an elastic job's lobby, set by `hvkeras run`.", internal=True),
+    Setting("run_membership", str, "", "host:port of an elastic job's membership channel, set by `hvkeras run`.",
+            internal=True),
     Setting("run_worker", int, None, "Number of this worker of an elastic job, set by `hvkeras run`.", internal=True),
     Setting("run_standby", str, "", "When this worker joins an elastic job that runs already: at a `commit`, with its"
             " model built, or at its `start`, in hvd.init(); set by `hvkeras run`.", internal=True),

@@ -41,7 +41,7 @@ def train(epochs: int) -> None:
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3)),
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     state: Any = hvd.elastic.TensorFlowKerasState(model, batch=0)
-    is_elastic = bool(os.environ.get("HVKERAS_RUN_LOBBY"))
+    is_elastic = bool(os.environ.get("HVKERAS_RUN_MEMBERSHIP"))
 
     def epoch(*callbacks: Any) -> float:
         began = time.perf_counter()

@@ -102,7 +102,7 @@ class HorovodBackend(Backend):
             # The launcher started no store for Gloo, or an earlier session has used up its keys.
             self._gloo = GlooRendezvous(start, self._gloo)
         self._variables = dict(self._gloo.variables) if self._gloo is not None and not uses_mpi else {}
-        if start.settings.run_lobby and DYNAMIC_SETS not in os.environ:
+        if start.settings.run_membership and DYNAMIC_SETS not in os.environ:
             self._variables[DYNAMIC_SETS] = "0"
         with horovod_itself(), horovod_variables(self._variables):
             import horovod.tensorflow as horovod

@@ -10,8 +10,7 @@ import threading
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.ranks import Ranks
 from hvkeras.bench.row import Row
-from hvkeras.control.proof import accept_proven, prove_to_server
-from hvkeras.control.wire import ProofError
+from hvkeras.control.wire import ProofError, accept_proven, prove_to_server
 from hvkeras.errors import PeerError, explain
 
 _CHUNK = 1 << 20  # bytes

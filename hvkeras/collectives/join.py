@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
 from hvkeras.compat import graphs
+from hvkeras.control.messages import AllJoined, CallDescriptions, Participate
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.job.session import Session, current_session
 from hvkeras.plans.plan import Plan
@@ -88,14 +89,10 @@ class ProxyCollectives:
         """Ends the session; collectives that fail afterwards fail for that reason."""
         self._is_over = True
 
-    def on_message(self, message: dict[str, Any]) -> None:
-        """Handles a message from the control server; called from the channel's thread.
-
-        Args:
-            message: A plan to enter (`key`, `plan`, `calls`, `times`, `refused`), or `last`, the rank that joined last.
-        """
-        if "last" in message:
-            self.last.put(int(message["last"]))
+    def on_message(self, message: Participate | AllJoined) -> None:
+        """Handles a message from the control server; called from the channel's thread."""
+        if isinstance(message, AllJoined):
+            self.last.put(message.last)
         else:
             self._start(message)
 
@@ -116,34 +113,34 @@ class ProxyCollectives:
         if self._failures:
             raise self._failures.pop()
 
-    def _start(self, message: dict[str, Any]) -> None:
+    def _start(self, message: Participate) -> None:
         thread = threading.Thread(target=self._participate, args=(message,), name="hvkeras-join", daemon=True)
         self._threads = {one for one in self._threads if one.is_alive()} | {thread}
         thread.start()
 
-    def _participate(self, message: dict[str, Any]) -> None:
+    def _participate(self, message: Participate) -> None:
         try:
-            with graphs.eagerly(), self._locks[message["key"]]:
+            with graphs.eagerly(), self._locks[message.key]:
                 # A rank can be the root of a refused broadcast, but not of one that runs after it has joined.
-                function_key = message["key"], message["refused"]
+                function_key = message.key, message.refused
                 if function_key not in self._functions:
-                    plan = Plan.described(message["plan"])
+                    plan = Plan.described(message.plan)
                     self._functions[function_key] = plan, *_collectives(
-                        self._session, plan, message["calls"], message["refused"])
+                        self._session, plan, message.calls, message.refused)
                 plan, function, neutral = self._functions[function_key]
-                for _ in range(message["times"]):
+                for _ in range(message.times):
                     with self._session.entries.entering(plan):
                         function(*neutral)
         except Exception as error:
             control = self._session.control
             if self._is_over or (control is not None and control.cause is not None):
                 return  # the job has ended in the meantime, and the engine with it
-            if message["refused"]:
+            if message.refused:
                 raise  # no rank called join(); the job ends if the refused collective cannot complete
             self._failures.append(error)
 
 
-def _collectives(session: Session, plan: Plan, calls: list[dict[str, Any]], refused: bool) -> tuple[Any, list[Any]]:
+def _collectives(session: Session, plan: Plan, calls: CallDescriptions, refused: bool) -> tuple[Any, list[Any]]:
     """Returns a function that makes a plan's calls, and its neutral arguments.
 
     The function is a graph if the first rank to enter the plan used a graph, because the plan's calls are then in

@@ -3,10 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any
 
 _ERROR = 10_000  # characters of an error, at its beginning, that are sent
 _TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
+
+
+class CauseKind(enum.Enum):
+    """What kind of failure ends a job."""
+
+    EXCEPTION = "exception"  # Python raised one
+    EXIT = "exit"  # the process exited with a code other than 0
+    SIGNAL = "signal"
+    LOST = "lost"  # the connection broke: killed, crashed, or out of memory
+    SILENT = "silent"  # no sign of life
+    MISMATCH = "mismatch"  # ranks wait for each other
+    STALLED = "stalled"  # a rank made no progress for too long
+    TIMEOUT = "timeout"  # an engine gave up waiting for other ranks
+    LEFT = "left"  # a rank left while others needed it
+    SETUP = "setup"  # the ranks could not come together
+    RESET = "reset"  # the membership of an elastic job changes
+
+    @property
+    def leaves_others_intact(self) -> bool:
+        """Whether the other ranks may go on, if one rank alone is at fault."""
+        return self in _OF_ONE_RANK
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a restart may help."""
+        return self is not CauseKind.SETUP
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """Whether the process of the rank still exists, but cannot be expected to end by itself."""
+        return self in (CauseKind.SILENT, CauseKind.STALLED)
+
+    @property
+    def is_end_of_process(self) -> bool:
+        """Whether only the end of the rank's process is known, so that its own output says more."""
+        return self in (CauseKind.LOST, CauseKind.EXIT, CauseKind.SIGNAL)
+
+
+_OF_ONE_RANK = frozenset({CauseKind.EXCEPTION, CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.LOST, CauseKind.SILENT,
+                          CauseKind.STALLED, CauseKind.RESET})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,8 +55,7 @@ class Cause:
     """The first failure of a job, as all ranks and the launcher report it.
 
     Attributes:
-        kind: `exception`, `exit`, `signal`, `lost`, `silent`, `mismatch`, `stalled`, `timeout` (an engine gave up
-            waiting for other ranks), `left` or `setup`.
+        kind: What kind of failure it is.
         rank: The failed rank; None when no single rank is at fault.
         host: Its host, or "".
         pid: Its process id, or None.
@@ -24,7 +64,7 @@ class Cause:
         exit_code: The exit code of the failed rank if it is known, else 1.
     """
 
-    kind: str
+    kind: CauseKind
     rank: int | None
     host: str
     pid: int | None
@@ -41,9 +81,11 @@ class Cause:
 
     def to_message(self) -> dict[str, Any]:
         """The cause as plain data, without the middle of what is too long."""
-        return {**dataclasses.asdict(self), "error": self.error[:_ERROR], "traceback": self.traceback[-_TRACEBACK:]}
+        return {**dataclasses.asdict(self), "kind": self.kind.value, "error": self.error[:_ERROR],
+                "traceback": self.traceback[-_TRACEBACK:]}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Cause:
         """The inverse of `to_message`."""
-        return cls(**{field.name: message[field.name] for field in dataclasses.fields(cls)})
+        fields = {field.name: message[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**fields, "kind": CauseKind(message["kind"])})

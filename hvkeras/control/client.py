@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import socket
@@ -10,35 +9,63 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hvkeras.control import wire
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.clock import Clock
-from hvkeras.control.connection import Introduction
+from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.exchange import Exchange
+from hvkeras.control.heartbeat import Entries, Heartbeats
+from hvkeras.control.messages import (
+    AllJoined,
+    AllScriptsEnded,
+    AllValues,
+    ClockAnswer,
+    ClockQuestion,
+    Closing,
+    Deadlines,
+    ExitReported,
+    Failed,
+    ForgetPlans,
+    JobEnded,
+    JoinCalled,
+    LeftJob,
+    Locate,
+    Location,
+    MayExit,
+    Message,
+    MissingRanks,
+    Participate,
+    PlanRefused,
+    RefusalConfirmed,
+    Registered,
+    ScriptEnded,
+    SomeJoined,
+    StopAfter,
+    StopAnswer,
+    StopQuestion,
+    StopWish,
+    Terminate,
+)
 from hvkeras.control.process_exit import ExitWatch
-from hvkeras.control.progress_watch import Watch, steps_of
+from hvkeras.control.stalls import Watch
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary
 from hvkeras.host.network import host_identity
-from hvkeras.progress import activity, location
-
-if TYPE_CHECKING:
-    from hvkeras.control.relay import Deadlines
-    from hvkeras.plans.entry_counts import EntryCounts
+from hvkeras.progress import location
 
 BEAT = 0.5  # seconds between two heartbeats
 BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined and waits to learn what the others do
 FROZEN = 2.0  # a heartbeat later than this means that this process itself was stopped
 
 
-class ControlClient(Exchange):
+class ControlClient:
     """One rank's connection to the job's control server.
 
     Args:
-        connection: A connected socket.
+        connected: A connected socket.
         secret: The job's secret.
         introduction: What this rank reports about itself.
         liveness_timeout: Seconds without a message from the server after which it counts as lost.
@@ -51,51 +78,78 @@ class ControlClient(Exchange):
 
     def __init__(
         self,
-        connection: socket.socket,
+        connected: socket.socket,
         secret: bytes,
         introduction: Introduction,
         liveness_timeout: float,
         on_end: Callable[[Cause], None],
     ) -> None:
-        self.entries: EntryCounts | None = None
-        self.watch: Watch | None = None  # see `watch_progress`
+        self.introduction = introduction
         self.clock: Clock = Clock(host_identity())
         self.detached: bool = False  # the server has shut down in good order, together with its rank
         self.server_is_rank = True  # False under `hvkeras run`, where the launcher runs the server
         self.server_host = ""
+        self.liveness = liveness_timeout
+        self.on_participation: Callable[[Participate | AllJoined], None] | None = None  # see `hvkeras.collectives.join`
+        self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
+        self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
+        self._on_end = on_end
         self._starter: int | None = None
         self._exit_watch: ExitWatch | None = None
-        self.liveness = liveness_timeout
-        self._on_end = on_end
-        self._beat_lock = threading.Lock()
-        self._sent_counts: dict[str, int] = {}
-        self._sent_sites: dict[str, str] = {}
         self._has_failed = False
         self._may_exit = threading.Event()
-        self._some_joined = False
-        self._asked: list[str] = []  # the exchanges in which this rank waits, as the server knows
-        self._called: set[str] = set()  # plans whose calls the server knows
-        self.on_involvement: Callable[[wire.Message], None] | None = None  # see `hvkeras.collectives.join.hear`
-        self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
-        self.on_told: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
         self._stops: dict[str, Stop] = {}
         self._last_heard = time.monotonic()
-        super().__init__(connection, secret, introduction)
-        self._threads = [
-            threading.Thread(target=self._listen, name="hvkeras-control-listen", daemon=True),
-            threading.Thread(target=self._send_beats, name="hvkeras-control-beat", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._connection = Connection(connected, secret, introduction)
+        self._exchange = Exchange(introduction.size, self._connection.send)
+        self._heartbeats = Heartbeats(self._connection.send, self._exchange.waiting_in,
+                                      lambda: self._exchange.is_waiting)
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {
+            AllValues: self._exchange.on_message, MissingRanks: self._exchange.on_message,
+            AllJoined: self._participate, Participate: self._participate, PlanRefused: self._refuse,
+            SomeJoined: self._on_some_joined, ForgetPlans: lambda message: self._heartbeats.forget(message.counts),
+            StopQuestion: self._answer_stop,
+            StopAfter: lambda message: self.stop_of(message.fit).decide(message.executions, message.wishes),
+            ClockAnswer: self._on_clock_answer, Locate: self._send_location,
+            Terminate: lambda message: self.on_terminate(message.cause),
+            JobEnded: lambda message: self._end(message.cause), MayExit: lambda _: self._may_exit.set(),
+            AllScriptsEnded: self._on_others_end, Closing: self._on_others_end,
+        }
+        self._connection.start_thread(self._listen, "hvkeras-control-listen")
+        self._connection.start_thread(self._send_beats, "hvkeras-control-beat")
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the job has ended early; None as long as it has not."""
+        return self._exchange.cause
+
+    @property
+    def local_address(self) -> str:
+        """This host's address on the route to the server, and therefore to the other hosts."""
+        return self._connection.local_address
+
+    def gather(
+        self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
+        describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
+    ) -> list[Any]:
+        """Collects one value from every rank; see `Exchange.gather`."""
+        return self._exchange.gather(key, value, timeout, on_missing, describe, given_up)
+
+    def wait_for_cause(self, timeout: float) -> Cause | None:
+        """Waits until the server reports why the job ends; returns None if it does not in time."""
+        return self._exchange.wait_for_cause(timeout)
+
+    def raise_if_ended(self) -> None:
+        """Raises PeerError if the job has ended."""
+        self._exchange.raise_if_ended()
 
     def watch_progress(self, *limits: float) -> None:
         """Makes heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
-        self.watch = Watch(*limits)
-        self.watch.on_move = self._report_move
+        self._heartbeats.watch = Watch(*limits, on_move=self._report_move)
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
         """Makes the server take over the deadlines of this rank, the first one."""
-        self._send({"type": "deadlines", "seconds": dataclasses.asdict(deadlines)})
+        self._connection.send(deadlines)
 
     def watch_exit(self, exit_watch: ExitWatch) -> None:
         """Makes this rank report when its process outlives its script, and end the job if that takes too long."""
@@ -107,7 +161,7 @@ class ControlClient(Exchange):
             self._exit_watch.begin()
             if self.detached:
                 self._exit_watch.others_have_ended()
-            self._send({"type": "over"})
+            self._connection.send(ScriptEnded())
 
     def watch_starter(self, descriptor: int) -> None:
         """Ends the job when the process that started this rank is gone.
@@ -117,10 +171,10 @@ class ControlClient(Exchange):
         """
         self._starter = descriptor
 
-    def join(self, entries: EntryCounts) -> None:
+    def join(self, entries: Entries) -> None:
         """Registers with the job (again): from now on, heartbeats carry the counts of entered plans."""
-        self.entries = entries
-        self._send({"type": "join"})
+        self._heartbeats.entries = entries
+        self._connection.send(Registered())
 
     def measure_clock(self) -> None:
         """Starts comparing this host's clock with the server's, without waiting for the result; see `clock`."""
@@ -128,7 +182,7 @@ class ControlClient(Exchange):
             self._ask_time()
 
     def _ask_time(self) -> None:
-        self._send({"type": "clock", "asked": self.clock.now()})
+        self._connection.send(ClockQuestion(self.clock.now()))
 
     def stop_of(self, fit: str) -> Stop:
         """The agreement on when a `fit` stops early; `ask_to_stop` requests a stop.
@@ -145,7 +199,7 @@ class ControlClient(Exchange):
             fit: Identifies the call of `fit`.
             ranks: All ranks that participate in it.
         """
-        self._send({"type": "stop", "fit": fit, "ranks": list(ranks)})
+        self._connection.send(StopWish(fit, list(ranks)))
 
     def forget_stop(self, fit: str) -> None:
         """Forgets a finished `fit`."""
@@ -153,8 +207,8 @@ class ControlClient(Exchange):
 
     def start_join(self) -> None:
         """Reports that this rank has no more data, and asks to be informed of what the others do."""
-        self._send_beat()
-        self._send({"type": "joined"})
+        self._heartbeats.send()
+        self._connection.send(JoinCalled())
 
     def fail(self, cause: Cause, secondary: bool = False) -> None:
         """Tells all ranks that this one failed.
@@ -165,111 +219,104 @@ class ControlClient(Exchange):
                 for the report of that failure.
         """
         self._has_failed = True
-        self._send({"type": "failed", "cause": cause.to_message(), "secondary": secondary})
+        self._connection.send(Failed(cause, secondary))
 
     def wait_to_exit(self, timeout: float) -> None:
         """Reports that this rank has printed its exit report, and waits until all ranks have."""
-        self._send({"type": "ended"})
+        self._connection.send(ExitReported())
         self._may_exit.wait(timeout)
 
     def leave(self) -> None:
         """Leaves in good order: the job continues without this rank, which sends no newer counts."""
-        self._send_beat()
-        self._send({"type": "leave"})
+        self._heartbeats.send()
+        self._connection.send(LeftJob())
 
     def excuse_ending(self) -> None:
         """Allows this rank's process to exit late, because it waits for others."""
         if self._exit_watch is not None:
             self._exit_watch.excuse()
 
+    def stop_reading(self) -> None:
+        """Keeps the connection open until this process exits, so that the server sees when that happens."""
+        self._connection.stop_reading()
+
+    def close(self) -> None:
+        """Closes the connection and stops the threads."""
+        self._connection.close()
+
+    # What the server sends, in the channel's thread.
+
     def _listen(self) -> None:
         try:
             while True:
-                message = self._read()
+                message = self._connection.read()
+                self._last_heard = time.monotonic()
                 try:
                     self._handle(message)
                 except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-                    self._fail_with(f"at a message ({message.get('type')})", error)
+                    self._fail_with(f"at a message ({type(message).__name__})", error)
         except (OSError, wire.ProofError, ValueError):
-            if not self._closed.is_set() and not self.detached:
-                self._server_lost("ended unexpectedly (killed, crashed, or out of memory)", "lost")
+            if not self._connection.closed.is_set() and not self.detached:
+                self._server_lost("ended unexpectedly (killed, crashed, or out of memory)", CauseKind.LOST)
 
-    def _handle(self, message: wire.Message) -> None:
-        self._last_heard = time.monotonic()
-        if message["type"] == "clock" and self.clock.receive_answer(message["asked"], message["time"], message["host"]):
+    def _handle(self, message: Message) -> None:
+        if (handle := self._handlers.get(type(message))) is not None:
+            handle(message)
+
+    def _on_clock_answer(self, message: ClockAnswer) -> None:
+        if self.clock.receive_answer(message.asked, message.time, message.host):
             self._ask_time()
-        if message["type"] == "end":
-            self._end(Cause.from_message(message["cause"]))
-        if message["type"] == "where":
-            self._send_location(message.get("stall"))
-        if message["type"] == "some joined":
-            self._some_joined = message["any"]
-        if message["type"] == "forget":
-            self._forget(message["counts"])
-        if message["type"] == "refused":
-            self._refuse(message["key"], message["text"], message["owed"])
-        if message["type"] in ("involved", "all joined") and self.on_involvement is not None:
-            self.on_involvement(message)
-        self._handle_stop(message)
-        self._note(message)
 
-    def _handle_stop(self, message: wire.Message) -> None:
-        if message["type"] == "told":
-            self.on_told(Cause.from_message(message["cause"]))
-        elif message["type"] == "stopping":
-            self._send({"type": "come to", "fit": message["fit"], "executions": self.stop_of(message["fit"]).answer()})
-        elif message["type"] == "stop after":
-            self.stop_of(message["fit"]).decide(message["executions"], message["wishes"])
+    def _on_some_joined(self, message: SomeJoined) -> None:
+        self._heartbeats.some_joined = message.joined
 
-    def _note(self, message: wire.Message) -> None:
-        """Stores what other threads of this rank wait for."""
-        with self._changed:
-            self._take_values(message)
-            if message["type"] == "go":
-                self._may_exit.set()
-            elif message["type"] == "closing":
-                self.detached = True
-            if message["type"] in ("closing", "all over") and self._exit_watch is not None:
-                self._exit_watch.others_have_ended()
-            self._changed.notify_all()
+    def _participate(self, message: Participate | AllJoined) -> None:
+        if self.on_participation is not None:
+            self.on_participation(message)
 
-    def _send_location(self, stall: str | None) -> None:
+    def _answer_stop(self, message: StopQuestion) -> None:
+        self._connection.send(StopAnswer(message.fit, self.stop_of(message.fit).answer()))
+
+    def _on_others_end(self, message: Closing | AllScriptsEnded) -> None:
+        self.detached |= isinstance(message, Closing)
+        if self._exit_watch is not None:
+            self._exit_watch.others_have_ended()
+
+    def _send_location(self, message: Locate) -> None:
         """Prints this rank's location and stack, and reports the location to the server."""
-        still = 0.0
-        if self.watch is not None:
-            still = self.watch.still(time.monotonic())
-            self.watch.is_reported |= stall is not None
-        rank, host = self.introduction.rank, self.introduction.host
-        self._send({"type": "here", "outside": location.outside_tensorflow(), "doing": location.report(
-            rank, host, steps_of(self.entries), still, stall)})
+        still, watch = 0.0, self._heartbeats.watch
+        if watch is not None:
+            still = watch.still(time.monotonic())
+            watch.is_reported |= message.stall is not None
+        doing = location.report(self.introduction.rank, self.introduction.host, self._heartbeats.steps(), still,
+                                message.stall)
+        self._connection.send(Location(location.outside_tensorflow(), doing))
 
     def _report_move(self, still: float) -> None:
         if self._has_failed or self.cause is not None:  # the end has moved this rank, and the last line is its cause
             return
         say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 
-    def _refuse(self, key: str, text: str, owed: list[str]) -> None:
+    def _refuse(self, message: PlanRefused) -> None:
         """Makes this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
-        can_raise = False
-        if self.entries is not None and self.on_refusal is not None:
-            self.entries.set_owed(owed)
-            can_raise = self.entries.can_raise(key)
+        can_raise, entries = False, self._heartbeats.entries
+        if entries is not None and self.on_refusal is not None:
+            entries.set_owed(message.outstanding)
+            can_raise = entries.can_raise(message.key)
             if can_raise:
-                self.on_refusal(key, text)
-        self._send({"type": "noted", "key": key, "raises": can_raise})
+                self.on_refusal(message.key, message.text)
+        self._connection.send(RefusalConfirmed(message.key, can_raise))
 
     def _end(self, cause: Cause) -> None:
-        with self._changed:
-            if self.cause is not None:
-                return
-            self.cause: Cause | None = cause
-            self._changed.notify_all()
-        self._on_end(cause)
+        if self._exchange.end(cause):
+            self._on_end(cause)
 
-    def _server_lost(self, error: str, kind: str) -> None:
+    def _server_lost(self, error: str, kind: CauseKind) -> None:
         self._end(Cause(kind, 0, self.server_host, None, error) if self.server_is_rank else
                   Cause(kind, None, "", None, f"the launcher {error}"))
         self._may_exit.set()
+
+    # Heartbeats, in a thread of their own.
 
     def _send_beats(self) -> None:
         try:
@@ -281,81 +328,38 @@ class ControlClient(Exchange):
         """Ends the job for a fault of hvkeras in a thread of the control channel."""
         text, me = "".join(traceback.format_exception(error)), self.introduction
         say(f"the control channel has failed {what}\n{text}")
-        self.fail(Cause("exception", me.rank, me.host, os.getpid(),
+        self.fail(Cause(CauseKind.EXCEPTION, me.rank, me.host, os.getpid(),
                         f"failed in the control channel {what} with {summary(error)}", text))
 
     def _beat_until_closed(self) -> None:
         last = time.monotonic()
-        while not self._closed.wait(BEAT_WITH_JOINED_RANKS if self._some_joined else BEAT):
+        while not self._connection.closed.wait(BEAT_WITH_JOINED_RANKS if self._heartbeats.some_joined else BEAT):
             now = time.monotonic()
             if now - last > FROZEN:
                 self._last_heard = now
-                if self.watch is not None:
-                    self.watch.forgive(now)
+                if self._heartbeats.watch is not None:
+                    self._heartbeats.watch.forgive(now)
             last = now
-            self._send_beat()
+            self._heartbeats.send()
             self._check_exit(now)
             if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
                 os.close(self._starter)
                 self._starter = None
-                self.fail(Cause("lost", None, self.introduction.host, None, f"the launcher on {self.introduction.host}"
-                                " ended unexpectedly (killed, crashed, or out of memory)"))
+                host = self.introduction.host
+                self.fail(Cause(CauseKind.LOST, None, host, None, f"the launcher on {host} ended unexpectedly (killed,"
+                                " crashed, or out of memory)"))
             if now - self._last_heard > self.liveness and not self.detached:
                 self._server_lost(f"gave no sign of life for {self.liveness:g} s (stopped, frozen or cut off)",
-                                  "silent")
+                                  CauseKind.SILENT)
                 return
 
     def _check_exit(self, now: float) -> None:
         """Ends the job if this process runs for too long after its script has ended."""
-        moved = 0.0 if self.watch is None else now - self.watch.still(now)
+        watch = self._heartbeats.watch
+        moved = 0.0 if watch is None else now - watch.still(now)
         if self._exit_watch is not None and (error := self._exit_watch.check(now, moved)):
             me = self.introduction
-            cause = Cause("stalled", me.rank, me.host, os.getpid(), error)
+            cause = Cause(CauseKind.STALLED, me.rank, me.host, os.getpid(), error)
             self.fail(cause)
             if self.detached:
                 self._end(cause)
-
-    def _forget(self, counts: dict[str, int]) -> None:
-        """Forgets plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
-        with self._beat_lock:  # heartbeats before the answer continue the old counts; those after it start from zero
-            keys = [] if self.entries is None else self.entries.forget(counts)
-            for key in keys:
-                self._sent_counts.pop(key, None)
-                self._sent_sites.pop(key, None)
-                self._called.discard(key)
-            self._send({"type": "forgotten", "asked": counts, "keys": keys})
-
-    def _send_beat(self) -> None:
-        with self._beat_lock:  # so that counts are sent in the order in which they were read
-            self._send(self._beat())
-
-    def _beat(self) -> wire.Message:
-        message: wire.Message = {"type": "beat"}
-        entries = self.entries
-        if entries is not None:
-            changed = {key: seen for key, seen in entries.snapshot().items() if self._sent_counts.get(key) != seen[0]}
-            message["plans"] = {key: seen[1].describe() for key, seen in changed.items()
-                                if key not in self._sent_counts}
-            message["counts"] = {key: seen[0] for key, seen in changed.items()}
-            self._sent_counts.update(message["counts"])
-            sites = {key: entries.site(key) for key in changed}
-            message["sites"] = {key: site for key, site in sites.items() if self._sent_sites.get(key) != site}
-            self._sent_sites.update(message["sites"])
-            if self._some_joined:
-                message["calls"] = {key: calls for key, calls in entries.calls().items() if key not in self._called}
-                self._called.update(message["calls"])
-        asks = self._waiting_in()
-        if asks or self._asked:
-            message["asks"] = self._asked = asks
-        if self.watch is not None:
-            still = self.watch.check(time.monotonic(), bool(message.get("counts")), entries)
-            message["still"] = None if self._asking else still
-        return message
-
-    def _waiting_in(self) -> list[str]:
-        """The exchanges in which this rank waits, and not a thread beside its work, such as one that reads ahead."""
-        asking = dict(self._asking)
-        if not asking:
-            return []
-        waits = activity.doing().phase == "input"
-        return [key for key, thread in asking.items() if waits or thread == activity.thread()]

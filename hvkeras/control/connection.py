@@ -1,4 +1,4 @@
-"""A rank's connection to the control server: the proof of the job's secret, and authenticated messages both ways."""
+"""A peer's connection to a server of messages: the proof of the job's secret, and authenticated messages both ways."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import itertools
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvkeras.control import wire
-from hvkeras.control.proof import exactly, prove_to_server
+from hvkeras.control.messages import Arrived, Hello, Message, Rejected, decode, encode
 from hvkeras.errors import UsageError
 from hvkeras.host.forks import detach_in_children
 
@@ -19,7 +20,7 @@ _attempts = itertools.count()  # of this process: a server that stood still mean
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank reports about itself when it connects."""
+    """What a peer reports about itself when it connects: its rank or number, a size, and its host."""
 
     rank: int
     size: int
@@ -27,32 +28,35 @@ class Introduction:
 
 
 class Connection:
-    """A connection that has proved the secret and registered this rank.
+    """A connection that has proved the secret and been admitted.
 
     Args:
         connected: A connected socket.
         secret: The job's secret.
-        introduction: What this rank reports about itself.
+        introduction: What this peer reports about itself.
+
+    Attributes:
+        introduction: As above.
+        closed: Set once this end gives up the connection.
 
     Raises:
         ProofError: The server does not know the secret.
-        UsageError: The server refuses this rank; the message gives the reason.
+        UsageError: The server rejects this peer; the message gives the reason.
     """
 
     def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
         self.introduction = introduction
+        self.closed: threading.Event = threading.Event()
         self._socket = connected
         self._sending = threading.Lock()
-        self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         detach_in_children(self)
-        self._seal = prove_to_server(connected, secret)
-        self._send({"type": "hello", "rank": introduction.rank, "size": introduction.size, "host": introduction.host,
-                    "pid": os.getpid(), "attempt": next(_attempts)})
-        answer = self._read()
-        if answer["type"] == "refused":
-            raise UsageError(answer["reason"])
-        self._send({"type": "arrived"})
+        self._seal = wire.prove_to_server(connected, secret)
+        self.send(Hello(introduction.rank, introduction.size, introduction.host, os.getpid(), next(_attempts)))
+        answer = self.read()
+        if isinstance(answer, Rejected):
+            raise UsageError(answer.reason)
+        self.send(Arrived())
         connected.settimeout(None)
 
     @property
@@ -61,26 +65,40 @@ class Connection:
         return str(self._socket.getsockname()[0])
 
     def in_child(self) -> None:
-        """Closes a forked process's copy of the connection, which must close when the rank's own process exits."""
-        self._sending, self._closed = threading.Lock(), threading.Event()
-        self._closed.set()
+        """Closes a forked process's copy of the connection, which must close when the peer's own process exits."""
+        self._sending, self.closed = threading.Lock(), threading.Event()
+        self.closed.set()
         self._socket.close()
 
-    def _read(self) -> wire.Message:
-        message = None
-        while message is None:
-            header = exactly(self._socket, wire.HEADER.size)
-            code = exactly(self._socket, wire.CODE_BYTES)
-            message = self._seal.open_frame(header, code, exactly(self._socket, wire.payload_length(header)))
-        return message
+    def start_thread(self, function: Callable[[], None], name: str) -> None:
+        """Starts a thread that ends once the connection is closed."""
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-    def _send(self, message: wire.Message) -> None:
+    def read(self) -> Message:
+        """Waits for the next message.
+
+        Raises:
+            OSError: The connection has ended.
+            ProofError: A frame is not the server's.
+        """
+        data = None
+        while data is None:
+            header = wire.exactly(self._socket, wire.HEADER.size)
+            code = wire.exactly(self._socket, wire.CODE_BYTES)
+            data = self._seal.open_frame(header, code, wire.exactly(self._socket, wire.payload_length(header)))
+        return decode(data)
+
+    def send(self, message: Message) -> None:
+        """Sends a message; any thread may. The reading side detects a broken connection."""
+        data = encode(message)
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(self._seal.close_frames(message))
+            self._socket.sendall(self._seal.close_frames(data))
 
     def stop_reading(self) -> None:
         """Keeps the connection open until this process exits, so that the server sees when that happens."""
-        self._closed.set()
+        self.closed.set()
         with contextlib.suppress(OSError):
             os.dup(self._socket.fileno())  # Python closes its own descriptor before it runs finalizers
             self._socket.shutdown(socket.SHUT_RD)
@@ -88,7 +106,7 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connection and stops the threads."""
-        self._closed.set()
+        self.closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,36 +10,37 @@ from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
-from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.messages import AllValues, Message, MissingRanks, Value
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
+from hvkeras.host.forks import detach_in_children
+from hvkeras.progress import activity
 
 
-class Exchange(Connection):
-    """A connection over which all ranks exchange values, until the job ends.
+class Exchange:
+    """Exchanges values with all ranks, until the job ends.
 
     Args:
-        connected: A connected socket.
-        secret: The job's secret.
-        introduction: What this rank reports about itself.
+        size: The number of ranks.
+        send: Sends a message to the control server.
 
-    Raises:
-        ProofError: The server does not know the secret.
-        UsageError: The server refuses this rank; the message gives the reason.
+    Attributes:
+        cause: Why the job has ended early; None as long as it has not.
     """
 
-    def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
+    def __init__(self, size: int, send: Callable[[Message], None]) -> None:
         self.cause: Cause | None = None
+        self._size = size
+        self._send = send
         self._changed = threading.Condition()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
         self._asking: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
-        super().__init__(connected, secret, introduction)
+        detach_in_children(self)
 
     def in_child(self) -> None:
-        """Closes a forked process's copy of the connection, which must close when the rank's own process exits."""
+        """Gives a forked process a lock of its own."""
         self._changed = threading.Condition()
-        super().in_child()
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
@@ -79,7 +79,7 @@ class Exchange(Connection):
             raise UsageError(explain(f"A value that ranks exchange must take under {wire.MAX_PAYLOAD} bytes",
                                      "send it as a tensor", key=key, bytes=size))
         start, reported = time.monotonic(), 0.0
-        self._send({"type": "put", "key": key, "value": value})
+        self._send(Value(key, value))
         with self._changed:
             while key not in self._gathered:
                 self.raise_if_ended()
@@ -88,7 +88,7 @@ class Exchange(Connection):
                 if waited >= timeout:
                     who = (describe or in_words)(missing) if missing else "the server's answer"
                     raise PeerError(explain(
-                        f"All {self.introduction.size} ranks must arrive within {timeout:g} s, but {who} did"
+                        f"All {self._size} ranks must arrive within {timeout:g} s, but {who} did"
                         " not", "start the missing ones, check their output, or raise HVKERAS_START_TIMEOUT"))
                 if on_missing is not None and waited - reported >= 1.0 and missing:
                     reported = waited
@@ -110,9 +110,33 @@ class Exchange(Connection):
         if self.cause is not None:
             raise PeerError(f"The job ended: {self.cause.sentence()}")
 
-    def _take_values(self, message: wire.Message) -> None:
-        """Stores gathered values and missing ranks; called with the lock of `_changed` held."""
-        if message["type"] == "all":
-            self._gathered[message["key"]] = message["values"]
-        elif message["type"] == "missing":
-            self._missing[message["key"]] = message["ranks"]
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any thread waits in an exchange."""
+        return bool(self._asking)
+
+    def waiting_in(self) -> list[str]:
+        """The exchanges in which this rank waits, and not a thread beside its work, such as one that reads ahead."""
+        asking = dict(self._asking)
+        if not asking:
+            return []
+        waits = activity.doing().phase == "input"
+        return [key for key, thread in asking.items() if waits or thread == activity.thread()]
+
+    def on_message(self, message: AllValues | MissingRanks) -> None:
+        """Stores gathered values and missing ranks."""
+        with self._changed:
+            if isinstance(message, AllValues):
+                self._gathered[message.key] = list(message.values)
+            else:
+                self._missing[message.key] = list(message.ranks)
+            self._changed.notify_all()
+
+    def end(self, cause: Cause) -> bool:
+        """Ends all exchanges, since the job has ended; returns False if it had ended before."""
+        with self._changed:
+            if self.cause is not None:
+                return False
+            self.cause = cause
+            self._changed.notify_all()
+            return True

@@ -1,20 +1,20 @@
 """The server side of `hvkeras.collectives.join`: which ranks must participate in the collectives of others.
 
 A mismatch is resolved in three steps, strictly one after the other. First, all ranks report what their plans consist
-of. Second, the ranks that wait in one of the plans are told that it is refused, and confirm this. Third, all other
+of. Second, the ranks that wait in one of the plans learn that it is refused, and confirm this. Third, all other
 ranks participate in the plan so that it completes, and the ranks that waited in it raise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from hvkeras.control.messages import CallDescriptions, Message, Participate, PlanRefused
 from hvkeras.control.waits import Finding, Waits
 
 REFUSED_WITHIN = 20.0  # seconds for a refusal to complete
-Request = tuple[int, dict[str, Any]]
+Request = tuple[int, Message]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Refusal:
     unconfirmed: set[tuple[int, str]] | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
-    def owed(self, waits: Waits, rank: int) -> list[str]:
+    def outstanding(self, waits: Waits, rank: int) -> list[str]:
         """The plans in which a rank will be asked to participate on behalf of others.
 
         Args:
@@ -52,7 +52,7 @@ class Participation:
     def __init__(self) -> None:
         self.joined: list[int] = []
         self._refusals: list[Refusal] = []
-        self._calls: dict[str, list[dict[str, Any]]] = {}
+        self._calls: dict[str, CallDescriptions] = {}
         self._asked: dict[tuple[int, str], int] = {}
 
     @property
@@ -60,7 +60,7 @@ class Participation:
         """Whether ranks must report immediately which plans they enter and what those consist of."""
         return bool(self.joined or self._refusals)
 
-    def learn(self, calls: dict[str, list[dict[str, Any]]]) -> None:
+    def learn(self, calls: Mapping[str, CallDescriptions]) -> None:
         """Records which calls plans consist of.
 
         Args:
@@ -135,7 +135,7 @@ class Participation:
                 counts = waits.counts(key)
                 for rank in (rank for rank, count in counts.items() if count > min(counts.values())):
                     refusal.unconfirmed.add((rank, key))
-                    yield rank, {"type": "refused", "key": key, "text": refusal.text, "owed": refusal.owed(waits, rank)}
+                    yield rank, PlanRefused(key, refusal.text, refusal.outstanding(waits, rank))
         if refusal.unconfirmed:
             return
         if all(min(waits.counts(key).values()) >= count for key, count in refusal.counts.items()):
@@ -149,5 +149,4 @@ class Participation:
         times = count - max(waits.counts(key)[rank], self._asked.get((rank, key), 0))
         if times > 0 and key in self._calls:
             self._asked[rank, key] = count
-            yield rank, {"type": "involved", "key": key, "plan": waits.plan(key), "calls": self._calls[key],
-                         "times": times, "refused": refused}
+            yield rank, Participate(key, waits.plan(key), self._calls[key], times, refused)

@@ -26,7 +26,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
-from hvkeras.control.relay import Deadlines
+from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.control.waiting import Waiting, task_name
 from hvkeras.control.wire import ProofError
@@ -50,10 +50,19 @@ RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and 
 STORE_KEY = "/hvkeras/control"
 
 
+class Served(Protocol):
+    """A server of a control channel."""
+
+    address: tuple[str, int]
+
+    def stop(self) -> None:
+        """Stops serving."""
+
+
 class Serve(Protocol):
     """Creates and starts the server of a control channel."""
 
-    def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
+    def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Served:
         """Listens on an address, at the given port or at a free one."""
 
 
@@ -70,23 +79,18 @@ def _warn(text: str) -> None:
     stalls.note(text)
 
 
-def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> ControlServer:
+def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:
     """Serves the control channel of a cluster with parameter servers from its chief, for the chief's lifetime.
 
     Args:
         launch: The chief's place in the cluster.
         settings: The settings in force.
-        serve: Creates the server.
-
-    Returns:
-        The server. No other task needs to be connected yet.
+        serve: Creates the server; no other task needs to be connected yet.
 
     Raises:
         HvkerasError: The server cannot listen on the address, or the hosts share no secret.
     """
-    server = _by_address(launch, settings, Waiting(settings.start_timeout), serve)[0]
-    assert server is not None
-    return server
+    _by_address(launch, settings, Waiting(settings.start_timeout), serve)
 
 
 def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
@@ -138,6 +142,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
             on_failure.callback(server.stop)
         client = _connect_client(launch, settings, on_end, waiting, address, secret, refresh)
         on_failure.pop_all()
+    assert server is None or isinstance(server, ControlServer)
     client.server_is_rank = launch.rendezvous.kind != "run"
     client.server_host = address[0]
     return ControlChannel(client, server, claim)
@@ -145,7 +150,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
 
 Address = tuple[str, int]
 Refresh = Callable[[], tuple[Address, bytes]]
-Found = tuple["ControlServer | None", Address, bytes, "Refresh | None"]
+Found = tuple["Served | None", Address, bytes, "Refresh | None"]
 
 
 def _connect_client(

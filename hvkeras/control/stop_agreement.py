@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from hvkeras.control.messages import Message, StopAfter, StopQuestion
 from hvkeras.errors import PeerError, explain
 
-Request = tuple[int, dict[str, Any]]
+Request = tuple[int, Message]
 POLL_INTERVAL = 0.1  # seconds between two checks whether the job has ended
 
 
@@ -107,7 +107,7 @@ class Stops:
             return
         self._waited_for[fit], self._ranks[fit], self._most[fit] = set(ranks), list(ranks), 0
         for each in ranks:
-            yield each, {"type": "stopping", "fit": fit}
+            yield each, StopQuestion(fit)
 
     def receive(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
         """Handles a rank's answer; after the last answer, all ranks receive the decision.
@@ -126,4 +126,4 @@ class Stops:
             del self._waited_for[fit]
             after = self._most.pop(fit)
             for each in self._ranks.pop(fit):
-                yield each, {"type": "stop after", "fit": fit, "executions": after, "wishes": sorted(self._wishes[fit])}
+                yield each, StopAfter(fit, after, sorted(self._wishes[fit]))

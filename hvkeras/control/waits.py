@@ -13,11 +13,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from hvkeras.control.cause import CauseKind
+from hvkeras.control.messages import PlanDescription
 from hvkeras.host.console import in_words
 
-Describe = dict[str, Any]
 MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
 PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
@@ -47,12 +47,16 @@ class Wait:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: its kind (`mismatch`, `left`, `stalled` or `warning`), the `rank` at fault, if any, and a description.
+    """A problem.
 
-    `keys` are the plans of a mismatch in which all of their ranks wait, so that all can raise.
+    Attributes:
+        kind: What it ends the job for; None for a warning.
+        rank: The rank at fault; None for none.
+        text: A description.
+        keys: The plans of a mismatch in which all of their ranks wait, so that all can raise.
     """
 
-    kind: str
+    kind: CauseKind | None
     rank: int | None
     text: str
     keys: tuple[str, ...] = ()
@@ -82,7 +86,7 @@ class Waits:
         self.limits = (mismatch_after, warn_after, stall_after)
         self._counts: dict[int, dict[str, int]] = {}
         self._sites: dict[int, dict[str, str]] = {}
-        self._plans: dict[str, Describe] = {}
+        self._plans: dict[str, PlanDescription] = {}
         self._since: dict[Wait, float] = {}
         self._warned: dict[Wait, float] = {}
         self._left: set[int] = set()
@@ -91,11 +95,12 @@ class Waits:
         self._answers: dict[str, int] = {}  # number of answers from ranks that were asked to forget a plan
         self._before: dict[int, dict[str, int]] = {}  # a rank's counts of plans from before it forgot them
 
-    def describe(self, key: str, plan: Describe) -> None:
+    def describe(self, key: str, plan: PlanDescription) -> None:
         """Records what a plan consists of."""
         self._plans[key] = plan
 
-    def update(self, rank: int, counts: dict[str, int], sites: dict[str, str] | None = None) -> None:
+    def update(self, rank: int, counts: Mapping[str, int],
+               sites: Mapping[str, str] | None = None) -> None:
         """Records a rank's counts, and where its user code enters plans; plans that are not given keep theirs."""
         before = self._before.get(rank, {})
         self._counts.setdefault(rank, {}).update({key: count + before.get(key, 0) for key, count in counts.items()})
@@ -118,7 +123,7 @@ class Waits:
         """Records that a rank has left the job normally, or has come back to it."""
         (self._left.add if left else self._left.discard)(rank)
 
-    def plan(self, key: str) -> Describe:
+    def plan(self, key: str) -> PlanDescription:
         """What a plan consists of."""
         return self._plans[key]
 
@@ -239,17 +244,17 @@ class Waits:
             waiting = {wait.waiter for wait in self._since if wait.key in keys}
             if keys.isdisjoint(self._exchanges) and all(rank in waiting for key in keys
                                                         for rank in self._plans[key]["ranks"]):
-                return [Finding("mismatch", None, self._difference(circle), tuple(sorted(keys)))]
+                return [Finding(CauseKind.MISMATCH, None, self._difference(circle), tuple(sorted(keys)))]
             # Some rank is late: it would arrive at a collective that the others have given up.
             waited = now - max(self._since[wait] for wait in circle)
             if waited >= PATIENCE * self.limits[0] or not keys.isdisjoint(self._exchanges):
-                return [Finding("mismatch", None, self._difference(circle))]
+                return [Finding(CauseKind.MISMATCH, None, self._difference(circle))]
         return []
 
     def _departures(self, now: float) -> list[Finding]:
         return [
-            Finding("left", wait.missing, f"left the job normally while rank {wait.waiter} is still waiting for it in"
-                    f" {self._named(wait)}{self._hint(wait)}")
+            Finding(CauseKind.LEFT, wait.missing, f"left the job normally while rank {wait.waiter} is still waiting for"
+                    f" it in {self._named(wait)}{self._hint(wait)}")
             for wait, since in self._since.items()
             if wait.missing in self._left and wait.waiter not in self._left and now - since >= self.limits[0]
             and wait.key not in self._exchanges
@@ -270,17 +275,17 @@ class Waits:
                 place = places.get(wait.missing, "")
                 text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {place}" if place else ""))
-                return [Finding("stalled", wait.missing, text + self._hint(wait))]
+                return [Finding(CauseKind.STALLED, wait.missing, text + self._hint(wait))]
             if warn_after and now - self._warned.get(wait, since) >= warn_after:
                 self._warned[wait] = now
                 end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
                 text = (f"rank {wait.waiter} has waited {waited:.0f} s in {label} for rank {wait.missing}, which has"
                         f" not entered it{end}")
-                findings.append(Finding("warning", wait.missing, text + self._hint(wait)))
+                findings.append(Finding(None, wait.missing, text + self._hint(wait)))
         return findings
 
     def _difference(self, circle: list[Wait]) -> str:
-        """Describes the first difference between plans, and where the ranks entered them."""
+        """PlanDescriptions the first difference between plans, and where the ranks entered them."""
         sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in circle if self._site(wait)]
         end = "; " + ", ".join(sites) if sites else ""
         hints = [hint for wait in circle if (hint := self._hint(wait))]
@@ -301,7 +306,7 @@ class Waits:
         return _UNLIKE_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
-        """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
+        """PlanDescriptions the first difference between two plans: in kind, then tensors, then options, then names."""
         mine, theirs = self._plans[one.key], self._plans[other.key]
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         whole = (f"rank {one.waiter} is in {mine['label']} ({mine['operation']}, ranks {mine['ranks']}), rank"
@@ -359,5 +364,5 @@ def _connected(rank: int, waits: Collection[Wait]) -> set[int]:
     return reached(pairs) & reached({(missing, waiter) for waiter, missing in pairs})
 
 
-def _tensor(plan: Describe, index: int) -> str:
+def _tensor(plan: PlanDescription, index: int) -> str:
     return f"{plan['names'][index]} {plan['kinds'][index]}"

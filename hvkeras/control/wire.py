@@ -1,4 +1,4 @@
-"""Frames on the control channel: proof of the secret, then authenticated JSON.
+"""Frames on a channel: proof of the secret, then authenticated messages (`hvkeras.control.messages`).
 
 The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104): each side sends a random
 nonce and proves that it knows the secret with a code over both nonces. The session key is derived from the same
@@ -8,23 +8,27 @@ forged, replayed or reordered. A message that is larger than a frame takes sever
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import hashlib
 import hmac
-import json
 import os
+import socket
 import struct
-from typing import Any
+import threading
+import time
 
 from hvkeras.errors import PeerError, UsageError, explain
 
-MAGIC = b"HVK2"
+MAGIC = b"HVK3"
 NONCE_BYTES = 32
 CODE_BYTES = 32
 HEADER = struct.Struct(">?I")  # whether more frames of the message follow; bytes of the payload
 MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
 MAX_MESSAGE = 64 * MAX_PAYLOAD
-
-Message = dict[str, Any]
+PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
+MAX_UNPROVEN = 64  # connections that may try at the same time, where one is waited for
+_TICK = 0.1  # seconds between two looks at who has proved it
 
 
 class ProofError(PeerError):
@@ -71,16 +75,15 @@ class Seal:
     def _code(self, label: bytes, number: int, header: bytes, payload: bytes) -> bytes:
         return hmac.new(self._key, label + struct.pack(">Q", number) + header + payload, hashlib.sha256).digest()
 
-    def close_frames(self, message: Message) -> bytes:
-        """Seals a message; frames must be sent in the order in which they were sealed.
+    def close_frames(self, payload: bytes) -> bytes:
+        """Seals an encoded message; frames must be sent in the order in which they were sealed.
 
         Raises:
             UsageError: The message is too large.
         """
-        payload = json.dumps(message).encode()
         if len(payload) > MAX_MESSAGE:
             raise UsageError(explain(f"A control message must be under {MAX_MESSAGE} bytes", "send tensors instead",
-                                     type=message.get("type"), bytes=len(payload)))
+                                     begins=payload[:40], bytes=len(payload)))
         frames = []
         for start in range(0, len(payload), MAX_PAYLOAD):
             part = payload[start : start + MAX_PAYLOAD]
@@ -89,11 +92,11 @@ class Seal:
             self._sent += 1
         return b"".join(frames)
 
-    def open_frame(self, header: bytes, code: bytes, payload: bytes) -> Message | None:
-        """Verifies the peer's next frame, and decodes the message that it completes.
+    def open_frame(self, header: bytes, code: bytes, payload: bytes) -> bytes | None:
+        """Verifies the peer's next frame.
 
         Returns:
-            The message; None if more frames of it follow.
+            The encoded message that it completes; None if more frames follow.
 
         Raises:
             ProofError: The frame is not the peer's next one, or the message is too large.
@@ -106,8 +109,7 @@ class Seal:
         if HEADER.unpack(header)[0]:
             return None
         parts, self._parts = self._parts, []
-        message: Message = json.loads(b"".join(parts))
-        return message
+        return b"".join(parts)
 
 
 def payload_length(header: bytes) -> int:
@@ -120,3 +122,97 @@ def payload_length(header: bytes) -> int:
     if length > MAX_PAYLOAD:
         raise ProofError(explain(f"A frame on the control channel must be under {MAX_PAYLOAD} bytes", length=length))
     return length
+
+
+def exactly(connected: socket.socket, count: int, until: float | None = None) -> bytes:
+    """Reads so many bytes.
+
+    Args:
+        connected: A connected socket.
+        count: The number of bytes.
+        until: The monotonic time by which they must be there; by default, the socket's own timeout counts.
+
+    Raises:
+        ConnectionError: The other side has closed the connection.
+        TimeoutError: The bytes did not come in time.
+    """
+    parts = []
+    while count:
+        if until is not None:
+            connected.settimeout(max(until - time.monotonic(), 1e-3))
+        part = connected.recv(count)
+        if not part:
+            raise ConnectionError("the connection was closed by the other side")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def prove_to_server(connected: socket.socket, secret: bytes) -> Seal:
+    """Proves the secret to the side that has accepted the connection.
+
+    Raises:
+        ProofError: The other side does not know the secret.
+        OSError: The connection has ended, or the other side does not answer.
+    """
+    challenge = exactly(connected, len(MAGIC) + NONCE_BYTES)
+    if not challenge.startswith(MAGIC):
+        raise ProofError(explain("The address must be hvkeras's own", "another program listens there",
+                                      first_bytes=challenge[:8]))
+    theirs, own = challenge[len(MAGIC) :], nonce()
+    connected.sendall(own + proof(secret, b"client", theirs, own))
+    check_proof(exactly(connected, CODE_BYTES), proof(secret, b"server", theirs, own))
+    return Seal(proof(secret, b"session", theirs, own), b"client", b"server")
+
+
+def prove_to_client(connected: socket.socket, secret: bytes) -> None:
+    """Proves the secret to the side that has connected, within `PROOF_DEADLINE`.
+
+    Raises:
+        ProofError: The other side does not know the secret.
+        OSError: The connection has ended, or the other side does not answer.
+    """
+    until, own = time.monotonic() + PROOF_DEADLINE, nonce()
+    connected.sendall(MAGIC + own)
+    answer = exactly(connected, NONCE_BYTES + CODE_BYTES, until)
+    theirs, shown = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
+    check_proof(shown, proof(secret, b"client", own, theirs))
+    connected.sendall(proof(secret, b"server", own, theirs))
+
+
+def accept_proven(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
+    """Accepts the first connection whose other side proves the secret; all others are closed.
+
+    Args:
+        listening: A listening socket.
+        secret: The secret.
+        timeout: Seconds to wait.
+
+    Raises:
+        PeerError: Nobody has proved it in time.
+    """
+    proven: collections.deque[socket.socket] = collections.deque()
+    room = threading.BoundedSemaphore(MAX_UNPROVEN)
+
+    def prove(connected: socket.socket) -> None:
+        try:
+            prove_to_client(connected, secret)
+            proven.append(connected)
+        except (OSError, ProofError):
+            connected.close()
+        finally:
+            room.release()
+
+    listening.settimeout(_TICK)
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if proven:
+            return proven.popleft()
+        with contextlib.suppress(TimeoutError):
+            connected, _ = listening.accept()
+            if room.acquire(blocking=False):
+                threading.Thread(target=prove, args=(connected,), name="hvkeras-proof", daemon=True).start()
+            else:
+                connected.close()
+    raise PeerError(explain(f"A peer must connect within {timeout:g} s, and prove the secret",
+                            "check the network between the hosts"))

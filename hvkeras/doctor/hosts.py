@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -17,7 +16,9 @@ from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
-from hvkeras.control.connections import Connections, Member
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import HostTime, HostTimeNoted, Message
 from hvkeras.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.errors import UsageError
 from hvkeras.host.network import address_towards
@@ -30,7 +31,25 @@ MAX_CLOCK_OFFSET = 1.0  # seconds
 Report = dict[str, Any]  # a host's `findings` and `versions`
 
 
-class CallServer(Connections):
+class CallHandler(Handler):
+    """Records the clocks of hosts that call.
+
+    Attributes:
+        clocks: Seconds by which each host is ahead.
+    """
+
+    def __init__(self) -> None:
+        self.members = Members()
+        self.clocks: dict[str, float] = {}
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Records the time on a host."""
+        if isinstance(message, HostTime):
+            self.clocks[member.host] = message.time - time.time()
+            member.send(HostTimeNoted())
+
+
+class CallServer:
     """Accepts calls from other hosts that prove a secret, on an address passed to them, and records their clocks.
 
     Args:
@@ -39,32 +58,8 @@ class CallServer(Connections):
 
     def __init__(self, host: str) -> None:
         self.secret: str = secrets.token_hex(32)  # the hosts get it on the standard input of their ssh
-        super().__init__(0, self.secret.encode(), address_towards(host), 0)
-        self.clocks: dict[str, float] = {}  # seconds by which each host is ahead
-
-    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member:
-        member = Member(0, str(hello["host"]), int(hello["pid"]), writer, seal, 0.0)
-        member.send({"type": "welcome"})
-        return member
-
-    def _handle(self, member: Member, message: wire.Message) -> None:
-        self.clocks[member.host] = float(message["time"]) - time.time()
-        member.send({"type": "heard"})
-
-    def _lose(self, member: Member) -> None:
-        pass
-
-    async def _watch(self) -> None:
-        pass
-
-
-class Call(Connection):
-    """A host's call to the one that requested the check."""
-
-    def tell_time(self) -> None:
-        """Sends this host's time, and waits until it has come."""
-        self._send({"type": "time", "time": time.time()})
-        self._read()
+        self.handler = CallHandler()
+        self.server = MessageServer(self.handler, self.secret.encode(), address_towards(host))
 
 
 def call(address: str, name: str, secret: str) -> Finding:
@@ -79,9 +74,10 @@ def call(address: str, name: str, secret: str) -> Finding:
     try:
         with socket.create_connection((host, int(port)), CALL_DEADLINE) as connection:
             source = connection.getsockname()[0]
-            made = Call(connection, secret.encode(), Introduction(0, 0, name))
+            made = Connection(connection, secret.encode(), Introduction(0, 0, name))
             connection.settimeout(CALL_DEADLINE)
-            made.tell_time()
+            made.send(HostTime(time.time()))
+            made.read()
     except (OSError, wire.ProofError) as error:
         return Finding("route", PROBLEM, f"no connection to {address} on the first host ({error})",
                        "allow TCP connections between the hosts in the firewall, or choose the network with"
@@ -117,8 +113,8 @@ def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
           concurrent.futures.ThreadPoolExecutor(len(hosts), "hvkeras-doctor") as pool):
         reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, call_server), hosts), strict=True))
     for host, report in reports.items():
-        if call_server is not None and host in call_server.clocks:
-            offset = call_server.clocks[host]
+        if call_server is not None and host in call_server.handler.clocks:
+            offset = call_server.handler.clocks[host]
             report["findings"].append(check_result("clock", f"{offset:+.3f} s against the first host",
                                                    "times in logs and traces cannot be compared"
                                                    if abs(offset) > MAX_CLOCK_OFFSET else "",
@@ -136,17 +132,18 @@ def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
     else:
         yield None
         return
-    call_server.start()
+    call_server.server.start()
     try:
         yield call_server
     finally:
-        call_server.stop()
+        call_server.server.stop()
 
 
 def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | None) -> Report:
     others = [other for other in hosts if other != host]
     command = [sys.executable, "-m", "hvkeras", "doctor", "--json", *(["--others", ",".join(others)] if others else [])]
-    command += ["--call", "{}:{}".format(*call_server.address), "--called", host] if call_server is not None else []
+    if call_server is not None:
+        command += ["--call", "{}:{}".format(*call_server.server.address), "--called", host]
     line, secret = ssh.command_line(host, shlex.join(command)), "" if call_server is None else call_server.secret
     try:
         done = subprocess.run(line, capture_output=True, text=True, input=secret,

@@ -1,7 +1,7 @@
 """This worker's membership of an elastic job: the generations of ranks that it belongs to, one after the other.
 
-The launcher decides who belongs to the next generation, and tells each worker through the lobby
-(`hvkeras.control.lobby`). Each generation is a session of its own.
+The launcher decides who belongs to the next generation, and tells each worker over the membership
+channel (`hvkeras.control.membership_channel`). Each generation is a session of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from hvkeras.backends import backend_class
 from hvkeras.backends.refusing import StandbyBackend
 from hvkeras.control.cause import Cause
-from hvkeras.control.lobby import ANY_FUNCTION, LobbyClient
+from hvkeras.control.membership_channel import ANY_FUNCTION, MembershipClient
+from hvkeras.control.messages import FunctionEntered, GenerationJoined, RanksChanged, WorkerLeaving
 from hvkeras.control.waiting import Waiting
 from hvkeras.elastic import handover
 from hvkeras.errors import PeerError
@@ -57,32 +58,32 @@ class Membership:
         self.has_joined_others: bool = bool(self._settings.run_standby)
 
     @functools.cached_property
-    def _lobby(self) -> LobbyClient:
+    def _channel(self) -> MembershipClient:
         this_process().require_rank()
         settings = self._settings
         waiting = Waiting(settings.start_timeout)
         while True:
             try:
-                return LobbyClient(split_address(settings.run_lobby), settings.secret.encode(), settings.run_worker,
-                                   settings.liveness_timeout)
+                return MembershipClient(split_address(settings.run_membership), settings.secret.encode(),
+                                        settings.run_worker, settings.liveness_timeout)
             except OSError as error:
-                waiting.check(f"the launcher, which listens for workers at {settings.run_lobby}", str(error))
+                waiting.check(f"the launcher, which listens for workers at {settings.run_membership}", str(error))
                 time.sleep(RETRY)
 
     @property
     def hosts_changed(self) -> bool:
         """Whether workers wait to join, or must leave, at the next commit."""
-        return self._lobby.hosts_changed
+        return self._channel.hosts_changed
 
     @property
     def must_leave_soon(self) -> bool:
         """Whether workers must leave before the next commit that is due."""
-        return self._lobby.must_leave_soon
+        return self._channel.must_leave_soon
 
     @property
     def must_leave(self) -> bool:
         """Whether this worker must leave at the next commit."""
-        return self._lobby.must_leave
+        return self._channel.must_leave
 
     @property
     def is_waiting(self) -> bool:
@@ -100,7 +101,7 @@ class Membership:
 
     def enter(self, function: int) -> None:
         """Tells the launcher that this worker has reached an elastic function."""
-        self._lobby.tell({"type": "function", "function": function, "starts_anew": self.restarts})
+        self._channel.send(FunctionEntered(function, self.restarts))
         self._set_policy(FailurePolicy(True, self._ask_to_leave,
                                        restart=None if self._descriptor is None else self._restart_program))
 
@@ -122,7 +123,7 @@ class Membership:
 
     def tell_change(self, change: Change) -> None:
         """Tells the launcher how training goes on after a change, for its report."""
-        self._lobby.tell({"type": "change", **change.to_message()})
+        self._channel.send(RanksChanged(change.to_message()))
 
     def handed_over(self, function: int) -> dict[str, Any] | None:
         """Returns the commit of an elastic function that this process has kept while its program restarted."""
@@ -155,17 +156,18 @@ class Membership:
         """
         self._requested = requested
         last = int(self._settings.run_handover.partition(":")[2] or -1)
-        answer = self._lobby.next_generation(last, ANY_FUNCTION)
-        self.commit, self.has_joined_at_start, self.has_joined_others = answer["commit"], True, True
+        answer = self._channel.next_generation(last, ANY_FUNCTION)
+        assert answer is not None  # no function can be over that nobody has reached
+        self.commit, self.has_joined_at_start, self.has_joined_others = answer.commit, True, True
         self._set_policy(FailurePolicy(True, restart=self._restart_program))
         try:
-            session = self._open_generation(answer["place"])
+            session = self._open_generation(answer.place)
         except PeerError:
             if not _has_outlived_failure():
                 raise
             self._restart_program()
             raise
-        self._lobby.tell({"type": "joined"})
+        self._channel.send(GenerationJoined())
         start_services(session, process_sets)
 
     def join_next(self, commit: int, function: int) -> bool:
@@ -185,18 +187,18 @@ class Membership:
         """
         while True:
             self._leave_generation()
-            answer = self._lobby.next_generation(commit, function)
-            if answer["type"] == "over":
+            answer = self._channel.next_generation(commit, function)
+            if answer is None:
                 return False
             try:
-                session = self._open_generation(answer["place"])
+                session = self._open_generation(answer.place)
             except PeerError:
                 if not _has_outlived_failure():
                     raise
                 continue  # a member was lost before all had joined, and the launcher forms a generation without it
             start_services(session)
-            self.commit = answer["commit"]
-            self._lobby.tell({"type": "joined"})
+            self.commit = answer.commit
+            self._channel.send(GenerationJoined())
             return True
 
     def _leave_generation(self) -> None:
@@ -221,7 +223,7 @@ class Membership:
             link.hooks.policy = policy
 
     def _ask_to_leave(self) -> None:
-        self._lobby.tell({"type": "leaving"})
+        self._channel.send(WorkerLeaving())
 
     def _restart_program(self, descriptor: int | None = None, commit: int = -1, joins: str = JOINS_AT_START) -> None:
         """Restarts this process's program, which joins the next generation.
@@ -238,7 +240,7 @@ class Membership:
 
 def membership() -> Membership | None:
     """Returns this worker's membership; None if the job's survivors do not go on without a restart."""
-    return this_process().part(Membership) if current_session().settings.run_lobby else None
+    return this_process().part(Membership) if current_session().settings.run_membership else None
 
 
 def join_running_job(launch: Launch, settings: Settings, backend: str | None, process_sets: Any) -> None:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from hvkeras.backends.interface import Backend
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
 from hvkeras.errors import PeerError
@@ -36,8 +36,6 @@ ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: l
 LOG_GRACE = 0.2  # seconds for the engine's own messages about an aborted collective to appear
 STUCK_AFTER = 3.0  # seconds after an abort in which a collective ends, if it ever does
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
-# Kinds of failures that leave other ranks intact.
-SURVIVABLE = ("exception", "exit", "signal", "lost", "silent", "stalled", "reset")
 PREEMPTION_GRACE = 10.0  # seconds that preempted ranks have to confirm after checkpointing
 CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends this rank, before its signal is reported as the cause
 
@@ -113,7 +111,7 @@ class FailureHooks:
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_signal)
             self._signals.install()
-        self._client.on_told = self._told_to_end
+        self._client.on_terminate = self._told_to_end
 
     def in_child(self) -> None:
         """Removes all hooks in a forked process, such as one that loads data: it is not a rank."""
@@ -129,7 +127,7 @@ class FailureHooks:
             threading.excepthook = self._previous_thread_hook
         if sys.exit == self._on_exit:
             sys.exit = self._previous_exit
-        self._client.on_told = self._client.fail
+        self._client.on_terminate = self._client.fail
         if self._signals is not None:
             self._signals.uninstall()
             self._signals = None
@@ -156,7 +154,8 @@ class FailureHooks:
 
     def outlives(self, cause: Cause) -> bool:
         """Whether this rank goes on without the rank that has failed; its launcher ends it if it does not."""
-        return self.policy.survives and cause.kind in SURVIVABLE and cause.rank is not None and cause.rank != self._rank
+        return (self.policy.survives and cause.kind.leaves_others_intact
+                and cause.rank is not None and cause.rank != self._rank)
 
     def is_consequence(self, error: BaseException) -> Cause | None:
         """Returns the failure of another rank that an exception in an elastic function follows from; None if none.
@@ -187,7 +186,7 @@ class FailureHooks:
         if code not in (None, 0) and self._client.cause is None and not self._client.detached:
             number = int(code) if isinstance(code, int) else 1  # of sys.exit(True)
             text = f"exited with {code!r}" if isinstance(code, str) else f"exited with code {number}"
-            self._client.fail(Cause("exit", self._rank, self._host, os.getpid(), text, "", number))
+            self._client.fail(Cause(CauseKind.EXIT, self._rank, self._host, os.getpid(), text, "", number))
             cause = self._client.wait_for_cause(SECONDARY_GRACE)
             if cause is not None:
                 self._end_process(cause)
@@ -210,8 +209,8 @@ class FailureHooks:
             self._client.fail(self._cause_of(error), secondary=True)
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
         # Once the cause of failure is known, an aborted collective or an interrupt is only its consequence.
-        is_reported = cause is not None and (cause.rank != self._rank or cause.kind == "signal" or
-                                             (self._is_echo(error) and cause.kind != "timeout"))
+        is_reported = cause is not None and (cause.rank != self._rank or cause.kind is CauseKind.SIGNAL or
+                                             (self._is_echo(error) and cause.kind is not CauseKind.TIMEOUT))
         if not is_reported or self._show_secondary:
             self._previous_hook(kind, error, trace)
         if cause is None:
@@ -278,9 +277,10 @@ class FailureHooks:
 
     def _cause_of(self, error: BaseException) -> Cause:
         if isinstance(error, KeyboardInterrupt):
-            return Cause("signal", self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
+            return Cause(CauseKind.SIGNAL, self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        kind = "timeout" if _timed_out(error) else "exception" if getattr(error, "may_pass", True) else "setup"
+        kind = (CauseKind.TIMEOUT if _timed_out(error) else
+                CauseKind.EXCEPTION if getattr(error, "may_pass", True) else CauseKind.SETUP)
         return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text)
 
     def _is_echo(self, error: BaseException) -> bool:
@@ -330,8 +330,8 @@ class FailureHooks:
 
 
     def _signal_cause(self, number: int) -> Cause:
-        return Cause("signal", self._rank, self._host, os.getpid(), f"received {signal.Signals(number).name}", "",
-                     128 + number)
+        name = signal.Signals(number).name
+        return Cause(CauseKind.SIGNAL, self._rank, self._host, os.getpid(), f"received {name}", "", 128 + number)
 
     def _told_to_end(self, cause: Cause) -> None:
         """The launcher was told to end the job: what trains saves first; called in the control channel's thread."""

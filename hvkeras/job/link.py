@@ -9,8 +9,8 @@ from collections.abc import Callable
 from hvkeras.control.cause import Cause
 from hvkeras.control.channel import ControlChannel
 from hvkeras.control.client import ControlClient
+from hvkeras.control.messages import Deadlines
 from hvkeras.control.process_exit import ExitWatch
-from hvkeras.control.relay import Deadlines
 from hvkeras.control.rendezvous import connect
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.mpi import finalize_mpi, running_mpi

@@ -44,7 +44,8 @@ def open_session(launch: Launch, settings: Settings, requested: str | None = Non
         MachineError: A package, port or launcher does not meet the job's needs.
         PeerError: A rank is missing or failed.
     """
-    is_served = launch.size > 1 or bool(settings.run_lobby)  # an elastic job may shrink to one rank, and grow again
+    # An elastic job may shrink to one rank, and grow again.
+    is_served = launch.size > 1 or bool(settings.run_membership)
     if is_served or without_engine:
         session = _session_of_ranks(launch, settings, requested, policy, without_engine)
     else:

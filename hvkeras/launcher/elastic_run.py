@@ -1,7 +1,7 @@
 """Runs an elastic job whose survivors keep their processes when a rank is lost, and which new hosts join while it runs.
 
 `Driver` decides who belongs to the job; this module tells it what happens to processes and hosts, and does what it
-says. Each generation of ranks has a control channel of its own, and all workers share the lobby.
+says. Each generation of ranks has a control channel of its own, and all workers share the membership channel.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hvkeras.control import wire
-from hvkeras.control.cause import Cause
-from hvkeras.control.lobby import Lobby
-from hvkeras.control.relay import Deadlines
+from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.membership_channel import MembershipServer
+from hvkeras.control.messages import (
+    Assignment,
+    ChangeAhead,
+    Deadlines,
+    FunctionDone,
+    FunctionEntered,
+    GenerationJoined,
+    Message,
+    RanksChanged,
+    Ready,
+    WorkerLeaving,
+)
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import HvkerasError, UsageError
 from hvkeras.host.network import LOOPBACK, interface_address, outward_address
-from hvkeras.job.failure import SURVIVABLE
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.elastic_driver import (
@@ -76,8 +85,8 @@ class ElasticLauncher(Launcher):
         self._resets = resets
         self._secret = ""
         self._began = time.time()
-        self._lobby: Lobby | None = None
-        self._lobby_address = ""
+        self._membership: MembershipServer | None = None
+        self._membership_address = ""
         self._ranks: list[int] = list(range(job.size))  # the worker of each rank in the present generation
         self._generation = 0
         self._final: Cause | None = None  # why the job ends
@@ -130,9 +139,10 @@ class ElasticLauncher(Launcher):
         self._secret = secret
         super()._serve(secret)
         assert self._server is not None
-        self._lobby = Lobby(secret.encode(), self._server.address[0], lambda worker, message: self._from_thread(
-            self._on_message, worker, message), self._settings.liveness_timeout)
-        self._lobby_address = "{}:{}".format(*self._lobby.start())
+        self._membership = MembershipServer(
+            secret.encode(), self._server.address[0], lambda worker, message: self._from_thread(
+                self._on_message, worker, message), self._settings.liveness_timeout)
+        self._membership_address = "{}:{}".format(*self._membership.start())
 
     def _own_address(self) -> str:
         found = super()._own_address()
@@ -153,11 +163,11 @@ class ElasticLauncher(Launcher):
             on_note=lambda text: self._from_thread(self._say, f"hvkeras: {text}"))
 
     def _order(self, agent: HostAgent, secret: str, address: str) -> dict[str, Any]:
-        return start_order(self._job, agent.host, secret, address, self._workers, self._lobby_address)
+        return start_order(self._job, agent.host, secret, address, self._workers, self._membership_address)
 
     async def _run_ranks(self, secret: str) -> None:
         if self._job.reporting is not None:
-            self._job.reporting.on_leaving = lambda host: self._from_thread(self._let_host_leave, host)
+            self._job.reporting.notify_leaving(lambda host: self._from_thread(self._let_host_leave, host))
         looking = asyncio.ensure_future(self._look_for_hosts())
         try:
             await super()._run_ranks(secret)
@@ -169,8 +179,8 @@ class ElasticLauncher(Launcher):
 
     async def _clean_up(self) -> None:
         await super()._clean_up()
-        if self._lobby is not None:
-            self._lobby.stop()
+        if self._membership is not None:
+            self._membership.stop()
 
     async def _start(self, counts: Mapping[str, int], numbers: Mapping[str, list[int]]) -> None:
         """Starts workers on hosts; connects to a host first where nothing runs yet."""
@@ -197,7 +207,7 @@ class ElasticLauncher(Launcher):
         there = {number: worker.slot for number, worker in self._driver.workers.items() if worker.host == host}
         slots = {number: there.get(number, 0) for number in numbers}
         local_size = max(len(there), max(slots.values()) + 1)
-        order = newcomers_order(self._job, agent.host, self._secret, self._lobby_address, slots, local_size,
+        order = newcomers_order(self._job, agent.host, self._secret, self._membership_address, slots, local_size,
                                 max(len(self._ranks), local_size - len(numbers)), self._joins)
         if is_new:
             self._in_background(self._listen(agent, order))
@@ -228,28 +238,30 @@ class ElasticLauncher(Launcher):
 
     # What happens.
 
-    def _on_message(self, number: int, message: wire.Message) -> None:
-        """Handles what a worker tells the lobby."""
+    def _on_message(self, number: int, message: Message) -> None:
+        """Handles what a worker sends over the membership channel."""
         worker = self._driver.workers.get(number)
         if worker is None:
             return
-        if message["type"] == "function":
-            if worker.rank is not None:
-                self._function = max(self._function, message["function"])
-                self._joins = hvkeras_run.JOINS_AT_START if message["starts_anew"] else hvkeras_run.JOINS_AT_COMMIT
+        match message:
+            case FunctionEntered():
+                if worker.rank is not None:
+                    self._function = max(self._function, message.function)
+                    self._joins = hvkeras_run.JOINS_AT_START if message.restarts else hvkeras_run.JOINS_AT_COMMIT
+                    self._handle(Event.JOINED, number)
+            case GenerationJoined():
                 self._handle(Event.JOINED, number)
-        elif message["type"] == "joined":
-            self._handle(Event.JOINED, number)
-        elif message["type"] == "ready":
-            if worker.rank is None and message["function"] < self._function:
-                self._tell(number, {"type": "over"})
-                return
-            worker.commit = message["commit"]
-            self._handle(Event.READY, number)
-        elif message["type"] == "change":
-            self._changes.append({**message, "time": time.time()})
-        elif message["type"] == "leaving" and not worker.is_leaving:
-            self._let_leave(worker)
+            case Ready():
+                if worker.rank is None and message.function < self._function:
+                    self._send(number, FunctionDone())
+                    return
+                worker.commit = message.commit
+                self._handle(Event.READY, number)
+            case RanksChanged():
+                self._changes.append({**message.change, "time": time.time()})
+            case WorkerLeaving():
+                if not worker.is_leaving:
+                    self._let_leave(worker)
 
     def _let_host_leave(self, host: str) -> None:
         """Lets the workers of a host leave that is being taken away; it is released when they have left."""
@@ -303,20 +315,21 @@ class ElasticLauncher(Launcher):
             if event["code"] and worker is not None:
                 error = (reports.described_end(event["code"]) if event["type"] == "exit" else "could not be started: "
                          + reports.why_not_started(event["error"], event["errno"], event["culprit"]))
-                kind = "setup" if event["type"] == "failed" else "exit" if event["code"] > 0 else "signal"
+                kind = (CauseKind.SETUP if event["type"] == "failed" else
+                        CauseKind.EXIT if event["code"] > 0 else CauseKind.SIGNAL)
                 self._report_failure(worker, agent, kind, error, event["code"])
             self._record_exit(number, event["code"])
         elif event["type"] == "stopped":
             worker = self._driver.workers.get(number)
             if worker is not None:  # one that starts, or starts anew, gives no sign of life that could be missed
-                self._report_failure(worker, agent, "silent", "gave no sign of life for"
+                self._report_failure(worker, agent, CauseKind.SILENT, "gave no sign of life for"
                                      f" {self._settings.liveness_timeout:g} s (stopped)", -signal.SIGKILL)
                 self._kill(number)
                 self._record_exit(number, -signal.SIGKILL)
         else:
             super()._on_event(agent, event)
 
-    def _report_failure(self, worker: Worker, agent: HostAgent, kind: str, error: str, code: int) -> None:
+    def _report_failure(self, worker: Worker, agent: HostAgent, kind: CauseKind, error: str, code: int) -> None:
         """Ends the generation because of a member's failure, or says that a newcomer has failed."""
         if worker.rank is None:
             self._say(f"hvkeras run: worker {worker.number} on {agent.host_name}, which was to join, {error}")
@@ -357,7 +370,7 @@ class ElasticLauncher(Launcher):
                     os.killpg(agent.pids[number], signal.SIGKILL)
             worker = self._driver.workers.get(number)
             if worker is not None:
-                self._report_failure(worker, agent, "lost", error, -signal.SIGKILL)
+                self._report_failure(worker, agent, CauseKind.LOST, error, -signal.SIGKILL)
             self._record_exit(number, -signal.SIGKILL)
 
     def _on_end(self) -> None:
@@ -370,15 +383,15 @@ class ElasticLauncher(Launcher):
         if generation != self._generation or self._final is not None:
             return
         self._last = cause
-        if cause.kind not in SURVIVABLE or cause.rank is None or (self._interrupted and self._ending is None):
+        if not cause.kind.leaves_others_intact or cause.rank is None or (self._interrupted and self._ending is None):
             self._end(cause)
             return
-        if cause.kind == "reset":
+        if cause.kind is CauseKind.RESET:
             return
-        if cause.kind == "exception" and self._job.ends_on_same_error and cause.error == self.last_error:
+        if cause.kind is CauseKind.EXCEPTION and self._job.ends_on_same_error and cause.error == self.last_error:
             self._end(cause)
             return
-        self.last_error = cause.error if cause.kind == "exception" else ""
+        self.last_error = cause.error if cause.kind is CauseKind.EXCEPTION else ""
         number = self._ranks[cause.rank]
         worker = self._driver.workers.get(number)
         if worker is None:
@@ -390,7 +403,7 @@ class ElasticLauncher(Launcher):
                 frozenset() if self._server is None else self._server.ever_connected)
             for agent in self._agents:
                 agent.signal(signal.SIGTERM, [rank for rank in agent.host.ranks if rank in silent])
-        if cause.kind in ("silent", "stalled"):
+        if cause.kind.is_unresponsive:
             self._kill(number)
         else:
             self._loop.call_later(self._exit_grace + UNWIND, self._kill, number)
@@ -471,7 +484,7 @@ class ElasticLauncher(Launcher):
         soon = self._ending is not None or any(worker.is_leaving for worker in self._driver.members)
         leaving = self._driver.leaving
         for member in self._driver.members:
-            self._tell(member.number, {"type": "changes", "soon": soon, "leaves": member.number in leaving})
+            self._send(member.number, ChangeAhead(soon, member.number in leaving))
 
     def _start_workers(self, action: Start) -> None:
         """Gives new workers their numbers, and starts them."""
@@ -487,7 +500,7 @@ class ElasticLauncher(Launcher):
         """Makes the members leave their collectives, unless a failure has done so."""
         if self._server is not None and self._server.cause is None:
             host = next((agent.host_name for agent in self._agents), "")
-            self._server.fail(Cause("reset", len(self._ranks), host, None, "has left"))
+            self._server.fail(Cause(CauseKind.RESET, len(self._ranks), host, None, "has left"))
 
     def _tell_to_end(self, cause: Cause) -> None:
         """Lets the ranks commit to disk at the next step, if the user has chosen a folder, which outlives the job."""
@@ -521,12 +534,11 @@ class ElasticLauncher(Launcher):
         hosts = by_machine(self._job, [HostRanks(name, tuple(ranks), name == THIS_HOST)
                                        for name, ranks in by_host.items()])
         for worker in action.workers:
-            self._tell(worker.number, {"type": "assignment", "commit": action.commit,
-                                       "place": place_of(hosts, worker.rank or 0, address)})
+            self._send(worker.number, Assignment(action.commit, place_of(hosts, worker.rank or 0, address)))
 
-    def _tell(self, number: int, message: wire.Message) -> None:
-        if self._lobby is not None:
-            self._lobby.send(number, message)
+    def _send(self, number: int, message: Message) -> None:
+        if self._membership is not None:
+            self._membership.send(number, message)
 
     def _kill(self, number: int) -> None:
         for agent in self._agents:
@@ -537,7 +549,7 @@ class ElasticLauncher(Launcher):
         """Ends what is left once the ranks have finished, or when they cannot go on."""
         if reason:
             self._say(f"hvkeras run: {reason}")
-            self._final = self._last or Cause("lost", None, "", None, reason)
+            self._final = self._last or Cause(CauseKind.LOST, None, "", None, reason)
         self._signalled.update(set(range(self._next_number)) - self._codes.keys())
         if reason:
             self._signal_ranks(signal.SIGTERM, False)

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import signal
 
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import explain
 from hvkeras.launcher.limits import how_to_free_resources
 from hvkeras.launcher.printer import CHATTER
@@ -49,7 +49,7 @@ def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
 
 def with_exit_status(cause: Cause, codes: dict[int, int]) -> Cause:
     """Returns the cause, completed with how the process ended if the ranks saw only that it was lost."""
-    if cause.kind == "lost" and cause.rank is not None and codes.get(cause.rank, 0):
+    if cause.kind is CauseKind.LOST and cause.rank is not None and codes.get(cause.rank, 0):
         return dataclasses.replace(cause, error=described_end(codes[cause.rank]))
     return cause
 
@@ -68,7 +68,7 @@ def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _P
     if cause.traceback:
         return f"{sentence}\n{cause.traceback.rstrip()}"
     lines = [line for line in tail.rstrip().splitlines() if not CHATTER.match(line)]
-    if cause.rank is None or cause.kind not in ("lost", "exit", "signal") or not lines:
+    if cause.rank is None or not cause.kind.is_end_of_process or not lines:
         return sentence
     heading = f"{prefix}the standard error of rank {cause.rank} ends with"
     starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]

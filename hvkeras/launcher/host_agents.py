@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.agent import process_state
@@ -92,36 +92,85 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in _HOST_SPECIFIC}
 
 
-class HostAgent:
-    """One agent, as the launcher sees it.
+class AgentTransport(Protocol):
+    """What carries lines to an agent and from it.
+
+    Attributes:
+        hello_within: Seconds in which an agent says hello.
+    """
+
+    hello_within: float
+
+    async def open(self) -> None:
+        """Starts the agent.
+
+        Raises:
+            MachineError: It cannot be started.
+        """
+
+    def unreachable(self, why: str) -> MachineError:
+        """Returns the error for an agent that does not answer."""
+
+    def name_of(self, said: str) -> str:
+        """Returns the name of the host in messages; `said` is how the agent calls it."""
+
+    def order_for(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what is sent of an order to start ranks."""
+
+    def send(self, line: bytes) -> None:
+        """Sends a line, unless the agent is gone."""
+
+    async def read_line(self) -> bytes:
+        """Returns the next line.
+
+        Raises:
+            EOFError: There is none.
+        """
+
+    def close(self) -> None:
+        """Lets the agent end whatever is left on its host."""
+
+    async def ended(self, timeout: float) -> None:
+        """Waits for the end of the agent, and enforces it after `timeout` seconds."""
+
+    def is_stopped(self, seconds: float) -> bool:
+        """Returns whether the agent has been stopped for too long; true once per stop.
+
+        Args:
+            seconds: Seconds since the last check.
+        """
+
+    def wake(self) -> None:
+        """Resumes a stopped agent."""
+
+    async def last_errors(self) -> str:
+        """Returns what is known about the end of the agent, in one line."""
+
+
+class AgentProcess:
+    """An agent as a process below this one, or behind an ssh or srun below it.
 
     Args:
         host: The host and its ranks.
         ssh: How to reach other hosts.
-        on_event: Called with each event that names a rank.
         patience: Seconds for which the agent, or a rank, may stay stopped.
     """
 
-    def __init__(self, host: HostRanks, ssh: Ssh | None, on_event: Callable[[HostAgent, Event], None],
-                 patience: float) -> None:
-        self.host = host
-        self.host_name: str = host.name
-        self.pids: dict[int, int] = {}
-        self._ssh = ssh or Ssh()
-        self._on_event = on_event
-        self._patience = patience
+    def __init__(self, host: HostRanks, ssh: Ssh, patience: float) -> None:
+        self.hello_within: float = ssh.timeout
+        self._host, self._ssh, self._patience = host, ssh, patience
         self._stopped = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._error_output: asyncio.Task[str] | None = None
 
-    async def connect(self) -> None:
-        """Starts the agent and waits for its hello.
+    async def open(self) -> None:
+        """Starts the process, and sends it the agent's source.
 
         Raises:
-            MachineError: ssh is not installed, or the host cannot be reached in time.
+            MachineError: ssh is not installed, or a process cannot be started.
         """
-        command = (_agent_command(self._patience) if self.host.local
-                   else self._ssh.command(self.host.name, self._patience))
+        command = (_agent_command(self._patience) if self._host.local
+                   else self._ssh.command(self._host.name, self._patience))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -129,38 +178,138 @@ class HostAgent:
         except FileNotFoundError:
             fix = "name the hosts with -H to use ssh" if self._ssh.by_srun else "install OpenSSH's client"
             raise MachineError(explain(f"{self._ssh.program} must be installed to start ranks on other hosts", fix,
-                                       host=self.host.name)) from None
+                                       host=self._host.name)) from None
         except OSError as error:
             raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
-                                       how_to_free_resources(error.errno or 0), host=self.host.name)) from error
+                                       how_to_free_resources(error.errno or 0), host=self._host.name)) from error
         self._error_output = asyncio.ensure_future(_tail_of(self._pipe("stderr")))
         source = AGENT.read_bytes()
-        self._send(str(len(source)).encode() + b"\n" + source)
-        try:
-            await asyncio.wait_for(self._hello(), self._ssh.timeout)
-        except asyncio.TimeoutError:
-            raise self._unreachable(f"no answer for {self._ssh.timeout:g} s") from None
-        except EOFError:
-            raise self._unreachable(await self.last_errors()) from None
+        self.send(str(len(source)).encode() + b"\n" + source)
 
-    def _unreachable(self, why: str) -> MachineError:
-        if self.host.local:
+    def unreachable(self, why: str) -> MachineError:
+        """Returns the error for a host that does not answer, with a command to try."""
+        if self._host.local:
             return MachineError(explain(f"Python must start on this host ({why})", "check the installation",
                                         python=sys.executable))
         if self._ssh.by_srun:
             return MachineError(explain(
                 f"srun must start a process on every node of the allocation ({why}), with Python at the same path",
-                f"try: srun --overlap -N1 -n1 -w {self.host.name} {shlex.quote(sys.executable)} --version",
-                node=self.host.name))
+                f"try: srun --overlap -N1 -n1 -w {self._host.name} {shlex.quote(sys.executable)} --version",
+                node=self._host.name))
         return MachineError(explain(
             f"Every host must answer over ssh without a password, and have Python at the same path ({why})",
-            f"try: ssh -o BatchMode=yes {self.host.name} {shlex.quote(sys.executable)} --version", host=self.host.name))
+            f"try: ssh -o BatchMode=yes {self._host.name} {shlex.quote(sys.executable)} --version",
+            host=self._host.name))
+
+    def name_of(self, said: str) -> str:
+        """Returns the name that the host has for itself."""
+        return said
+
+    def order_for(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the order as it is."""
+        return job
+
+    def send(self, line: bytes) -> None:
+        """Sends a line to the process."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(line)
+
+    async def read_line(self) -> bytes:
+        """Returns the next line that the process writes.
+
+        Raises:
+            EOFError: It has ended.
+        """
+        line = await self._pipe("stdout").readline()
+        if not line:
+            raise EOFError
+        return line
+
+    def close(self) -> None:
+        """Closes the agent's standard input, so that it ends whatever is left on its host."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def ended(self, timeout: float) -> None:
+        """Waits for the process to end, and kills it after `timeout` seconds."""
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # the agent's guard is in the same group
+            await self._process.wait()
+        if self._error_output is not None:
+            if self._host.local:  # an agent without its guard keeps stderr open while it ends processes
+                await asyncio.wait({self._error_output}, timeout=timeout)
+            self._error_output.cancel()
+
+    def is_stopped(self, seconds: float) -> bool:
+        """Returns whether the agent's guard, or the ssh to it, has been stopped for too long; true once per stop."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        before = self._stopped
+        self._stopped = before + seconds if process_state(self._process.pid) == "T" else 0.0
+        return before < self._patience <= self._stopped
+
+    def wake(self) -> None:
+        """Resumes a stopped process, so that it ends what is left on its host."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+        self.close()
+
+    async def last_errors(self) -> str:
+        """Returns what the agent, or ssh, printed to standard error, in one line."""
+        if self._error_output is None:
+            return ""
+        with contextlib.suppress(asyncio.TimeoutError):
+            text = await asyncio.wait_for(asyncio.shield(self._error_output), 1.0)
+            return "; ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "it exited immediately"
+        return "it ended"
+
+    def _pipe(self, name: str) -> asyncio.StreamReader:
+        reader: asyncio.StreamReader = getattr(self._process, name)
+        return reader
+
+
+class HostAgent:
+    """One agent, as the launcher sees it.
+
+    Args:
+        host: The host and its ranks.
+        transport: What carries lines to the agent and from it.
+        on_event: Called with each event that names a rank.
+    """
+
+    def __init__(self, host: HostRanks, transport: AgentTransport, on_event: Callable[[HostAgent, Event], None]
+                 ) -> None:
+        self.host = host
+        self.host_name: str = host.name
+        self.pids: dict[int, int] = {}
+        self._transport = transport
+        self._on_event = on_event
+
+    async def connect(self) -> None:
+        """Starts the agent and waits for its hello.
+
+        Raises:
+            MachineError: It cannot be started, or the host cannot be reached in time.
+        """
+        await self._transport.open()
+        try:
+            await asyncio.wait_for(self._hello(), self._transport.hello_within)
+        except asyncio.TimeoutError:
+            raise self._transport.unreachable(f"no answer for {self._transport.hello_within:g} s") from None
+        except EOFError:
+            raise self._transport.unreachable(await self.last_errors()) from None
 
     async def _hello(self) -> None:
         while True:
-            event = _event(await self._read_line())  # a login shell may print a greeting as well
+            event = _event(await self._transport.read_line())  # a login shell may print a greeting as well
             if event is not None and event["type"] == "hello":
-                self.host_name = str(event["host"])
+                self.host_name = self._transport.name_of(str(event["host"]))
                 return
 
     async def reserve(self, interfaces: Sequence[str]) -> list[str]:
@@ -176,12 +325,12 @@ class HostAgent:
         Raises:
             MachineError: The host was lost, or has no such interface.
         """
-        self._send(json.dumps({"reserve": len(self.host.ranks), "interfaces": list(interfaces)}).encode() + b"\n")
+        self._send({"reserve": len(self.host.ranks), "interfaces": list(interfaces)})
         try:
-            while (event := _event(await self._read_line())) is None or event["type"] != "reserved":
+            while (event := _event(await self._transport.read_line())) is None or event["type"] != "reserved":
                 pass
         except EOFError:
-            raise self._unreachable(await self.last_errors()) from None
+            raise self._transport.unreachable(await self.last_errors()) from None
         address = str(event["address"])
         if interfaces and not address:
             raise MachineError(explain("A network interface of each host must have the given name and an IPv4 address",
@@ -191,14 +340,14 @@ class HostAgent:
 
     def start(self, job: Mapping[str, Any]) -> None:
         """Has the agent start ranks."""
-        self._send(json.dumps(job).encode() + b"\n")
+        self._send(self._transport.order_for(job))
 
     async def run(self, job: Mapping[str, Any]) -> None:
         """Has the agent start ranks, and passes events on until it ends."""
         self.start(job)
         with contextlib.suppress(EOFError):
             while True:
-                event = _event(await self._read_line())
+                event = _event(await self._transport.read_line())
                 if event is not None and event["type"] == "leaving":
                     self._on_event(self, {**event, "rank": None})
                 if event is not None and "rank" in event:
@@ -210,69 +359,34 @@ class HostAgent:
 
     def signal(self, number: int, ranks: Sequence[int]) -> None:
         """Sends a signal to the process groups of running ranks."""
-        self._send(json.dumps({"signal": number, "ranks": list(ranks)}).encode() + b"\n")
+        self._send({"signal": number, "ranks": list(ranks)})
 
     def release(self) -> None:
-        """Closes the agent's standard input, so that it ends whatever is left on its host."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        """Lets the agent end whatever is left on its host."""
+        self._transport.close()
 
     async def ended(self, timeout: float) -> None:
-        """Waits for the agent's process to end, and kills it after `timeout` seconds."""
-        if self._process is None:
-            return
-        try:
-            await asyncio.wait_for(self._process.wait(), timeout)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # the agent's guard is in the same group
-            await self._process.wait()
-        if self._error_output is not None:
-            if self.host.local:  # an agent without its guard keeps stderr open while it ends processes
-                await asyncio.wait({self._error_output}, timeout=timeout)
-            self._error_output.cancel()
+        """Waits for the end of the agent, and enforces it after `timeout` seconds where it can."""
+        await self._transport.ended(timeout)
 
     def is_stopped(self, seconds: float) -> bool:
-        """Returns whether the agent's guard, or the ssh to it, has been stopped for too long; true once per stop.
+        """Returns whether the agent has been stopped for too long; true once per stop.
 
         Args:
             seconds: Seconds since the last check.
         """
-        if self._process is None or self._process.returncode is not None:
-            return False
-        before = self._stopped
-        self._stopped = before + seconds if process_state(self._process.pid) == "T" else 0.0
-        return before < self._patience <= self._stopped
+        return self._transport.is_stopped(seconds)
 
     def wake(self) -> None:
         """Resumes a stopped agent, so that it ends what is left on its host."""
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGCONT)
-        self.release()
+        self._transport.wake()
 
     async def last_errors(self) -> str:
-        """Returns what the agent, or ssh, printed to standard error, in one line."""
-        if self._error_output is None:
-            return ""
-        with contextlib.suppress(asyncio.TimeoutError):
-            text = await asyncio.wait_for(asyncio.shield(self._error_output), 1.0)
-            return "; ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "it exited immediately"
-        return "it ended"
+        """Returns what is known about the end of the agent, in one line."""
+        return await self._transport.last_errors()
 
-    def _send(self, data: bytes) -> None:
-        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
-            self._process.stdin.write(data)
-
-    async def _read_line(self) -> bytes:
-        line = await self._pipe("stdout").readline()
-        if not line:
-            raise EOFError
-        return line
-
-    def _pipe(self, name: str) -> asyncio.StreamReader:
-        reader: asyncio.StreamReader = getattr(self._process, name)
-        return reader
+    def _send(self, order: Mapping[str, Any]) -> None:
+        self._transport.send(json.dumps(order).encode() + b"\n")
 
 
 def _event(line: bytes) -> Event | None:

@@ -16,7 +16,7 @@ from hvkeras.settings import Settings
 
 
 def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: Sequence[str],
-                lobby: str = "") -> dict[str, Any]:
+                membership: str = "") -> dict[str, Any]:
     """Returns the job in the form that a host's agent expects.
 
     Args:
@@ -25,7 +25,7 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
         secret: The job's secret.
         address: The address at which the control channel listens.
         workers: host:port of each rank, for TF_CONFIG; empty without one.
-        lobby: The address of the lobby, in an elastic job whose survivors go on; "" in others.
+        membership: The address of the membership channel, in an elastic job whose survivors go on; "" in others.
     """
     environment = _shared(job, host, secret)
     machines = by_machine(job, job.hosts)
@@ -34,7 +34,7 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
         "folder": job.folder,
         "environment": environment,
         "ranks": [{"rank": rank, "command": list(job.command),
-                   "environment": {**place, **_of_worker(lobby, rank),
+                   "environment": {**place, **_of_worker(membership, rank),
                                    **(tf_config.worker_variables(workers, rank, environment)
                                       if workers else {})},
                    "terminal": job.terminal if rank == 0 else None}
@@ -42,15 +42,15 @@ def start_order(job: Job, host: HostRanks, secret: str, address: str, workers: S
     }
 
 
-def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomers: Mapping[int, int], local_size: int,
-                    size: int, joins: str) -> dict[str, Any]:
+def newcomers_order(job: Job, host: HostRanks, secret: str, membership: str, newcomers: Mapping[int, int],
+                    local_size: int, size: int, joins: str) -> dict[str, Any]:
     """Returns the order to start workers that will join a running elastic job.
 
     Args:
         job: The job.
         host: The host.
         secret: The job's secret.
-        lobby: The address of the lobby.
+        membership: The address of the membership channel.
         newcomers: The slots of the workers, by their numbers: a GPU of the host that no other worker uses.
         local_size: The number of workers on the host, these included.
         size: The number of ranks that the job has now; the workers expect those that follow.
@@ -61,8 +61,9 @@ def newcomers_order(job: Job, host: HostRanks, secret: str, lobby: str, newcomer
         "folder": job.folder,
         "environment": _shared(job, host, secret),
         "ranks": [{"rank": number, "command": list(job.command), "terminal": None,
-                   "environment": {**hvkeras_run.place_variables(size + place, size + count, slot, local_size, lobby),
-                                   **_of_worker(lobby, number), hvkeras_run.STANDBY: joins}}
+                   "environment": {**hvkeras_run.place_variables(size + place, size + count, slot, local_size,
+                                                                 membership),
+                                   **_of_worker(membership, number), hvkeras_run.STANDBY: joins}}
                   for place, (number, slot) in enumerate(newcomers.items())],
     }
 
@@ -102,5 +103,5 @@ def _shared(job: Job, host: HostRanks, secret: str) -> dict[str, str]:
     return {**defaults, **environment, "HVKERAS_SECRET": secret}
 
 
-def _of_worker(lobby: str, number: int) -> dict[str, str]:
-    return {hvkeras_run.LOBBY_ADDRESS: lobby, hvkeras_run.WORKER: str(number)} if lobby else {}
+def _of_worker(membership: str, number: int) -> dict[str, str]:
+    return {hvkeras_run.MEMBERSHIP_ADDRESS: membership, hvkeras_run.WORKER: str(number)} if membership else {}

@@ -21,6 +21,17 @@ from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.messages import (
+    AgentEnded,
+    EndAgent,
+    Heartbeat,
+    HostLeaving,
+    JobFinished,
+    Line,
+    Machine,
+    Message,
+    StartAgent,
+)
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.host.network import host_identity, keep_alive
@@ -46,7 +57,7 @@ class OnHost:
     variables: Mapping[str, str]
 
 
-class Reporter(Connection):
+class Reporter:
     """This host's connection to the launcher.
 
     Args:
@@ -60,9 +71,9 @@ class Reporter(Connection):
 
     def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int,
                  here: OnHost | None = None) -> None:
-        super().__init__(connected, secret.encode(), Introduction(number, slots, name))
+        self._connection = Connection(connected, secret.encode(), Introduction(number, slots, name))
         self._secret, self._here = secret, here
-        self._send({"type": "about", "machine": host_identity()})
+        self._connection.send(Machine(host_identity()))
         self._leaving = False
         self._agent: subprocess.Popen[bytes] | None = None
         self._passing: threading.Thread | None = None
@@ -70,7 +81,7 @@ class Reporter(Connection):
     def leave(self) -> None:
         """Tells the launcher that this host is being taken away: its ranks leave at their next commit."""
         self._leaving = True
-        self._send({"type": "leaving"})
+        self._connection.send(HostLeaving())
 
     def serve(self, folder: str) -> int:
         """Serves the launcher until the job is over.
@@ -87,33 +98,38 @@ class Reporter(Connection):
         code = LOST
         try:
             with contextlib.suppress(OSError, wire.ProofError, ValueError):
-                while (message := self._read())["type"] != "finished":
+                while not isinstance(message := self._connection.read(), JobFinished):
                     self._obey(message, folder)
-                code = int(message["text"])
+                code = message.code
         finally:
             self._end_agent()
             over.set()
             beating.join()
-            self.close()
+            self._connection.close()
         return 128 + signal.SIGTERM if self._leaving else code
 
-    def _obey(self, message: wire.Message, folder: str) -> None:
-        if message["type"] == "open":
-            self._start_agent()
-        elif message["type"] == "over":
-            self._end_agent()
-            if self._leaving:
-                raise ConnectionError("this host is being taken away, and nothing runs on it any more")
-        elif message["type"] == "line":
-            order = json.loads(message["text"])
-            if "folder" in order:
-                order["folder"] = folder
-                order["environment"][f"{PREFIX}SECRET"] = self._secret
-                if self._here is not None:
-                    order["environment"] |= self._here.variables
-                    for rank in order["ranks"]:
-                        rank["command"] = list(self._here.command)
-            self._write(json.dumps(order).encode() + b"\n")
+    def _obey(self, message: Message, folder: str) -> None:
+        match message:
+            case StartAgent():
+                self._start_agent()
+            case EndAgent():
+                self._end_agent()
+                if self._leaving:
+                    raise ConnectionError("this host is being taken away, and nothing runs on it any more")
+            case Line():
+                order = json.loads(message.text)
+                if "folder" in order:
+                    self._complete(order, folder)
+                self._write(json.dumps(order).encode() + b"\n")
+
+    def _complete(self, order: dict[str, Any], folder: str) -> None:
+        """Adds what the ranks of this host have of their own to an order to start them."""
+        order["folder"] = folder
+        order["environment"][f"{PREFIX}SECRET"] = self._secret
+        if self._here is not None:
+            order["environment"] |= self._here.variables
+            for rank in order["ranks"]:
+                rank["command"] = list(self._here.command)
 
     def _start_agent(self) -> None:
         self._end_agent()
@@ -127,11 +143,12 @@ class Reporter(Connection):
 
     def _end_agent(self) -> None:
         """Closes the agent's standard input, so that it ends whatever is left on this host, and waits for that."""
-        if self._agent is None or self._passing is None or self._agent.stdin is None:
+        if self._agent is None or self._passing is None or self._agent.stdin is None or self._agent.stdout is None:
             return
         with contextlib.suppress(OSError):
             self._agent.stdin.close()
         self._passing.join()
+        self._agent.stdout.close()
         self._agent.wait()
         self._agent = self._passing = None
 
@@ -143,12 +160,12 @@ class Reporter(Connection):
 
     def _pass_on(self, events: Any) -> None:
         for line in events:
-            self._send({"type": "line", "text": line.decode().rstrip("\n")})
-        self._send({"type": "ended"})
+            self._connection.send(Line(line.decode().rstrip("\n")))
+        self._connection.send(AgentEnded())
 
     def _beat(self, over: threading.Event) -> None:
         while not over.wait(BEAT_EVERY):
-            self._send({"type": "alive"})
+            self._connection.send(Heartbeat())
 
 
 def report(address: tuple[str, int], secret: str, number: int, name: str, slots: int, timeout: float,

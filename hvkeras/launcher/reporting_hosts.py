@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvkeras.control import wire
-from hvkeras.control.connections import Connections, Member
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import AgentEnded, EndAgent, HostLeaving, JobFinished, Line, Machine, Message, StartAgent
 from hvkeras.errors import MachineError, explain
-from hvkeras.launcher.host_agents import LINE_LIMIT, Event, HostAgent
+from hvkeras.launcher.host_agents import LINE_LIMIT
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.settings import PREFIX
 
-CHECK_EVERY = 1.0  # seconds between two looks for hosts that are silent
 SILENT_AFTER = 15.0  # seconds
 HELLO_WITHIN = 30.0  # seconds for an agent to start
 
 
-class Line:
+class Lines:
     """What one host sends, as a stream of lines in the launcher's event loop.
 
     Args:
         loop: That loop.
-        send: Sends the host a line.
+        send: Sends the host a line; any thread may call this.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[str], None]) -> None:
@@ -56,7 +55,101 @@ class Line:
         self.ended.set()
 
 
-class ReportingHosts(Connections):
+class _Host:
+    """A host that has reported, and is still there."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.machine = ""  # the identity of its machine, once it has said that
+        self.is_leaving = False
+        self.lines: Lines | None = None
+
+    def take_lines(self) -> Lines | None:
+        lines, self.lines = self.lines, None
+        return lines
+
+
+class HostsHandler(Handler):
+    """Keeps the hosts that have reported. Any thread may read them.
+
+    Args:
+        alive: Seconds after which a silent host counts as lost.
+
+    Attributes:
+        on_leaving: Called, in the server's thread, with the name of a host that is being taken away.
+    """
+
+    def __init__(self, alive: float) -> None:
+        self.members = Members()
+        self.on_leaving: Callable[[str], None] = lambda _: None
+        self._alive = alive
+        self._guard = threading.Lock()
+        self._hosts: dict[int, _Host] = {}
+
+    def on_join(self, member: Member) -> str:
+        """Admits a host, unless one of its name or number is there."""
+        with self._guard:
+            if member.number in self._hosts or any(one.member.host == member.host for one in self._hosts.values()):
+                return f"host {member.host} has reported already, and is still there"
+            self._hosts[member.number] = _Host(member)
+            return ""
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Handles what a host reports."""
+        host = self._hosts.get(member.number)
+        if host is None or host.member is not member:
+            return
+        match message:
+            case Line():
+                if host.lines is not None:
+                    host.lines.receive(message.text)
+            case Machine():
+                host.machine = message.identity
+            case AgentEnded():
+                with self._guard:
+                    lines = host.take_lines()
+                if lines is not None:
+                    lines.end()
+            case HostLeaving():
+                host.is_leaving = True
+                self.on_leaving(member.host)
+
+    def on_leave(self, member: Member) -> None:
+        """Forgets a host."""
+        with self._guard:
+            lines = self._hosts.pop(member.number).take_lines()
+        if lines is not None:
+            lines.end()
+
+    def on_tick(self, now: float) -> None:
+        """Closes the connections of silent hosts."""
+        for member in list(self.members.values()):
+            if now - member.seen > self._alive:
+                member.close()
+
+    def present(self) -> list[_Host]:
+        """Returns the hosts that are there, in the order of their numbers."""
+        with self._guard:
+            return [host for _, host in sorted(self._hosts.items())]
+
+    def open(self, name: str, loop: asyncio.AbstractEventLoop, send: Callable[[Member, Message], None]) -> Lines:
+        """Opens the stream of lines from a host.
+
+        Raises:
+            MachineError: The host is not there any more, or serves another agent already.
+        """
+        with self._guard:
+            host = next((host for host in self._hosts.values() if host.member.host == name), None)
+            if host is None or host.lines is not None:
+                raise MachineError(explain("A host must be there when ranks start on it", "see its own output",
+                                           host=name))
+            member = host.member
+            lines = host.lines = Lines(loop, lambda text: send(member, Line(text)))
+        send(member, StartAgent())
+        return lines
+
+
+class ReportingHosts:
     """The hosts that have reported and are still there.
 
     Args:
@@ -67,161 +160,121 @@ class ReportingHosts(Connections):
     """
 
     def __init__(self, secret: str, host: str, port: int = 0, alive: float = SILENT_AFTER) -> None:
-        super().__init__(64, secret.encode(), host, port, alive)
         self.secret = secret
-        self.on_leaving: Callable[[str], None] = lambda _: None  # called, in another thread, with a host's name
-        self._slots: dict[int, int] = {}
-        self._machines: dict[str, str] = {}  # what each host says about its machine, by the host's name
-        self._leaving: set[int] = set()
-        self._lines: dict[int, Line] = {}
-        self._guard = threading.Lock()
+        self._handler = HostsHandler(alive)
+        self._server = MessageServer(self._handler, secret.encode(), host, port, alive=alive)
+        self.address: tuple[str, int] = self._server.address
 
-    def slots(self) -> dict[str, int]:
-        """Returns the slots of each host that is there, and is not being taken away."""
-        with self._guard:
-            present = [member for number, member in sorted(self._members.items())
-                       if number not in self._leaving and member.host in self._machines]
-            return {member.host: self._slots[member.rank] for member in present}
+    def start(self) -> tuple[str, int]:
+        """Starts serving; returns the address that hosts connect to."""
+        return self._server.start()
 
-    def machine_of(self, name: str) -> str:
-        """Returns what tells the machine of a host from others; several hosts may be one machine."""
-        with self._guard:
-            return self._machines.get(name, name)
-
-    def open(self, name: str) -> Line:
-        """Opens the line to a host.
-
-        Raises:
-            MachineError: The host is not there any more, or serves another launcher's object already.
-        """
-        with self._guard:
-            number = next((number for number, member in self._members.items() if member.host == name), None)
-            if number is None or number in self._lines:
-                raise MachineError(explain("A host must be there when ranks start on it", "see its own output",
-                                           host=name))
-            line = self._lines[number] = Line(asyncio.get_running_loop(), lambda text: self._send(number, "line", text))
-        self._send(number, "open", "")
-        return line
-
-    def hang_up(self, name: str) -> None:
-        """Tells a host that nothing more will come: it ends what is left there."""
-        with self._guard:
-            numbers = [number for number, member in self._members.items() if member.host == name]
-        for number in numbers:
-            self._send(number, "over", "")
+    def stop(self) -> None:
+        """Stops serving."""
+        self._server.stop()
 
     def finish(self, code: int) -> None:
         """Tells all hosts how the job has ended, and stops."""
-        for number in list(self._members):
-            self._send(number, "finished", str(code))
+        self._server.call(self._handler.members.broadcast, JobFinished(code))
         time.sleep(0.1)  # what was sent is sent before the connections close
         self.stop()
 
-    def _send(self, number: int, kind: str, text: str) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._send_to, number, {"type": kind, "text": text})
+    def notify_leaving(self, function: Callable[[str], None]) -> None:
+        """Sets what is called, in another thread, with the name of a host that is being taken away."""
+        self._handler.on_leaving = function
 
-    def _send_to(self, number: int, message: wire.Message) -> None:
-        if number in self._members:
-            self._members[number].send(message)
+    def slots(self) -> dict[str, int]:
+        """Returns the slots of each host that is there, and is not being taken away."""
+        return {host.member.host: host.member.size for host in self._handler.present()
+                if host.machine and not host.is_leaving}
 
-    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
-        member = Member(int(hello["rank"]), str(hello["host"]), int(hello["pid"]), writer, seal, time.monotonic())
-        with self._guard:
-            before = self._members.get(member.rank)
-            taken = before is not None or any(one.host == member.host for one in self._members.values())
-            if not taken:
-                self._members[member.rank] = member
-                self._slots[member.rank] = int(hello["size"])
-                self._leaving.discard(member.rank)
-        if taken:
-            member.send({"type": "refused", "reason": f"host {member.host} has reported already, and is still there"})
-            return None
-        member.send({"type": "welcome"})
-        return member
+    def machine_of(self, name: str) -> str:
+        """Returns what tells the machine of a host from others; several hosts may be one machine."""
+        return next((host.machine for host in self._handler.present() if host.member.host == name and host.machine),
+                    name)
 
-    def _handle(self, member: Member, message: wire.Message) -> None:
-        member.seen = time.monotonic()
-        if message["type"] == "line":
-            line = self._lines.get(member.rank)
-            if line is not None:
-                line.receive(message["text"])
-        elif message["type"] == "about":
-            with self._guard:
-                self._machines[member.host] = message["machine"]
-        elif message["type"] == "ended":
-            with self._guard:
-                line = self._lines.pop(member.rank, None)
-            if line is not None:
-                line.end()
-        elif message["type"] == "leaving":
-            with self._guard:
-                self._leaving.add(member.rank)
-            self.on_leaving(member.host)
+    def open(self, name: str) -> Lines:
+        """Opens the stream of lines from a host.
 
-    def _lose(self, member: Member) -> None:
-        with self._guard:
-            if self._members.get(member.rank) is not member:
-                return
-            del self._members[member.rank]
-            line = self._lines.pop(member.rank, None)
-        if line is not None:
-            line.end()
+        Raises:
+            MachineError: The host is not there any more, or serves another agent already.
+        """
+        return self._handler.open(name, asyncio.get_running_loop(), self._send)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_EVERY)
-            for member in list(self._members.values()):
-                if time.monotonic() - member.seen > self._alive:
-                    self._lose(member)
-                    member.writer.close()
+    def hang_up(self, name: str) -> None:
+        """Tells a host that nothing more will come: it ends what is left there."""
+        for host in self._handler.present():
+            if host.member.host == name:
+                self._send(host.member, EndAgent())
+
+    def _send(self, member: Member, message: Message) -> None:
+        self._server.call(member.send, message)
 
 
-class ReportedAgent(HostAgent):
-    """The agent of a host that has reported by itself.
+class ReportedTransport:
+    """The connection to the agent of a host that has reported by itself.
 
     Args:
         host: The host and its ranks.
         hosts: All such hosts.
-        on_event: Called with each event that names a rank.
     """
 
-    def __init__(self, host: HostRanks, hosts: ReportingHosts, on_event: Callable[[HostAgent, Event], None]) -> None:
-        super().__init__(host, None, on_event, 0.0)
-        self._hosts = hosts
-        self._line: Line | None = None
+    hello_within = HELLO_WITHIN
 
-    async def connect(self) -> None:
-        """Opens the line to the host, and waits for its agent's hello.
+    def __init__(self, host: HostRanks, hosts: ReportingHosts) -> None:
+        self._name, self._hosts = host.name, hosts
+        self._lines: Lines | None = None
+
+    async def open(self) -> None:
+        """Opens the stream of lines.
 
         Raises:
             MachineError: The host is not there any more.
         """
-        self._line = self._hosts.open(self.host.name)
-        try:
-            await asyncio.wait_for(self._hello(), HELLO_WITHIN)
-        except (asyncio.TimeoutError, EOFError):
-            raise MachineError(explain("A host that has reported must start an agent", "see its own output",
-                                       host=self.host.name)) from None
-        self.host_name = self.host.name
+        self._lines = self._hosts.open(self._name)
 
-    def start(self, job: Mapping[str, Any]) -> None:
-        """Has the host start ranks, in its own folder and with its own environment."""
+    def unreachable(self, why: str) -> MachineError:  # noqa: ARG002 - the host knows why
+        """Returns the error for a host that does not start an agent."""
+        return MachineError(explain("A host that has reported must start an agent", "see its own output",
+                                    host=self._name))
+
+    def name_of(self, said: str) -> str:  # noqa: ARG002 - several of them may be one machine
+        """Returns the name under which the host has reported."""
+        return self._name
+
+    def order_for(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the order with the settings alone: a host has its own folder and environment."""
         settings = {name: value for name, value in job["environment"].items()
                     if name.startswith(PREFIX) and name != f"{PREFIX}SECRET"}
-        self._send(json.dumps({**job, "environment": settings}).encode() + b"\n")
+        return {**job, "environment": settings}
 
-    def release(self) -> None:
+    def send(self, line: bytes) -> None:
+        """Sends a line."""
+        if self._lines is not None:
+            self._lines.send(line.decode().rstrip("\n"))
+
+    async def read_line(self) -> bytes:
+        """Returns the next line.
+
+        Raises:
+            EOFError: There is none, as the host or its agent is gone.
+        """
+        line = b"" if self._lines is None else await self._lines.reader.readline()
+        if not line:
+            raise EOFError
+        return line
+
+    def close(self) -> None:
         """Lets the host end whatever is left there."""
-        self._hosts.hang_up(self.host.name)
+        self._hosts.hang_up(self._name)
 
     async def ended(self, timeout: float) -> None:
         """Waits until the host has ended what was left there, for `timeout` seconds at most."""
-        if self._line is not None:
+        if self._lines is not None:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._line.ended.wait(), timeout)
+                await asyncio.wait_for(self._lines.ended.wait(), timeout)
 
-    def is_stopped(self, seconds: float) -> bool:  # noqa: ARG002 - the signature of agents
+    def is_stopped(self, seconds: float) -> bool:  # noqa: ARG002 - the signature of transports
         """Returns False: a host that stops is silent, and counts as lost."""
         return False
 
@@ -231,13 +284,3 @@ class ReportedAgent(HostAgent):
     async def last_errors(self) -> str:
         """Returns what is known about the end of the host."""
         return "it does not answer any more"
-
-    def _send(self, data: bytes) -> None:
-        if self._line is not None:
-            self._line.send(data.decode().rstrip("\n"))
-
-    async def _read_line(self) -> bytes:
-        line = b"" if self._line is None else await self._line.reader.readline()
-        if not line:
-            raise EOFError
-        return line

@@ -10,18 +10,18 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from hvkeras.control.cause import Cause
-from hvkeras.control.relay import Deadlines
+from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError
 from hvkeras.host.network import LOOPBACK, address_towards, interface_address, split_address
 from hvkeras.launcher import exit_report as reports
-from hvkeras.launcher.host_agents import Event, HostAgent
+from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent
 from hvkeras.launcher.job import Job
 from hvkeras.launcher.orders import start_order
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.reporting_hosts import ReportedAgent
+from hvkeras.launcher.reporting_hosts import ReportedTransport
 from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
@@ -104,9 +104,10 @@ class Launcher:
         return self._cause is None and len(self._codes) == self._job.size and not any(self._codes.values())
 
     def _new_agent(self, host: HostRanks) -> HostAgent:
+        transport: AgentTransport = AgentProcess(host, self._job.ssh, self._settings.liveness_timeout)
         if self._job.reporting is not None and not host.local:
-            return ReportedAgent(host, self._job.reporting, self._on_event)
-        return HostAgent(host, self._job.ssh, self._on_event, self._settings.liveness_timeout)
+            transport = ReportedTransport(host, self._job.reporting)
+        return HostAgent(host, transport, self._on_event)
 
     def _process_of(self, rank: int | None) -> int | None:
         """Returns the number by which agents and the printer know a rank; None for none."""
@@ -143,7 +144,7 @@ class Launcher:
     @property
     def may_restart(self) -> bool:
         """Whether the failure is one that ranks have now and then: after the rendezvous, and not an interrupt."""
-        return self._cause is not None and self._cause.kind != "setup" and not self._interrupted
+        return self._cause is not None and self._cause.kind.may_pass and not self._interrupted
 
     @property
     def failed_host(self) -> tuple[str, bool]:
@@ -229,7 +230,7 @@ class Launcher:
         if left:
             self._lost_hosts.add(agent.host.name)
             last_errors = await agent.last_errors()
-            self._fail(Cause("lost", left[0], agent.host_name, agent.pids.get(left[0]),
+            self._fail(Cause(CauseKind.LOST, left[0], agent.host_name, agent.pids.get(left[0]),
                              f"was lost with its host ({last_errors})"))
             self._signalled.update(left)
             for rank in left:
@@ -252,26 +253,26 @@ class Launcher:
     def _on_event(self, agent: HostAgent, event: Event) -> None:
         rank = event["rank"]
         if event["type"] == "leaving":
-            self._tell_to_end(Cause("signal", None, "", None, f"the agent on {agent.host_name} received SIGTERM", "",
-                                    128 + signal.SIGTERM))
+            error = f"the agent on {agent.host_name} received SIGTERM"
+            self._tell_to_end(Cause(CauseKind.SIGNAL, None, "", None, error, "", 128 + signal.SIGTERM))
         elif event["type"] == "output":
             try:
                 self._printer.show(rank, event["stream"], event["data"])
             except OSError:
                 self._interrupt(signal.SIGPIPE)
             except MachineError as error:
-                self._fail(Cause("setup", None, "", None, str(error)))
+                self._fail(Cause(CauseKind.SETUP, None, "", None, str(error)))
         elif event["type"] == "started":
             self._log(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
             problem = reports.why_not_started(event["error"], event["errno"], event["culprit"])
-            self._fail(Cause("setup", rank, agent.host_name, None, f"could not be started: {problem}", "",
+            self._fail(Cause(CauseKind.SETUP, rank, agent.host_name, None, f"could not be started: {problem}", "",
                              event["code"]))
             self._record_exit(rank, event["code"])
         elif event["type"] == "exit":
             self._log(f"rank {rank} {reports.described_end(event['code'])}")
             if event["code"]:
-                kind = "exit" if event["code"] > 0 else "signal"
+                kind = CauseKind.EXIT if event["code"] > 0 else CauseKind.SIGNAL
                 self._fail(Cause(kind, rank, agent.host_name, agent.pids.get(rank),
                                  reports.described_end(event["code"]), "", reports.shell_code(event["code"])))
             self._record_exit(rank, event["code"])
@@ -288,7 +289,8 @@ class Launcher:
             for agent in self._agents:
                 if agent.is_stopped(TICK):
                     self._lost_hosts.add(agent.host.name)
-                    self._fail(Cause("lost", agent.host.ranks[0], agent.host_name, agent.pids.get(agent.host.ranks[0]),
+                    first = agent.host.ranks[0]
+                    self._fail(Cause(CauseKind.LOST, first, agent.host_name, agent.pids.get(first),
                                      "was lost with its host (the agent of hvkeras run there was stopped for"
                                      f" {self._settings.liveness_timeout:g} s)"))
                     agent.wake()
@@ -298,7 +300,7 @@ class Launcher:
             if waiting and absent:
                 rank = min(absent)
                 agent = next(agent for agent in self._agents if rank in agent.host.ranks)
-                self._fail(Cause("setup", rank, agent.host_name, agent.pids.get(rank),
+                self._fail(Cause(CauseKind.SETUP, rank, agent.host_name, agent.pids.get(rank),
                                  f"exited with code {self._codes[rank]} and never called hvd.init(), in which"
                                  f" {len(waiting)} other{'s wait' if len(waiting) > 1 else ' waits'} for it"))
 
@@ -330,7 +332,7 @@ class Launcher:
         self._interrupted = number
         how = {signal.SIGINT: "was interrupted (Ctrl-C)", signal.SIGPIPE: "lost its output (closed pipe)"}
         text = how.get(signal.Signals(number), f"received {signal.Signals(number).name}")
-        cause = Cause("signal", None, "", None, f"the launcher {text}", "", 128 + number)
+        cause = Cause(CauseKind.SIGNAL, None, "", None, f"the launcher {text}", "", 128 + number)
         if number == signal.SIGTERM:
             self._tell_to_end(cause)
         else:
@@ -345,7 +347,7 @@ class Launcher:
         if self._job.size == 1:  # it has no control channel
             self._signal_ranks(signal.SIGTERM, False)
         else:
-            self._server.tell_to_end(cause)
+            self._server.terminate(cause)
         self._loop.call_later(self._settings.leave_grace, self._fail, cause)
 
     @contextlib.contextmanager

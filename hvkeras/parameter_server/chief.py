@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.control.announcements import remove_announcement
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
 from hvkeras.host.console import prints_at, say, say_last, silence_engines
@@ -90,13 +90,13 @@ class Chief:
             MachineError: A port is in use.
         """
         def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Membership:
-            server = Membership(launch, settings, secret, host, port, self._job_ended)
-            server.start()
-            return server
+            self._server = Membership(launch, settings, secret, host, port, self._job_ended)
+            self._server.start()
+            return self._server
 
-        server = serve_parameter_servers(self._launch, self._settings, serve)
-        assert isinstance(server, Membership)
-        self._server = server
+        serve_parameter_servers(self._launch, self._settings, serve)
+        server = self._server
+        assert server is not None
         if threading.current_thread() is threading.main_thread():
             self._signals.install()
         server.wait_for_all()
@@ -152,7 +152,7 @@ class Chief:
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
-            self._server.fail(self._own_cause("signal" if interrupted else "exception", what))
+            self._server.fail(self._own_cause(CauseKind.SIGNAL if interrupted else CauseKind.EXCEPTION, what))
         self._server.stop()
         with contextlib.suppress(OSError):
             remove_announcement(self._launch, self._settings)
@@ -172,7 +172,7 @@ class Chief:
             time.sleep(0.05)
         return server.cause
 
-    def _own_cause(self, kind: str, what: str) -> Cause:
+    def _own_cause(self, kind: CauseKind, what: str) -> Cause:
         host = socket.gethostname()
         return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {what}")
 
@@ -184,12 +184,12 @@ class Chief:
     def _reap(self, cause: Cause) -> None:
         """Ends a chief that is blocked inside TensorFlow, waiting for a task that will not answer."""
         # TensorFlow itself soon reports a task that has ended, but never one that has stopped responding.
-        if not self._ended.wait(self._settings.exit_grace + (0 if cause.kind == "silent" else _CAUSE_GRACE)):
+        if not self._ended.wait(self._settings.exit_grace + (0 if cause.kind is CauseKind.SILENT else _CAUSE_GRACE)):
             self._end_process(cause, 1)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTERM and self._server is not None:
-            cause = self._own_cause("signal", "received SIGTERM")
+            cause = self._own_cause(CauseKind.SIGNAL, "received SIGTERM")
             self._server.fail(cause)
             self._server.stop()
             self._end_process(cause, 128 + number)
@@ -198,6 +198,6 @@ class Chief:
         with contextlib.suppress(OSError):
             remove_announcement(self._launch, self._settings)
         sys.stdout.flush()
-        say_last(f"{cause.sentence()}; the job ends on all tasks" if cause.kind == "signal" else
+        say_last(f"{cause.sentence()}; the job ends on all tasks" if cause.kind is CauseKind.SIGNAL else
                  f"chief 0 on {socket.gethostname()} ends because {cause.sentence()}")
         os._exit(code)

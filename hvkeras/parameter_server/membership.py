@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
-from hvkeras.control import wire
-from hvkeras.control.cause import Cause
-from hvkeras.control.connections import Member
-from hvkeras.control.relay import Deadlines
-from hvkeras.control.server import ControlServer
+from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import ExitReported, Failed, Heartbeat, LeftJob, Message
+from hvkeras.control.ranks import Ranks, RankState
+from hvkeras.control.server import BEAT
 from hvkeras.control.waiting import Waiting, task_name
 from hvkeras.errors import PeerError
 from hvkeras.host.console import say
+from hvkeras.host.error_text import summary
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
@@ -21,12 +22,124 @@ _LOST = "ended unexpectedly (killed, crashed, or out of memory)"
 _POLL_INTERVAL = 0.1  # seconds between checks of which tasks have connected
 
 
-class Membership(ControlServer):
+class ClusterHandler(Handler):
     """Tracks every task of a cluster, and decides whether the job continues when one is lost.
 
     A worker may be lost, and may come back, as long as another worker runs or one comes back in time. A lost parameter
     server ends the job, since its variables are lost with it. A connected task that gives no sign of life also ends the
     job, since no other task can take over its work.
+
+    Args:
+        launch: The chief's place in the cluster.
+        settings: The settings in force.
+        on_end: Called once with the cause when the job ends early.
+
+    Attributes:
+        ranks: The tasks.
+        all_connected: Whether all have been there at the same time.
+    """
+
+    def __init__(self, launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> None:
+        self.members = Members()
+        self.ranks: Ranks = Ranks(self.members, launch.size, settings.exit_grace, on_end)
+        self.all_connected: bool = False
+        self._launch = launch
+        self._start_timeout = settings.start_timeout
+        self._liveness = settings.liveness_timeout
+        self._no_worker_since = self._next_beat = 0.0
+
+    def task_of(self, number: int) -> str:
+        """Returns the name of a task in TF_CONFIG: `worker 0`."""
+        tasks = self._launch.tasks
+        return tasks[number] if number < len(tasks) else f"evaluator {number - self.ranks.size}"
+
+    def on_join(self, member: Member) -> str:
+        """Admits a task once; the others continue without a newcomer that does not belong to the cluster."""
+        first = self.members.get(member.number)
+        if first is not None:
+            return f"{self._describe(first)} is connected already; give each process a task of its own"
+        if member.size != self.ranks.size:
+            return (f"the new process was started in a cluster of {member.size} tasks, the chief in one of"
+                    f" {self.ranks.size}")
+        if self.ranks.cause is not None:
+            return self.ranks.cause.sentence()
+        self.ranks.present[member.number] = RankState(member)
+        if self.ranks.lost.pop(member.number, None) is not None:
+            say(f"{self._describe(member)} is back")
+        return ""
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Handles a message from a task."""
+        rank = self.ranks.present.get(member.number)
+        if rank is None or rank.member is not member:  # it has come again
+            return
+        match message:
+            case Failed():
+                self.ranks.end(message.cause)
+            case LeftJob():
+                rank.left = True
+            case ExitReported():
+                rank.exit_reported = True
+        self.ranks.check_exit_reports()
+
+    def on_leave(self, member: Member) -> None:
+        """Decides whether the job continues without a task."""
+        rank = self.ranks.present.pop(member.number)
+        if not member.arrived:  # it comes again, or is missing
+            return
+        self.ranks.lost[member.number] = rank
+        self.ranks.check_exit_reports()
+        if self.ranks.cause is not None or self.members.serving.is_stopping or rank.left:
+            return
+        if self.task_of(member.number).startswith("ps "):
+            self._end(CauseKind.LOST, member, _LOST)
+        elif self._is_worker(member.number):
+            others = sum(map(self._is_worker, self.members))
+            say(f"{self._describe(member)} {_LOST}; " + (f"training continues with {others} of the"
+                                                         " workers" if others else
+                                                         "training waits for it to come back"))
+        else:
+            say(f"{self._describe(member)} {_LOST}; training continues")
+
+    def on_tick(self, now: float) -> None:
+        """Checks all tasks, and gives them a sign of life."""
+        if self.ranks.cause is None:
+            self._check_tasks(now)
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT
+            self.members.broadcast(Heartbeat())
+
+    def on_fault(self, what: str, error: BaseException) -> None:
+        """Ends the job for a fault of hvkeras."""
+        self.ranks.end(Cause(CauseKind.EXCEPTION, None, "", None, f"the control channel's server failed {what} with"
+                             f" {summary(error)}"))
+
+    def _check_tasks(self, now: float) -> None:
+        for rank in self.ranks.present.values():
+            if now - rank.member.seen > self._liveness and not rank.left:
+                self._end(CauseKind.SILENT, rank.member,
+                          f"gave no sign of life for {self._liveness:g} s (stopped, frozen or cut off)")
+                return
+        if not self.all_connected or any(map(self._is_worker, self.members)):
+            self._no_worker_since = now
+        elif now - self._no_worker_since > self._start_timeout:
+            workers = ", ".join(self._describe(rank.member) for number, rank in sorted(self.ranks.lost.items())
+                                if self._is_worker(number))
+            self.ranks.end(Cause(CauseKind.LOST, None, "", None, f"all workers were lost ({workers}) and none came back"
+                                 f" for {self._start_timeout:g} s (HVKERAS_START_TIMEOUT)"))
+
+    def _end(self, kind: CauseKind, member: Member, what: str) -> None:
+        self.ranks.end(Cause(kind, None, member.host, member.pid, f"{self._describe(member)} {what}"))
+
+    def _describe(self, member: Member) -> str:
+        return f"{self.task_of(member.number)} on {member.host} (pid {member.pid})"
+
+    def _is_worker(self, number: int) -> bool:
+        return self.task_of(number).startswith("worker ")
+
+
+class Membership:
+    """The chief's server of the control channel.
 
     Args:
         launch: The chief's place in the cluster.
@@ -37,16 +150,30 @@ class Membership(ControlServer):
         on_end: Called once, from the server's thread, with the cause when the job ends early.
     """
 
-    closes_when_complete = False  # lost workers may reconnect
-
     def __init__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int,
                  on_end: Callable[[Cause], None]) -> None:
-        super().__init__(launch.size, secret, host, port, Deadlines.from_settings(settings), on_end)
         self._launch = launch
         self._start_timeout = settings.start_timeout
-        self._liveness = settings.liveness_timeout
-        self._all_connected = False
-        self._no_worker_since = 0.0
+        self._handler = ClusterHandler(launch, settings, on_end)
+        self._server = MessageServer(self._handler, secret, host, port, launch.size)
+        self.address: tuple[str, int] = self._server.address
+
+    def start(self) -> tuple[str, int]:
+        """Starts serving; returns the address that tasks connect to."""
+        return self._server.start()
+
+    def stop(self) -> None:
+        """Stops serving."""
+        self._server.stop()
+
+    def fail(self, cause: Cause) -> None:
+        """Ends the job from outside."""
+        self._server.call(self._handler.ranks.end, cause)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the job ends early; None as long as it does not."""
+        return self._handler.ranks.cause
 
     def wait_for_all(self) -> None:
         """Waits until all workers and parameter servers have connected.
@@ -55,73 +182,10 @@ class Membership(ControlServer):
             PeerError: Some tasks, which the message names, did not connect in time, or one connected and was lost.
         """
         waiting = Waiting(self._start_timeout)
-        while missing := [rank for rank in range(1, self.size) if rank not in self._members]:
+        while missing := [number for number in range(1, self._launch.size) if number not in self._handler.members]:
             if self.cause is not None:
                 raise PeerError(f"The job ended: {self.cause.sentence()}")
-            waiting.check(", ".join(task_name(self._launch, rank) for rank in missing), "not connected to the chief")
+            waiting.check(", ".join(task_name(self._launch, number) for number in missing),
+                          "not connected to the chief")
             time.sleep(_POLL_INTERVAL)
-        self._all_connected = True
-
-    def task_of(self, rank: int) -> str:
-        """Returns the name of a task in TF_CONFIG: `worker 0`."""
-        tasks = self._launch.tasks
-        return tasks[rank] if rank < len(tasks) else f"evaluator {rank - self.size}"
-
-    # The methods below run in the server's thread.
-
-    def _describe(self, member: Member) -> str:
-        return f"{self.task_of(member.rank)} on {member.host} (pid {member.pid})"
-
-    def _is_worker(self, rank: int) -> bool:
-        return self.task_of(rank).startswith("worker ")
-
-    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
-        rank = int(hello["rank"])
-        first = self._members.get(rank)
-        if first is not None or int(hello["size"]) != self.size:  # the other tasks continue without the newcomer
-            reason = (f"{self._describe(first)} is connected already; give each process a task of its"
-                      " own" if first is not None
-                      else f"the new process was started in a cluster of {hello['size']} tasks, the chief in one of"
-                      f" {self.size}")
-            Member(rank, "", 0, writer, seal, 0.0).send({"type": "refused", "reason": reason})
-            return None
-        member = super()._admit(hello, writer, seal)
-        if member is not None and self._lost.pop(rank, None) is not None:
-            say(f"{self._describe(member)} is back")
-        return member
-
-    def _lose(self, member: Member) -> None:
-        if self._members.get(member.rank) is not member:
-            return
-        del self._members[member.rank]
-        if not member.arrived:  # it comes again, or is missing
-            return
-        self._lost[member.rank] = member
-        stopping = self._stopping is not None and self._stopping.is_set()
-        if self.cause is not None or stopping or member.left:
-            return
-        if self.task_of(member.rank).startswith("ps "):
-            self._end(Cause("lost", None, member.host, member.pid, f"{self._describe(member)} {_LOST}"))
-        elif self._is_worker(member.rank):
-            others = sum(self._is_worker(rank) for rank in self._members)
-            say(f"{self._describe(member)} {_LOST}; " + (f"training continues with {others} of the"
-                                                         " workers" if others else
-                                                         "training waits for it to come back"))
-        else:
-            say(f"{self._describe(member)} {_LOST}; training continues")
-
-    def _check_members(self, now: float) -> None:
-        if self.cause is not None:
-            return
-        for member in list(self._members.values()):
-            if now - member.seen > self._liveness and not member.left:
-                self._end(Cause("silent", None, member.host, member.pid, f"{self._describe(member)} gave no sign of"
-                                f" life for {self._liveness:g} s (stopped, frozen or cut off)"))
-                return
-        if not self._all_connected or any(self._is_worker(rank) for rank in self._members):
-            self._no_worker_since = now
-        elif now - self._no_worker_since > self._start_timeout:
-            workers = ", ".join(self._describe(member) for rank, member in sorted(self._lost.items())
-                                if self._is_worker(rank))
-            self._end(Cause("lost", None, "", None, f"all workers were lost ({workers}) and none came back for"
-                            f" {self._start_timeout:g} s (HVKERAS_START_TIMEOUT)"))
+        self._handler.all_connected = True

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.rendezvous import claim_port, join_parameter_servers
 from hvkeras.errors import MachineError, explain
@@ -76,7 +76,7 @@ class Registration:
         if number == signal.SIGTERM:
             who = f"{self._name} on {socket.gethostname()} (pid {os.getpid()})"
             if self._name.startswith("ps "):  # reports the cause to the other tasks
-                self._client.fail(Cause("signal", None, "", None, f"{who} received SIGTERM"))
+                self._client.fail(Cause(CauseKind.SIGNAL, None, "", None, f"{who} received SIGTERM"))
             say_last(f"{who} received SIGTERM")
             os._exit(128 + number)
 

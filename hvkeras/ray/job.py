@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvkeras.control.cause import Cause
-from hvkeras.control.relay import Deadlines
+from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import PeerError, explain
 from hvkeras.host.console import say
@@ -89,13 +89,13 @@ class Job:
         text = str(error).strip()
         if self._server.cause is None and isinstance(error, ray.exceptions.RayTaskError):
             first = next((line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
-            found = Cause("exception", rank, fact["host"], fact["pid"], f"failed with {first}", text)
+            found = Cause(CauseKind.EXCEPTION, rank, fact["host"], fact["pid"], f"failed with {first}", text)
         else:
             # A survivor only notices that its collective was aborted: the channel knows, or learns, of whom.
             deadline = time.monotonic() + CAUSE_GRACE
             while self._server.cause is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            found = self._server.cause or Cause("lost", rank, fact["host"], fact["pid"], f"was lost: {text}", "")
+            found = self._server.cause or Cause(CauseKind.LOST, rank, fact["host"], fact["pid"], f"was lost: {text}")
         self._server.fail(found)  # without effect if there is a cause already
         lines = (found.traceback or text).splitlines()[-LAST_LINES:]
         said = explain(f"A function must succeed on every rank, but {found.sentence()}")

@@ -151,7 +151,7 @@ def accounts() -> Accounts:
 
 def keeps_accounts() -> bool:
     """Whether this job's ranks may change while it runs."""
-    return is_initialized() and bool(current_session().settings.run_lobby)
+    return is_initialized() and bool(current_session().settings.run_membership)
 
 
 def rough(marks: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import socket
@@ -15,7 +14,9 @@ from typing import Any, cast
 
 from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
-from hvkeras.control.connections import Connections, Member
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import Message, RankOutput
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.network import LOOPBACK, is_local, keep_alive
@@ -29,7 +30,25 @@ CONNECT_WITHIN = 5.0  # seconds, before the output stays in the executors' logs
 LAST_OUTPUT_WITHIN = 3.0  # seconds for what is on its way when a job is over
 
 
-class OutputServer(Connections):
+class OutputHandler(Handler):
+    """Shows what ranks print.
+
+    Args:
+        printer: Shows the output.
+    """
+
+    def __init__(self, printer: Printer) -> None:
+        self.members = Members()
+        self._printer = printer
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Shows output."""
+        if isinstance(message, RankOutput):
+            with contextlib.suppress(OSError, MachineError, ValueError):  # nobody reads it any more
+                self._printer.show(member.number, message.stream, base64.b64decode(message.data))
+
+
+class OutputServer:
     """Shows at the driver what ranks print.
 
     Args:
@@ -43,37 +62,29 @@ class OutputServer(Connections):
     """
 
     def __init__(self, size: int, secret: bytes, host: str, printer: Printer) -> None:
-        super().__init__(size, secret, host, 0, ALIVE)
         self._printer = printer
+        self._handler = OutputHandler(printer)
+        self.server = MessageServer(self._handler, secret, host, size=size, alive=ALIVE)
 
     def finish(self) -> None:
         """Waits for the last output, and stops."""
         deadline = time.monotonic() + LAST_OUTPUT_WITHIN
-        while self.connected and time.monotonic() < deadline:
+        while self._handler.members and time.monotonic() < deadline:
             time.sleep(0.01)
-        self.stop()
+        self.server.stop()
         with contextlib.suppress(OSError, MachineError, ValueError):
             self._printer.finish()
 
-    def _admit(self, hello: wire.Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
-        member = Member(int(hello["rank"]), str(hello["host"]), int(hello["pid"]), writer, seal, time.monotonic())
-        self._members[member.rank] = member
-        member.send({"type": "welcome"})
-        return member
 
-    def _handle(self, member: Member, message: wire.Message) -> None:
-        with contextlib.suppress(OSError, MachineError, ValueError):  # nobody reads it any more
-            self._printer.show(member.rank, message["stream"], base64.b64decode(message["data"]))
+class OutputLink:
+    """A task's connection to the driver's `OutputServer`.
 
-    def _lose(self, member: Member) -> None:
-        self._members.pop(member.rank, None)
+    Args:
+        connection: The connection.
+    """
 
-    async def _watch(self) -> None:
-        return
-
-
-class OutputLink(Connection):
-    """A task's connection to the driver's `OutputServer`."""
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, introduction: Introduction) -> OutputLink | None:
@@ -93,7 +104,7 @@ class OutputLink(Connection):
             return None
         try:
             keep_alive(connected, ALIVE)
-            return cls(connected, secret, introduction)
+            return cls(Connection(connected, secret, introduction))
         except (OSError, wire.ProofError):
             connected.close()
             return None
@@ -105,7 +116,11 @@ class OutputLink(Connection):
             stream: `stdout` or `stderr`.
             data: The bytes.
         """
-        self._send({"type": "output", "stream": stream, "data": base64.b64encode(data).decode()})
+        self._connection.send(RankOutput(stream, base64.b64encode(data).decode()))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
 
 
 class TextTarget:
@@ -167,7 +182,7 @@ class DriverOutput:
             say(f"the driver cannot receive the ranks' output ({error}); it is in the logs of Spark's executors")
             yield order
             return
-        _, port = server.start()
+        _, port = server.server.start()
         try:
             yield replace(order, output=(announced, port))
         finally:

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from hvkeras import as_horovod
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.error_text import summary
 from hvkeras.launcher import calls
@@ -300,7 +300,7 @@ def _from_the_function_on(trace: TracebackType | None) -> TracebackType | None:
 def _report(error: BaseException, causes: int) -> None:
     """Tells the task about an exception outside of a job, that is, without hvkeras's own hooks."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    cause = Cause("exception", int(os.environ["HVKERAS_SPARK_RANK"]), socket.gethostname(), os.getpid(),
+    cause = Cause(CauseKind.EXCEPTION, int(os.environ["HVKERAS_SPARK_RANK"]), socket.gethostname(), os.getpid(),
                   f"failed with {summary(error)}", text[-TAIL:])
     os.write(causes, json.dumps(cause.to_message()).encode())
 

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from hvkeras.control.announcements import own_address
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.connection import Introduction
-from hvkeras.control.relay import Deadlines
+from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import HvkerasError, PeerError, UsageError, explain
 from hvkeras.host.console import prints_at, quiet_variables, say
@@ -237,13 +237,14 @@ class RankTask:
             TaskFailedError: Always.
         """
         how = described_end(ended.code) if ended.code else "exited before its function returned"
-        own = Cause("signal" if ended.code < 0 else "exit", self.rank, socket.gethostname(), ended.pid or None, how)
+        kind = CauseKind.SIGNAL if ended.code < 0 else CauseKind.EXIT
+        own = Cause(kind, self.rank, socket.gethostname(), ended.pid or None, how)
         cause = ended.cause or own
         if self._server is not None and self._server.cause is None:
             self._server.fail(cause)
         if cause.rank != self.rank:
             time.sleep(CULPRIT_FIRST)
-        if cause.rank == self.rank and cause.kind == "lost":
+        if cause.rank == self.rank and cause.kind is CauseKind.LOST:
             cause = replace(cause, error=how)
         raise TaskFailedError(marked(exit_report(cause, {self.rank: ended.code}, ended.tail, prefix="")))
 

@@ -26,7 +26,7 @@ def start_services(session: Session, process_sets: Any = None) -> None:
         process_sets: Process sets to register, as for `init()`.
     """
     if session.control is not None:
-        session.control.on_involvement = session.part(ProxyCollectives).on_message
+        session.control.on_participation = session.part(ProxyCollectives).on_message
         session.control.on_refusal = session.part(Refusals).refuse
     settings, rank = session.settings, session.topology.rank
     ignored = {} if session.backend.reads_horovods_variables else ignored_variables()
@@ -35,7 +35,7 @@ def start_services(session: Session, process_sets: Any = None) -> None:
     records = bool(settings.record or settings.report or settings.trace_steps)
     if records:
         recording().start(session)
-    if session.launch.size > 1 or settings.run_lobby or records:
+    if session.launch.size > 1 or settings.run_membership or records:
         install_hooks(session)
     if settings.timeline:
         start_timeline(settings.timeline)
@@ -45,7 +45,7 @@ def start_services(session: Session, process_sets: Any = None) -> None:
 def install_hooks(session: Session) -> None:
     """Puts hvkeras around `fit`, and makes TensorFlow trace functions again whenever the ranks have changed."""
     fit_hooks.install()
-    if session.settings.run_lobby:
+    if session.settings.run_membership:
         compat.hook_traces(anew=session.number > 1)
 
 

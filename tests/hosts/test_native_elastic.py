@@ -18,24 +18,24 @@ pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), 
 SHARED = Path(__file__).parents[1] / "launch" / "workers" / "elastic_shared.py"
 
 # The launcher's end of an elastic job, and a worker that waits for its place, each with the address of the first host.
-LOBBY = """
+LAUNCHER = """
 import sys, time
-from hvkeras.control.lobby import Lobby
-lobby = Lobby(b"s" * 32, sys.argv[1], lambda worker, message: print(message["type"], flush=True), 3.0)
-print(lobby.start()[1], flush=True)
-while not lobby.connected:
+from hvkeras.control.membership_channel import MembershipServer
+server = MembershipServer(b"s" * 32, sys.argv[1], lambda _, message: print(type(message).__name__, flush=True), 3.0)
+print(server.start()[1], flush=True)
+while not server.connected:
     time.sleep(0.01)
-while lobby.connected:
+while server.connected:
     time.sleep(0.01)
 print("lost", flush=True)
-lobby.stop()
+server.stop()
 """
 WAITING = """
 import sys
-from hvkeras.control.lobby import LobbyClient
+from hvkeras.control.membership_channel import MembershipClient
 from hvkeras.errors import PeerError
 try:
-    LobbyClient((sys.argv[1], int(sys.argv[2])), b"s" * 32, 0, 3.0).next_generation(-1, 0)
+    MembershipClient((sys.argv[1], int(sys.argv[2])), b"s" * 32, 0, 3.0).next_generation(-1, 0)
 except PeerError as error:
     print(error, flush=True)
 """
@@ -49,12 +49,12 @@ def test_launcher_and_waiting_worker_notice_that_the_others_host_is_gone(tmp_pat
             return subprocess.Popen(host.command(sys.executable, "-c", *arguments), cwd=tmp_path, text=True,
                                     stdout=subprocess.PIPE)
 
-        with start(first, LOBBY, first.address) as launcher:
+        with start(first, LAUNCHER, first.address) as launcher:
             assert launcher.stdout is not None
             port = launcher.stdout.readline().strip()
             with start(second, WAITING, first.address, port) as worker:
                 try:
-                    assert launcher.stdout.readline() == "ready\n"
+                    assert launcher.stdout.readline() == "Ready\n"
                     subprocess.run(second.command("ip", "link", "set", machines.CABLE, "down"), check=True)
                     said, told = worker.communicate(timeout=DEADLINE)[0], launcher.communicate(timeout=DEADLINE)[0]
                 finally:

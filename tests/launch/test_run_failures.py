@@ -271,7 +271,7 @@ def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Pat
     """The launcher gives what failed to the server's thread, which may be late: then all ranks have ended before."""
     class Late(ControlServer):
         def fail(self, cause: Cause) -> None:
-            self._loop.call_soon_threadsafe(time.sleep, 1.0)
+            self._server.call(time.sleep, 1.0)
             super().fail(cause)
 
     monkeypatch.setattr(hvkeras.launcher.run, "ControlServer", Late)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError
 from hvkeras.launcher.exit_report import exit_code, exit_report
 from hvkeras.launcher.host_agents import Ssh, exported
@@ -147,7 +147,7 @@ def test_ssh_asks_for_no_password() -> None:
     assert "BatchMode=yes" in Ssh().command("node2", 15.0)
 
 
-KILLED = Cause("lost", 1, "node1", 7, "ended unexpectedly")
+KILLED = Cause(CauseKind.LOST, 1, "node1", 7, "ended unexpectedly")
 
 
 @pytest.mark.parametrize(("cause", "codes", "code"), [
@@ -155,9 +155,9 @@ KILLED = Cause("lost", 1, "node1", 7, "ended unexpectedly")
     (None, {0: 0, 1: 3}, 3),
     (KILLED, {0: 1, 1: -9}, 137),
     (KILLED, {0: 1}, 1),
-    (Cause("exception", 1, "node1", 7, "failed"), {0: 5, 1: 1}, 1),
-    (Cause("exit", 1, "node1", 7, "exited", "", 7), {0: 5}, 7),
-    (Cause("mismatch", None, "", None, "they differ"), {0: 1, 1: 1}, 1),
+    (Cause(CauseKind.EXCEPTION, 1, "node1", 7, "failed"), {0: 5, 1: 1}, 1),
+    (Cause(CauseKind.EXIT, 1, "node1", 7, "exited", "", 7), {0: 5}, 7),
+    (Cause(CauseKind.MISMATCH, None, "", None, "they differ"), {0: 1, 1: 1}, 1),
 ])
 def test_the_exit_code_is_that_of_the_rank_that_failed_first(cause: Cause | None, codes: dict[int, int],
                                                              code: int) -> None:
@@ -172,7 +172,7 @@ def test_the_exit_report_leaves_out_tensorflows_chatter() -> None:
 
 
 def test_a_traceback_is_the_very_last() -> None:
-    cause = Cause("exception", 1, "node1", 7, "failed with ValueError: x", "Traceback ...\nValueError: x\n")
+    cause = Cause(CauseKind.EXCEPTION, 1, "node1", 7, "failed with ValueError: x", "Traceback ...\nValueError: x\n")
     assert exit_report(cause, {1: 1}, "other").splitlines()[-2:] == ["Traceback ...", "ValueError: x"]
 
 

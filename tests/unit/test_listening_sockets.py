@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
 from hvkeras.control import wire
-from hvkeras.control.connections import Connections
-from hvkeras.control.lobby import Lobby
-from hvkeras.control.proof import accept_proven
+from hvkeras.control.membership_channel import MembershipServer
 from hvkeras.control.rendezvous import claim_port
 from hvkeras.control.server import ControlServer
+from hvkeras.control.wire import accept_proven
 from hvkeras.doctor.hosts import CallServer
 from hvkeras.errors import PeerError
 from hvkeras.host.network import LOOPBACK
@@ -36,7 +36,7 @@ SECRET = b"s" * 32
 ENDLESS = 64 * 1024 * 1024  # bytes: more than any socket may take from a stranger
 _LISTENING = {"listen", "create_server", "start_server", "start_unix_server", "create_datagram_endpoint"}
 _NOT_SOCKETS = {"_notice"}  # whose `listen` is about signals
-_BASE, _BASE_FILE = "Connections", "control/connections.py"
+_SERVER, _SERVER_FILE = "MessageServer", "control/message_server.py"
 Address = tuple[str, int]
 
 
@@ -49,25 +49,22 @@ def sources() -> dict[str, ast.Module]:
 
 
 def listening_files() -> set[str]:
-    """The files that open a listening socket, or whose classes do by inheriting that."""
+    """The files that open a listening socket, or make a server that does."""
     found: set[str] = set()
-    classes: list[tuple[str, str, set[str], bool]] = []  # name, file, bases, whether it is abstract
     for name, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LISTENING:
                 receiver = node.func.value
                 if not (isinstance(receiver, ast.Attribute) and receiver.attr in _NOT_SOCKETS):
                     found.add(name)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _SERVER:
+                found.add(name)
             if isinstance(node, ast.ClassDef):
                 bases = {getattr(base, "attr", getattr(base, "id", "")) for base in node.bases}
-                classes.append((node.name, name, bases, "abstractmethod" in ast.dump(node)))
+                assert _SERVER not in bases, f"{name}: a server takes a handler"
                 if any(base.endswith(("HTTPServer", "TCPServer", "UDPServer")) for base in bases):
                     found.add(name)
-    heirs = {_BASE}
-    while more := {name for name, _, bases, _ in classes if bases & heirs} - heirs:
-        heirs |= more
-    found -= {_BASE_FILE}
-    return found | {file for _, file, bases, is_abstract in classes if bases & heirs and not is_abstract}
+    return found - {_SERVER_FILE}
 
 
 def test_the_tables_list_every_listening_socket():
@@ -78,7 +75,7 @@ def test_the_tables_list_every_listening_socket():
 
 
 @contextlib.contextmanager
-def serving(server: Connections) -> Iterator[Address]:
+def serving(server: Any) -> Iterator[Address]:
     server.start()
     try:
         yield server.address
@@ -115,13 +112,14 @@ def stream() -> Iterator[Address]:
 
 OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "control/server.py": lambda: serving(ControlServer(2, SECRET)),
-    "control/lobby.py": lambda: serving(Lobby(SECRET, LOOPBACK, lambda worker, message: None, 15.0)),
+    "control/membership_channel.py": lambda: serving(
+        MembershipServer(SECRET, LOOPBACK, lambda worker, message: None, 15.0)),
     "control/rendezvous.py": claim,
     "launcher/reporting_hosts.py": lambda: serving(ReportingHosts(SECRET.decode(), LOOPBACK)),
-    "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO()))),
+    "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO())).server),
     "parameter_server/membership.py": lambda: serving(Membership(
         Launch("TF_CONFIG", size=2), Settings(), SECRET, LOOPBACK, 0, lambda cause: None)),
-    "doctor/hosts.py": lambda: serving(CallServer(LOOPBACK)),
+    "doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
     "bench/streams.py": stream,
 }
 

@@ -319,8 +319,8 @@ def forked_process() -> int | None:
 @check
 def forked_pool() -> dict[str, Any]:
     """What a pool of forked processes returns, though threads of the rank hold hvkeras's locks when they are forked."""
-    connection = current_session().control
-    with connection._sending, connection._changed:
+    control = current_session().control
+    with control._connection._sending, control._exchange._changed:
         pool = multiprocessing.get_context("fork").Pool(2)
         failing = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
         failing.start()

@@ -31,7 +31,7 @@ from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import trials_of
 from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.table import explanations, scaling_table, table
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError
 from hvkeras.launcher.exit_report import exit_report, root_cause
 from hvkeras.projection.rows import ONE_PROCESS
@@ -449,13 +449,14 @@ TRACE = "Traceback (most recent call last):\n  File ...\nValueError: the sky is 
 
 
 @pytest.mark.parametrize(("stderr", "reason"), [
-    (exit_report(Cause("exception", 1, "node", 7, "failed with ValueError: x", TRACE), {1: 1}, ""),
+    (exit_report(Cause(CauseKind.EXCEPTION, 1, "node", 7, "failed with ValueError: x", TRACE), {1: 1}, ""),
      "rank 1 on node failed with ValueError: x"),
-    (exit_report(Cause("exit", 1, "node", 7, "exited with code 1", "", 1), {1: 1}, f"chatter\n{TRACE}\n"),
+    (exit_report(Cause(CauseKind.EXIT, 1, "node", 7, "exited with code 1", "", 1), {1: 1}, f"chatter\n{TRACE}\n"),
      "rank 1 on node exited with code 1: ValueError: the sky is falling"),
-    (exit_report(Cause("exit", 0, "node", 7, "exited with code 2", "", 2), {0: 2}, "usage: x\nx: error: what\n"),
+    (exit_report(Cause(CauseKind.EXIT, 0, "node", 7, "exited with code 2", "", 2), {0: 2},
+                 "usage: x\nx: error: what\n"),
      "rank 0 on node exited with code 2: x: error: what"),
-    (exit_report(Cause("signal", 0, "node", 7, "was killed by SIGKILL", "", 137), {0: -9}, ""),
+    (exit_report(Cause(CauseKind.SIGNAL, 0, "node", 7, "was killed by SIGKILL", "", 137), {0: -9}, ""),
      "rank 0 on node was killed by SIGKILL"),
     ("hvkeras run: Every host must answer.", "Every host must answer."),
     ("Segmentation fault", "hvkeras run was killed by SIGSEGV: Segmentation fault"),

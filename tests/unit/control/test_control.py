@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.server
-import json
 import os
 import queue
 import re
@@ -16,13 +14,12 @@ import time
 
 import pytest
 
-from hvkeras.control import server as server_module
-from hvkeras.control import unproven, wire
+from hvkeras.control import wire
 from hvkeras.control.announcements import announcement_path, ask_store
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
-from hvkeras.control.relay import Deadlines
+from hvkeras.control.messages import AllJoined, Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.control.waiting import Waiting
 from hvkeras.errors import MachineError, PeerError, UsageError
@@ -39,6 +36,7 @@ class Channel:
         self.ends = queue.Queue()
         self.server = ControlServer(size, SECRET, deadlines=Deadlines(**deadlines), on_end=self.ends.put)
         self.server.start()
+        self.waits = self.server._handler._coordinator.waits
         self.clients = []
 
     def join(self, rank, size=2, secret=SECRET, on_end=lambda cause: None):
@@ -121,8 +119,8 @@ def test_heartbeats_may_describe_any_number_of_tensors(channel):
     counts = {f"plan {number}": (number, Described(names[:2] if number else names)) for number in range(20_000)}
     first.join(Counts(counts))
     assert together(lambda: first.gather("k", 1, 20.0), lambda: second.gather("k", 1, 20.0)) == [[1, 1]] * 2
-    until(lambda: len(pair.server._waits.plans_of(0)) == len(counts))
-    assert pair.server._waits.plan("plan 0")["names"] == names
+    until(lambda: len(pair.waits.plans_of(0)) == len(counts))
+    assert pair.waits.plan("plan 0")["names"] == names
     assert pair.server.cause is None
 
 
@@ -131,18 +129,18 @@ def test_a_fault_of_the_server_or_of_a_client_ends_the_job_under_its_own_name(ch
         pair = channel()
         first, _ = pair.join(0), pair.join(1)
         if fails == "server":
-            monkeypatch.setattr(pair.server._waits, "come", lambda *_: {}["absent"])
-            with pytest.raises(PeerError, match=r"channel's server failed .*\(put\) of rank 0.* KeyError: 'absent'"):
+            monkeypatch.setattr(pair.waits, "come", lambda *_: {}["absent"])
+            with pytest.raises(PeerError, match=r"channel's server failed .*\(Value\) of rank 0.* KeyError: 'absent'"):
                 first.gather("k", 1, 5.0)
         if fails == "client":
-            monkeypatch.setattr(first, "on_involvement", lambda message: int("x"))
-            pair.server._loop.call_soon_threadsafe(pair.server._broadcast, {"type": "involved"})
+            monkeypatch.setattr(first, "on_participation", lambda message: int("x"))
+            pair.server._server.call(pair.server._handler.members.broadcast, AllJoined(0))
         if fails == "heartbeat":
-            monkeypatch.setattr(first, "watch", 7)
+            monkeypatch.setattr(first._heartbeats, "watch", 7)
         if fails == "watch":
-            monkeypatch.setattr(pair.server._waits, "check", lambda *_: int("x"))
+            monkeypatch.setattr(pair.waits, "check", lambda *_: int("x"))
         cause = pair.ends.get(timeout=5.0)
-        assert cause.kind == "exception" and cause.traceback, cause
+        assert cause.kind is CauseKind.EXCEPTION and cause.traceback, cause
         assert re.search("KeyError|ValueError|AttributeError", cause.error), cause
         monkeypatch.undo()
 
@@ -183,68 +181,13 @@ def test_gather_names_the_missing_rank(channel):
 def test_a_rank_that_fails_does_not_say_that_it_makes_progress(channel, capsys, monkeypatch):
     client = channel().join(0)
     client.watch_progress(1.0)
-    client.watch.on_move(2.0)
+    client._report_move(2.0)
     assert "making progress again, after 2 s" in capsys.readouterr().err
-    monkeypatch.setattr(client, "_send", lambda message: None)  # the server has not heard of it yet
-    client.fail(Cause("exception", 0, "host0", 1, "failed"))
-    client.watch.on_move(2.0)
+    monkeypatch.setattr(client._connection, "send", lambda message: None)  # the server has not heard of it yet
+    client.fail(Cause(CauseKind.EXCEPTION, 0, "host0", 1, "failed"))
+    client._report_move(2.0)
     assert client.cause is None and not capsys.readouterr().err
     monkeypatch.undo()
-
-
-def test_a_wrong_secret_is_refused_and_says_so(channel):
-    with pytest.raises((wire.ProofError, ConnectionError)):
-        channel().join(0, secret=b"another")
-
-
-def test_a_stranger_learns_nothing_and_cannot_speak(channel):
-    pair = channel()
-    with socket.create_connection(pair.server.address, timeout=5.0) as stranger:
-        challenge = stranger.recv(100)
-        assert challenge.startswith(wire.MAGIC) and SECRET not in challenge
-        stranger.sendall(b"\0" * 64 + json.dumps({"type": "failed"}).encode())
-        assert stranger.recv(100) == b""
-    clients = [pair.join(0), pair.join(1)]
-    assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
-
-
-def test_unauthenticated_clients_are_counted_in_one_line_and_limited(channel, monkeypatch, caplog):
-    lines = queue.Queue()
-    monkeypatch.setattr(unproven, "MAX_CONCURRENT", 3)
-    pair = channel()
-    pair.server._on_note = lines.put
-    waiting = [socket.create_connection(pair.server.address, timeout=5.0) for _ in range(5)]  # the size is 2
-    try:
-        assert all(each.recv(100) for each in waiting)
-        for oldest in waiting[:4]:  # each makes room for a newer one, which may be a rank
-            waiting.append(socket.create_connection(pair.server.address, timeout=5.0))
-            assert waiting[-1].recv(100)
-            assert oldest.recv(100) == b""
-        assert re.fullmatch(r"[1-4] connections? to the control channel did not prove knowledge of the job's secret,"
-                            r" the last one from 127\.0\.0\.1; they were refused", lines.get(timeout=10.0))
-    finally:
-        for each in waiting:
-            each.close()
-    for _ in range(50):  # until the server has noticed
-        with contextlib.suppress(ConnectionError):
-            clients = [pair.join(rank) for rank in (0, 1)]
-            break
-        time.sleep(0.1)
-    assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
-    assert lines.empty()  # the next one comes a minute later
-    pair.server._on_loop_error(pair.server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
-    assert not caplog.records
-    assert "10 connections" in pair.server._unproven.report(time.monotonic() + unproven.REPORT_EVERY)
-
-
-def test_strangers_cannot_keep_ranks_out(channel, monkeypatch):
-    monkeypatch.setattr(unproven, "MAX_CONCURRENT", 3)
-    pair = channel()
-    with contextlib.ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(socket.create_connection(pair.server.address, timeout=5.0))
-        clients = [pair.join(rank) for rank in (0, 1)]
-        assert together(*(lambda c=c: c.gather("k", 1, 5.0) for c in clients)) == [[1, 1]] * 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -291,65 +234,6 @@ def test_nobody_can_join_once_all_ranks_are_there(channel):
         socket.create_connection(pair.server.address, timeout=5.0).close()
 
 
-def test_frames_cannot_be_changed_replayed_or_reordered():
-    key = b"k" * 32
-    sender, receiver = wire.Seal(key, b"client", b"server"), wire.Seal(key, b"server", b"client")
-
-    def parts(frame):
-        head = wire.HEADER.size
-        return frame[:head], frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
-
-    first, second = parts(sender.close_frames({"n": 1})), parts(sender.close_frames({"n": 2}))
-    with pytest.raises(wire.ProofError):
-        receiver.open_frame(*second)
-    with pytest.raises(wire.ProofError):
-        receiver.open_frame(*first[:2], first[2].replace(b"1", b"3"))
-    with pytest.raises(wire.ProofError):  # as if more followed
-        receiver.open_frame(b"\1" + first[0][1:], *first[1:])
-    assert receiver.open_frame(*first) == {"n": 1}
-    with pytest.raises(wire.ProofError):
-        receiver.open_frame(*first)
-    with pytest.raises(wire.ProofError):  # our own frames do not pass as the peer's
-        sender.open_frame(*second)
-
-
-def test_an_absurd_length_is_refused():
-    with pytest.raises(wire.ProofError, match="must be under"):
-        wire.payload_length(b"\xff" * wire.HEADER.size)
-
-
-def test_two_processes_of_one_rank_end_the_job_naming_both(channel):
-    pair = channel()
-    pair.join(0)
-    with pytest.raises(UsageError, match="two processes claim rank 0"):
-        pair.join(0)
-    assert f"pid {os.getpid()} on host0" in pair.ends.get(timeout=5.0).error
-
-
-def exactly(connected, count):
-    """Reads so many bytes."""
-    data = b""
-    while len(data) < count:
-        data += connected.recv(count - len(data)) or pytest.fail("closed")
-    return data
-
-
-@contextlib.contextmanager
-def giving_up(server, rank, attempt, host=None):
-    """A connection of this process that has sent its hello, and that it gives up before it has read the answer."""
-    with socket.create_connection(server.address, timeout=5.0) as connected:
-        challenge = exactly(connected, len(wire.MAGIC) + wire.NONCE_BYTES)[len(wire.MAGIC) :]
-        own = wire.nonce()
-        connected.sendall(own + wire.proof(SECRET, b"client", challenge, own))
-        exactly(connected, wire.CODE_BYTES)
-        seal = wire.Seal(wire.proof(SECRET, b"session", challenge, own), b"client", b"server")
-
-        def hello():
-            connected.sendall(seal.close_frames({"type": "hello", "rank": rank, "size": 2, "attempt": attempt,
-                                                 "host": host or f"host{rank}", "pid": os.getpid()}))
-        yield hello
-
-
 def until(condition):
     """Waits until something holds."""
     for _ in range(100):
@@ -359,64 +243,11 @@ def until(condition):
     pytest.fail("it never holds")
 
 
-@pytest.mark.parametrize("order", ["ended first", "still open", "hello comes late", "last of all"])
-def test_a_rank_may_come_again_when_the_server_stood_still(channel, order):
-    pair = channel()
-    server = pair.server
-    with contextlib.ExitStack() as stack:
-        if order == "last of all":  # the port must be open for it
-            pair.join(0)
-        first_hello = stack.enter_context(giving_up(server, 1, -1))
-        if order != "hello comes late":
-            first_hello()
-            until(lambda: 1 in server.connected)
-        if order == "ended first":
-            stack.close()
-            until(lambda: 1 not in server.connected)
-        if order == "last of all":
-            stack.close()
-        second = pair.join(1)
-        if order == "hello comes late":
-            first_hello()
-            time.sleep(0.2)
-        stack.close()
-        first = pair.clients[0] if order == "last of all" else pair.join(0)
-        assert together(lambda: first.gather("k", 0, 5.0), lambda: second.gather("k", 1, 5.0)) == [[0, 1]] * 2
-        time.sleep(0.5)
-        assert server.cause is None
-
-
-def test_a_rank_that_does_not_come_again_is_lost(channel, monkeypatch):
-    monkeypatch.setattr(server_module, "BACK_WITHIN", 1.0)
-    pair = channel()
-    pair.join(0)
-    with giving_up(pair.server, 1, 0) as hello:
-        hello()
-        until(lambda: 1 in pair.server.connected)
-    cause = pair.ends.get(timeout=10.0)
-    assert (cause.kind, cause.rank) == ("lost", 1)
-
-
-def test_another_process_cannot_take_the_place_of_a_rank_that_comes_again(channel):
-    pair = channel()
-    with giving_up(pair.server, 0, -1, host="elsewhere") as hello:
-        hello()
-        until(lambda: 0 in pair.server.connected)
-        with pytest.raises(UsageError, match="two processes claim rank 0"):
-            pair.join(0)
-
-
-def test_a_rank_with_another_size_is_refused(channel):
-    pair = channel()
-    with pytest.raises(UsageError, match="started as one of 3 ranks, the others as one of 2"):
-        pair.join(0, size=3)
-
-
 def test_a_failure_reaches_every_rank_with_its_cause(channel):
     pair = channel()
     heard = queue.Queue()
     clients = [pair.join(0, on_end=heard.put), pair.join(1, on_end=heard.put)]
-    cause = Cause("exception", 1, "host1", 42, "failed with ValueError: boom", "Traceback ...")
+    cause = Cause(CauseKind.EXCEPTION, 1, "host1", 42, "failed with ValueError: boom", "Traceback ...")
     clients[1].fail(cause)
     assert [heard.get(timeout=5.0), heard.get(timeout=5.0), pair.ends.get(timeout=5.0)] == [cause] * 3
     assert cause.sentence() == "rank 1 on host1 (pid 42) failed with ValueError: boom"
@@ -425,26 +256,17 @@ def test_a_failure_reaches_every_rank_with_its_cause(channel):
 def test_a_cause_may_be_of_any_length(channel):
     pair = channel()
     clients = [pair.join(0), pair.join(1)]
-    clients[0].fail(Cause("exception", 0, "host0", 1, "x" * 1_000_000, "y" * 1_000_000 + "the end"))
+    clients[0].fail(Cause(CauseKind.EXCEPTION, 0, "host0", 1, "x" * 1_000_000, "y" * 1_000_000 + "the end"))
     cause = clients[1].wait_for_cause(5.0)
     assert len(cause.error) < 20_000 and len(cause.traceback) < 100_000 and cause.traceback.endswith("the end")
-
-
-def test_an_echo_of_a_failure_waits_for_the_root_cause(channel):
-    pair = channel()
-    clients = [pair.join(0), pair.join(1)]
-    clients[0].fail(Cause("exception", 0, "host0", 1, "failed with UnavailableError"), secondary=True)
-    clients[1].fail(Cause("exception", 1, "host1", 2, "failed with ValueError: boom"))
-    assert pair.ends.get(timeout=5.0).rank == 1
-    assert clients[0].wait_for_cause(5.0).rank == 1
 
 
 def test_ranks_that_another_has_waited_for_too_long_say_where_they_are(channel, capfd):
     trio = channel(3, stall_shutdown=4.0)
     clients = [trio.join(rank, size=3) for rank in range(3)]
-    clients[0].fail(Cause("timeout", 0, "host0", 1, "failed with DeadlineExceededError"), secondary=True)
+    clients[0].fail(Cause(CauseKind.TIMEOUT, 0, "host0", 1, "failed with DeadlineExceededError"), secondary=True)
     cause = trio.ends.get(timeout=10.0)  # the main thread of all three, and in no call of TensorFlow's
-    assert (cause.kind, cause.rank) == ("stalled", None)
+    assert (cause.kind, cause.rank) == (CauseKind.STALLED, None)
     assert cause.error.startswith("ranks have not entered a collective in which rank 0 has waited longer than"
                                   " HVKERAS_STALL_SHUTDOWN allows (4 s): rank 1 at ")
     assert ", rank 2 at " in cause.error and "rank 0 at" not in cause.error
@@ -458,32 +280,18 @@ def test_a_lost_connection_is_a_failure_unless_the_rank_said_goodbye(channel):
     clients[1].close()
     with pytest.raises(queue.Empty):
         trio.ends.get(timeout=0.5)
-    clients[2]._closed.set()
-    clients[2]._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a killed process
+    clients[2]._connection.closed.set()
+    clients[2]._connection._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a killed process
     cause = trio.ends.get(timeout=5.0)
-    assert (cause.kind, cause.rank, cause.host) == ("lost", 2, "host2")
+    assert (cause.kind, cause.rank, cause.host) == (CauseKind.LOST, 2, "host2")
 
 
 def test_a_silent_rank_is_lost_after_the_liveness_deadline(channel):
     pair = channel(liveness=1.0)
     clients = [pair.join(0), pair.join(1)]
-    clients[1]._send = lambda message: None  # its process is stopped
+    clients[1]._heartbeats._send = lambda message: None  # its process is stopped
     cause = pair.ends.get(timeout=10.0)
-    assert (cause.kind, cause.rank) == ("silent", 1) and "no sign of life for 1 s" in cause.error
-
-
-def test_all_ranks_may_exit_only_when_all_have_spoken(channel):
-    pair = channel(exit_grace=5.0)
-    clients = [pair.join(0), pair.join(1)]
-    clients[1].fail(Cause("exception", 1, "host1", 42, "failed with ValueError: boom"))
-    clients[0].wait_for_cause(5.0)
-    first = threading.Thread(target=clients[1].wait_to_exit, args=(10.0,))
-    first.start()
-    first.join(0.5)
-    assert first.is_alive()
-    clients[0].wait_to_exit(10.0)
-    first.join(5.0)
-    assert not first.is_alive()
+    assert (cause.kind, cause.rank) == (CauseKind.SILENT, 1) and "no sign of life for 1 s" in cause.error
 
 
 def test_a_server_that_ends_in_good_order_takes_nobody_with_it(channel):
@@ -496,9 +304,3 @@ def test_a_server_that_ends_in_good_order_takes_nobody_with_it(channel):
     assert client.detached
 
 
-def test_a_taken_port_is_a_clear_error():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen(1)
-        with pytest.raises(MachineError, match="must be able to listen"):
-            ControlServer(2, SECRET, "127.0.0.1", taken.getsockname()[1])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from hvkeras.control.cause import CauseKind
+from hvkeras.control.messages import Standstill
 from hvkeras.control.stalls import MAX_WARNINGS, Stalls
 
-
-def still(seconds: float, **changes: Any) -> dict[str, Any]:
-    return {"for": seconds, "stood": seconds, "text": "train step 3 of epoch 1", "phase": "train", "within": True,
-            "may_end": True} | changes
+STALLED = CauseKind.STALLED
 
 
-def found(stalls: Stalls, waiting: Any = ()) -> list[tuple[str, int | None]]:
+def still(seconds: float, **changes: Any) -> Standstill:
+    return replace(Standstill(seconds, seconds, "train step 3 of epoch 1", "train", True, True), **changes)
+
+
+def found(stalls: Stalls, waiting: Any = ()) -> list[tuple[CauseKind | None, int | None]]:
     return [(finding.kind, finding.rank) for finding in stalls.check(waiting)]
 
 
@@ -21,22 +25,22 @@ def test_a_stall_is_reported_ever_more_rarely_and_then_ends_the_job() -> None:
     told = []
     for seconds in range(5, 60, 5):
         stalls.update(1, still(float(seconds)))
-        told += [seconds] if found(stalls) == [("warning", 1)] else []
+        told += [seconds] if found(stalls) == [(None, 1)] else []
     assert told == [10, 20, 40]
     stalls.update(1, still(60.0))
     (finding,) = stalls.check(())
-    assert (finding.kind, finding.rank) == ("stalled", 1)
+    assert (finding.kind, finding.rank) == (STALLED, 1)
     assert finding.text == "has not moved for 60 s: train step 3 of epoch 1 (HVKERAS_STALL_SHUTDOWN sets the limit)"
 
 
 def test_a_rank_that_moves_again_is_reported_again() -> None:
     stalls = Stalls(10.0, 60.0)
     stalls.update(0, still(10.0))
-    assert found(stalls) == [("warning", 0)]
+    assert found(stalls) == [(None, 0)]
     stalls.update(0, None)
     assert found(stalls) == []
     stalls.update(0, still(10.0))
-    assert found(stalls) == [("warning", 0)]
+    assert found(stalls) == [(None, 0)]
 
 
 def test_ranks_that_wait_for_others_or_are_waited_for_are_left_to_the_waits() -> None:
@@ -44,21 +48,21 @@ def test_ranks_that_wait_for_others_or_are_waited_for_are_left_to_the_waits() ->
     for rank in range(3):
         stalls.update(rank, still(100.0))
     assert found(stalls, waiting={0, 1, 2}) == []
-    assert found(stalls, waiting={0, 1}) == [("stalled", 2)]
+    assert found(stalls, waiting={0, 1}) == [(STALLED, 2)]
 
 
 def test_the_job_does_not_end_where_that_may_take_long_or_something_still_runs() -> None:
     stalls = Stalls(0.0, 60.0)
     stalls.update(0, still(100.0, may_end=False))
-    stalls.update(1, still(100.0, stood=1.0))  # its Python code goes on
+    stalls.update(1, still(100.0, python_seconds=1.0))  # its Python code goes on
     assert found(stalls) == []
 
 
 def test_a_custom_loop_is_reported_once() -> None:
     stalls = Stalls(10.0, 60.0)
     for seconds in (10.0, 50.0, 1000.0):
-        stalls.update(0, still(seconds, within=False, may_end=False))
-        assert found(stalls) == ([("warning", 0)] if seconds == 10.0 else [])
+        stalls.update(0, still(seconds, in_loop=False, may_end=False))
+        assert found(stalls) == ([(None, 0)] if seconds == 10.0 else [])
 
 
 def test_the_rank_that_is_named_is_not_in_a_step_that_may_wait_for_it() -> None:

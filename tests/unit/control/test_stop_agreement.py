@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from hvkeras.control.messages import StopAfter, StopQuestion
 from hvkeras.control.stop_agreement import Stop, Stops
 from hvkeras.errors import PeerError
 
@@ -16,12 +17,10 @@ def nothing() -> None:
 
 def test_all_stop_after_the_latest_execution_that_a_rank_has_come_to() -> None:
     stops = Stops()
-    assert [rank for rank, asked in stops.ask(2, "fit", [0, 2, 5]) if asked["type"] == "stopping"] == [0, 2, 5]
+    assert list(stops.ask(2, "fit", [0, 2, 5])) == [(rank, StopQuestion("fit")) for rank in (0, 2, 5)]
     assert list(stops.ask(5, "fit", [0, 2, 5])) == [], "one question is enough"
     assert [list(stops.receive(rank, "fit", done)) for rank, done in ((2, 7), (0, 8))] == [[], []]
-    told = list(stops.receive(5, "fit", 7))
-    assert [rank for rank, _ in told] == [0, 2, 5]
-    assert all((one["executions"], one["wishes"]) == (8, [2, 5]) for _, one in told)
+    assert list(stops.receive(5, "fit", 7)) == [(rank, StopAfter("fit", 8, [2, 5])) for rank in (0, 2, 5)]
     assert list(stops.ask(0, "fit", [0, 2, 5])) == [], "it is decided"
 
 

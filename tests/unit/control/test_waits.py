@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvkeras.control.cause import CauseKind
 from hvkeras.control.waits import IDLE, MAX_PLANS, Waits
 
 
@@ -34,7 +35,7 @@ def test_two_ranks_in_different_plans_are_a_mismatch_naming_the_first_differing_
     waits.update(1, {"b": 1})
     assert waits.check(0.0) == [] and waits.check(2.9) == []
     (finding,) = waits.check(3.0)
-    assert finding.kind == "mismatch" and finding.rank is None
+    assert finding.kind is CauseKind.MISMATCH and finding.rank is None
     assert "tensor 2 is kernel float32[2, 3] on rank 0 and kernel float32[2, 5] on rank 1" in finding.text
 
 
@@ -125,7 +126,7 @@ def test_a_mismatch_waits_for_late_ranks_before_it_ends_the_job():
     waits.check(0.0)
     assert waits.check(8.9) == []
     (finding,) = waits.check(9.0)
-    assert (finding.kind, finding.keys) == ("mismatch", ())
+    assert (finding.kind, finding.keys) == (CauseKind.MISMATCH, ())
 
 
 def test_ranks_that_wait_in_a_circle_are_a_mismatch():
@@ -147,14 +148,14 @@ def test_an_exchange_over_the_channel_is_a_wait_as_well():
     waits.update(0, {"a": 1})
     waits.come(1, "facts")
     waits.check(0.0)
-    assert waits.check(20.0)[0].kind == "warning"  # rank 1 may be reading ahead
+    assert waits.check(20.0)[0].kind is None  # rank 1 may be reading ahead
     waits.set_waiting(1, ["facts"])
     waits.check(30.0)
     (finding,) = waits.check(33.0)
-    assert (finding.kind, finding.keys) == ("mismatch", ())
+    assert (finding.kind, finding.keys) == (CauseKind.MISMATCH, ())
     assert finding.text.endswith('each other: rank 0 in a for rank 1, rank 1 in the exchange "facts" for rank 0')
     waits.finish("facts")
-    assert {finding.kind for finding in waits.check(34.0)} <= {"warning"}
+    assert {finding.kind for finding in waits.check(34.0)} <= {None}
 
 
 def test_progress_makes_a_wait_start_over():
@@ -173,11 +174,11 @@ def test_a_late_rank_is_warned_about_at_intervals_and_then_ends_the_job():
     waits.update(1, {"a": 0})
     assert waits.check(0.0) == []
     (finding,) = waits.check(10.0)
-    assert finding.kind == "warning" and finding.rank == 1 and "rank 0 has waited 10 s in gradients" in finding.text
+    assert finding.kind is None and finding.rank == 1 and "rank 0 has waited 10 s in gradients" in finding.text
     assert waits.check(15.0) == []
-    assert [found.kind for found in waits.check(20.0)] == ["warning"]
+    assert [found.kind for found in waits.check(20.0)] == [None]
     (finding,) = waits.check(60.0)
-    assert finding.kind == "stalled" and finding.rank == 1
+    assert finding.kind is CauseKind.STALLED and finding.rank == 1
 
 
 def test_a_stall_limit_of_zero_never_ends_the_job():
@@ -185,7 +186,7 @@ def test_a_stall_limit_of_zero_never_ends_the_job():
     waits.describe("a", plan())
     waits.update(0, {"a": 1})
     waits.check(0.0)
-    assert [finding.kind for finding in waits.check(1e6)] == ["warning"]
+    assert [finding.kind for finding in waits.check(1e6)] == [None]
 
 
 def test_waiting_for_a_rank_that_left_is_found_soon():
@@ -194,7 +195,7 @@ def test_waiting_for_a_rank_that_left_is_found_soon():
     waits.set_left(1, True)
     waits.check(0.0)
     (finding,) = waits.check(3.0)
-    assert finding.kind == "left" and finding.rank == 1
+    assert finding.kind is CauseKind.LEFT and finding.rank == 1
     waits.set_left(1, False)
     assert waits.check(4.0) == []
 
@@ -211,7 +212,7 @@ def test_many_waiters_for_one_rank_are_one_warning():
     for rank in (0, 1, 3):
         waits.update(rank, {"a": 1})
     waits.check(0.0)
-    assert [(found.kind, found.rank) for found in waits.check(10.0)] == [("warning", 2)]
+    assert [(found.kind, found.rank) for found in waits.check(10.0)] == [(None, 2)]
 
 
 def settled(count: int) -> Waits:

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from hvkeras.control.cause import Cause
+from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError
 from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.chief import Chief
 from hvkeras.settings import Settings
 
 CLUSTER = '{"cluster": {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"]}, "task": {"type": "chief", "index": 0}}'
-LOST = Cause("death", 2, "p", 1, "ps 0 on p (pid 1) ended unexpectedly")
+LOST = Cause(CauseKind.LOST, 2, "p", 1, "ps 0 on p (pid 1) ended unexpectedly")
 
 
 def no_batches(because: Exception | None) -> UsageError:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from harness.processes import run_python
 from hvkeras import compat
-from hvkeras.control.progress_watch import Watch
+from hvkeras.control.stalls import Watch
 from hvkeras.profiling import recorder
 from hvkeras.profiling.rank_recorder import Recorder
 from hvkeras.progress import activity, location
@@ -193,34 +193,34 @@ def test_an_error_leaves_the_loop() -> None:
 
 def test_a_watch_sees_steps_batches_and_collectives_move_and_nothing_else() -> None:
     watch = Watch(10.0, 0.0)
-    assert watch.check(0.0, False, None) is None
-    assert watch.check(9.0, False, None) is None
+    assert watch.check(0.0, False) is None
+    assert watch.check(9.0, False) is None
     model = compiled()
     with activity.running(activity.TRAIN, model):  # a movement
-        assert watch.check(12.0, False, None) is None
-        watch.check(13.0, False, None)
-        report = watch.check(25.0, False, None)
+        assert watch.check(12.0, False) is None
+        watch.check(13.0, False)
+        report = watch.check(25.0, False)
         assert report is not None
-        assert report["within"]
-        assert report["for"] >= 12.0
+        assert report.in_loop
+        assert report.seconds >= 12.0
         activity._Process.fetched += 1
-        assert watch.check(26.0, False, None) is None
-        report = watch.check(40.0, True, None)
+        assert watch.check(26.0, False) is None
+        report = watch.check(40.0, True)
         assert report is None
 
 
 def test_a_reported_rank_says_when_it_moves() -> None:
-    watch, told = Watch(10.0), list[float]()
-    watch.on_move = told.append
-    watch.check(0.0, True, None)
-    watch.check(1.0, True, None)
-    watch.check(20.0, False, None)
+    told = list[float]()
+    watch = Watch(10.0, on_move=told.append)
+    watch.check(0.0, True)
+    watch.check(1.0, True)
+    watch.check(20.0, False)
     watch.is_reported = True
-    watch.check(31.0, False, None)
+    watch.check(31.0, False)
     assert told == []
-    watch.check(41.0, True, None)
+    watch.check(41.0, True)
     assert told == [40.0]
-    watch.check(51.0, True, None)
+    watch.check(51.0, True)
     assert len(told) == 1
 
 

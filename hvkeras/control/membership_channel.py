@@ -1,0 +1,178 @@
+"""The membership channel of an elastic job, between its launcher and every worker; it outlives changes of the ranks.
+
+A worker is a process, numbered from 0 in the order of starts. It has a rank only as long as the job has the same ranks:
+a generation, which has a control channel of its own (`hvkeras.control.server`). Between two generations, workers report
+to the launcher that they are ready for the next one, and it answers with their new ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from hvkeras.control import wire
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import Arrived, Assignment, ChangeAhead, FunctionDone, Message, Ready
+from hvkeras.errors import PeerError
+from hvkeras.host.forks import detach_in_children
+from hvkeras.host.network import keep_alive
+
+CONNECT_WITHIN = 10.0  # seconds of an attempt
+FOREVER = 3600.0
+ANY_FUNCTION = 2**31  # the index of the elastic function of a worker that has begun none
+
+
+class WorkersHandler(Handler):
+    """Admits each worker once, and passes its messages on.
+
+    Args:
+        on_message: Called with a worker's number and its message.
+    """
+
+    def __init__(self, on_message: Callable[[int, Message], None]) -> None:
+        self.members = Members()
+        self._on_message = on_message
+
+    def on_join(self, member: Member) -> str:
+        """Admits a worker, unless another process has its number."""
+        return f"worker {member.number} is connected already" if member.number in self.members else ""
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Passes a message on."""
+        if not isinstance(message, Arrived):
+            self._on_message(member.number, message)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Sends a message to a worker, if it is connected."""
+        if worker in self.members:
+            self.members[worker].send(message)
+
+
+class MembershipServer:
+    """The launcher's end.
+
+    Args:
+        secret: The job's secret.
+        host: The address to listen on.
+        on_message: Called, in the server's thread, with a worker's number and its message.
+        alive: Seconds after which a worker's connection ends whose host does not answer any more.
+    """
+
+    def __init__(self, secret: bytes, host: str, on_message: Callable[[int, Message], None], alive: float) -> None:
+        self._handler = WorkersHandler(on_message)
+        self._server = MessageServer(self._handler, secret, host, alive=alive)
+        self.address: tuple[str, int] = self._server.address
+
+    def start(self) -> tuple[str, int]:
+        """Starts serving; returns the address that workers connect to."""
+        return self._server.start()
+
+    def stop(self) -> None:
+        """Stops serving."""
+        self._server.stop()
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """The workers that are connected now."""
+        return frozenset(self._handler.members)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Sends a message to a worker, if it is connected; any thread may call this."""
+        self._server.call(self._handler.send, worker, message)
+
+
+class MembershipClient:
+    """A worker's end.
+
+    Args:
+        address: Where the launcher listens.
+        secret: The job's secret.
+        worker: This process's number.
+        alive: Seconds after which the connection ends if the launcher's host does not answer any more.
+
+    Raises:
+        OSError: The launcher cannot be reached.
+        ProofError: Another program listens there.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: bytes, worker: int, alive: float) -> None:
+        self._changed = threading.Condition()
+        self._answer: Assignment | FunctionDone | None = None
+        self._changes = self._soon = self._leaves = False
+        self._ended = False
+        with contextlib.ExitStack() as on_failure:
+            connected = on_failure.enter_context(socket.create_connection(address, timeout=CONNECT_WITHIN))
+            keep_alive(connected, alive)
+            self._connection = Connection(connected, secret, Introduction(worker, 0, socket.gethostname()))
+            on_failure.pop_all()
+        detach_in_children(self)
+        self._connection.start_thread(self._listen, "hvkeras-membership")
+
+    def in_child(self) -> None:
+        """Ends this end in a forked process, whose connection has been closed."""
+        self._changed, self._ended = threading.Condition(), True
+
+    @property
+    def hosts_changed(self) -> bool:
+        """Whether workers wait to join, or must leave, at the next commit."""
+        return self._changes
+
+    @property
+    def must_leave_soon(self) -> bool:
+        """Whether workers must leave before the next commit that is due, as their machine is being taken away."""
+        return self._soon
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether this worker must leave at the next commit, as far as that is known."""
+        return self._leaves
+
+    def send(self, message: Message) -> None:
+        """Sends a message to the launcher."""
+        self._connection.send(message)
+
+    def next_generation(self, commit: int, function: int) -> Assignment | None:
+        """Reports that this worker is ready for the next generation, and waits for its place there.
+
+        Args:
+            commit: The number of the last commit that this worker holds; -1 for none.
+            function: The index of the elastic function that it is in, or `ANY_FUNCTION`.
+
+        Returns:
+            The place in the next generation; None if the job has finished this function.
+
+        Raises:
+            PeerError: The launcher has ended.
+        """
+        with self._changed:
+            self._answer, self._changes, self._soon, self._leaves = None, False, False, False
+        self._connection.send(Ready(commit, function))
+        with self._changed:
+            while self._answer is None:
+                if self._ended:
+                    raise PeerError("The job ended: its launcher is gone, or has ended it")
+                self._changed.wait(FOREVER)
+            return self._answer if isinstance(self._answer, Assignment) else None
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._connection.read()
+                with self._changed:
+                    match message:
+                        case ChangeAhead():
+                            self._changes, self._soon = True, self._soon or message.soon
+                            self._leaves = message.leaves
+                        case Assignment() | FunctionDone():
+                            self._answer = message
+                    self._changed.notify_all()
+        except (OSError, wire.ProofError):
+            pass
+        finally:  # whatever it was: who waits must not wait for ever
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()

@@ -1,0 +1,111 @@
+"""The ranks of a job as its control server knows them, and why the job ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.handler import Member, Members
+from hvkeras.control.messages import JobEnded, MayExit
+
+
+@dataclass(eq=False)
+class RankState:
+    """One rank that is or was connected.
+
+    Attributes:
+        member: Its connection.
+        left: Whether it has left in good order.
+        script_ended: Whether its script has ended, so that its process is expected to exit.
+        failed: Whether it has reported a failure.
+        exit_reported: Whether it has printed its exit report.
+        outside: Its reported location outside TensorFlow; "" if inside, None without an answer.
+        doing: What it was doing, as last reported.
+        values: Its values in exchanges that are not complete.
+    """
+
+    member: Member
+    left: bool = False
+    script_ended: bool = False
+    failed: bool = False
+    exit_reported: bool = False
+    outside: str | None = None
+    doing: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Ranks:
+    """The ranks that are and were connected, and their common end.
+
+    Args:
+        members: The members of the server.
+        size: The number of ranks to expect.
+        exit_grace: Seconds that ranks have for their exit reports.
+        on_end: Called once, from the server's thread, with the cause when the job ends early.
+
+    Attributes:
+        size: As above.
+        exit_grace: As above.
+        cause: Why the job ends early; None as long as it does not.
+        present: The connected ranks.
+        lost: Those that were connected.
+        own: The rank of this process, once it waits for the others to exit.
+    """
+
+    def __init__(self, members: Members, size: int, exit_grace: float, on_end: Callable[[Cause], None] | None) -> None:
+        self.size = size
+        self.exit_grace = exit_grace
+        self.cause: Cause | None = None
+        self.present: dict[int, RankState] = {}
+        self.lost: dict[int, RankState] = {}
+        self.own: int | None = None
+        self._members = members
+        self._on_end = on_end
+        self._may_exit = False
+
+    def find(self, number: int) -> RankState | None:
+        """Returns a rank that is or was connected."""
+        return self.present.get(number) or self.lost.get(number)
+
+    def leavers(self) -> list[RankState]:
+        """Returns the ranks that have left in good order."""
+        known = [self.find(number) for number in range(self.size)]
+        return [rank for rank in known if rank is not None and rank.left]
+
+    def end_with(self, kind: CauseKind, member: Member, error: str) -> None:
+        """Ends the job because of one rank.
+
+        Args:
+            kind: What kind of failure it is.
+            member: The rank.
+            error: What it has done, as the end of a sentence.
+        """
+        self.end(Cause(kind, member.number, member.host, member.pid, error))
+
+    def end(self, cause: Cause) -> None:
+        """Ends the job, unless it ends already; all ranks learn the cause.
+
+        Launchers end the other ranks as soon as one exits, so no rank may exit before all have printed their exit
+        reports, or the grace period is over.
+        """
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self._members.broadcast(JobEnded(cause))
+        if self._on_end is not None:
+            self._on_end(cause)
+        self._members.serving.call_later(self.exit_grace + 1.0, self._let_exit)
+        self.check_exit_reports()
+
+    def check_exit_reports(self) -> None:
+        """Lets all ranks exit if each has printed its exit report, or has left; must be called when one does."""
+        if self.cause is not None and all(rank.exit_reported or (rank.left and number != self.own)
+                                          for number, rank in self.present.items()):
+            self._let_exit()
+
+    def _let_exit(self) -> None:
+        if not self._may_exit:
+            self._may_exit = True
+            self._members.broadcast(MayExit())
