@@ -1,4 +1,4 @@
-"""Keras callbacks for distributed training, each in its own module.
+"""Keras callbacks for distributed training, each subject in its own module.
 
 They derive from the callbacks of the Keras version that `tf.keras` refers to when they are imported.
 """
@@ -12,8 +12,7 @@ require_tensorflow()
 from hvkeras.callbacks.backup_and_restore import BackupAndRestore
 from hvkeras.callbacks.best_model import BestModelCheckpoint
 from hvkeras.callbacks.broadcast import BroadcastGlobalVariablesCallback
-from hvkeras.callbacks.learning_rate_schedule import LearningRateScheduleCallback
-from hvkeras.callbacks.learning_rate_warmup import LearningRateWarmupCallback
+from hvkeras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvkeras.callbacks.metric_average import MetricAverageCallback
 from hvkeras.callbacks.model_checkpoint import ModelCheckpoint
 from hvkeras.callbacks.tensorboard import TensorBoard

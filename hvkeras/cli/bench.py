@@ -31,13 +31,13 @@ from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
 from hvkeras.bench.row import PEER, Row
 from hvkeras.comparison.command import exiting_on_signals
+from hvkeras.comparison.trial import end, timeout_message
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host import machine
 from hvkeras.host.cores import usable_cores
 from hvkeras.host.namespaces import Network, missing, network
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
-from hvkeras.launcher.trial import end, timeout_message
 from hvkeras.settings import Settings, size_in_bytes
 
 PROG = "hvkeras bench"

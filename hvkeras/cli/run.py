@@ -22,13 +22,13 @@ from hvkeras.launcher import pods
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
-from hvkeras.launcher.job import Job
+from hvkeras.launcher.job import JobSpec
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
+from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
 from hvkeras.launcher.slurm_hosts import allocated_hosts
-from hvkeras.launcher.starts import run as run_job
 from hvkeras.settings import Settings
 
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits; whether `hvkeras run` removes them
@@ -157,7 +157,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
                                  trace_file=flags.trace_file))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
-    job = Job(
+    job = JobSpec(
         command=flags.command,
         hosts=hosts,
         folder=os.getcwd(),

@@ -19,10 +19,12 @@ from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.comparison import report, results_file
+from hvkeras.comparison.progress_display import ProgressDisplay
 from hvkeras.comparison.result import SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, records_of, trials_of
 from hvkeras.comparison.table import explanations, projection_table, scaling_table, table
+from hvkeras.comparison.trial import Trial
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.cores import fair_share, operation_threads, usable_cores
 from hvkeras.host.machine import facts
@@ -30,8 +32,6 @@ from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.launcher.check_build import why_not
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
-from hvkeras.launcher.screen import Screen
-from hvkeras.launcher.trial import Trial
 from hvkeras.projection import arguments as projection
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.report.charts import missing
@@ -118,19 +118,19 @@ def compare(arguments: Sequence[str]) -> int:
                                  " them",
                                  behind_the_command=" ".join(flags.after_command)))
     projection.check_flags(flags)
-    made = comparison_of(flags, Screen(), shlex.join(flags.command))
+    made = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {made.folder}")
     _print_error_tails(made, Console(stderr=True, highlight=False, soft_wrap=True))
     return int(made.failed)
 
 
-def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comparison:
+def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: str) -> Comparison:
     """Runs the comparison that the flags ask for, and writes the report.
 
     Args:
         flags: The parsed command line, with the ranks' `command`.
-        screen: Where progress is shown.
+        display: Where progress is shown.
         title: A description of what is compared.
 
     Raises:
@@ -158,7 +158,7 @@ def comparison_of(flags: argparse.Namespace, screen: Screen, title: str) -> Comp
     trials = trials_of(jobs, flags, folder, fewer)
     began, machine = time.time(), facts(usable_cores())
     with exiting_on_signals():
-        results = Runs(trials, problems, flags, screen).results()
+        results = Runs(trials, problems, flags, display).results()
     rows = rows_of(results)
     jobs_with_records = [(row, records_of(row, trials)) for row in rows] if flags.project else []
     made = Comparison(title, several, flags.repeat, rows, cores, folder, began, time.time() - began, machine,

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from hvkeras.comparison import report, results_file
 from hvkeras.comparison.command import TIMEOUT, WIDEST, comparison_of, print_table
+from hvkeras.comparison.progress_display import progress_display
 from hvkeras.comparison.rows import Comparison
 from hvkeras.comparison.sentences import sentences
+from hvkeras.comparison.trial import Trial
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
 from hvkeras.launcher.placement import place
-from hvkeras.launcher.screen import screen
-from hvkeras.launcher.trial import Trial
 from hvkeras.report.charts import missing
 from hvkeras.report.page import fragment
 
@@ -144,4 +144,4 @@ def compared(func: Callable[..., Any], flags: argparse.Namespace) -> ComparisonR
     Raises:
         MachineError: No backend works here.
     """
-    return ComparisonResult(comparison_of(flags, screen(), f"{getattr(func, '__qualname__', repr(func))}()"))
+    return ComparisonResult(comparison_of(flags, progress_display(), f"{getattr(func, '__qualname__', repr(func))}()"))

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hvkeras.comparison.progress_display import ProgressDisplay
 from hvkeras.comparison.result import SHARED, Result, backend_of, result, weight_difference
 from hvkeras.comparison.rows import Row
+from hvkeras.comparison.trial import Trial
 from hvkeras.launcher.exit_report import TAIL_LINES
-from hvkeras.launcher.screen import Screen
-from hvkeras.launcher.trial import Trial
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.records.record import WEIGHTS, Record
 
@@ -71,12 +71,12 @@ class Runs:
         trials: All of them, in order.
         problems: Why each job cannot run here, or "".
         flags: The parsed command line.
-        screen: Where progress is shown.
+        display: Where progress is shown.
     """
 
     def __init__(self, trials: Sequence[Trial], problems: Mapping[Job, str], flags: argparse.Namespace,
-                 screen: Screen) -> None:
-        self._trials, self._problems, self._flags, self._screen = trials, problems, flags, screen
+                 display: ProgressDisplay) -> None:
+        self._trials, self._problems, self._flags, self._display = trials, problems, flags, display
         self._seconds: dict[Job, float] = {}
         self._failed: set[Job] = set()
         self._references: dict[int, Path] = {}  # by number of processes: the records of the first backend that ran
@@ -98,7 +98,7 @@ class Runs:
         job = trial.name, trial.processes
         not_here = self._problems.get(job, "")
         begun = time.monotonic()
-        problem = not_here or trial.run(self._flags.timeout, self._heading(number, trial), self._screen,
+        problem = not_here or trial.run(self._flags.timeout, self._heading(number, trial), self._display,
                                         self._flags.verbose, self._expected(number))
         seconds = time.monotonic() - begun
         if problem:

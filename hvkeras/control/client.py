@@ -115,8 +115,8 @@ class ControlClient:
             JobEnded: lambda message: self._end(message.cause), MayExit: lambda _: self._may_exit.set(),
             AllScriptsEnded: self._on_others_end, Closing: self._on_others_end,
         }
-        self._connection.start_thread(self._listen, "hvkeras-control-listen")
-        self._connection.start_thread(self._send_beats, "hvkeras-control-beat")
+        self._connection.start(threading.Thread(target=self._listen, name="hvkeras-control-listen", daemon=True))
+        self._connection.start(threading.Thread(target=self._send_beats, name="hvkeras-control-beat", daemon=True))
 
     @property
     def cause(self) -> Cause | None:

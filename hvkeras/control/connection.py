@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvkeras.control import wire
@@ -70,9 +69,8 @@ class Connection:
         self.closed.set()
         self._socket.close()
 
-    def start_thread(self, function: Callable[[], None], name: str) -> None:
+    def start(self, thread: threading.Thread) -> None:
         """Starts a thread that ends once the connection is closed."""
-        thread = threading.Thread(target=function, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -110,7 +110,7 @@ class MembershipClient:
             self._connection = Connection(connected, secret, Introduction(worker, 0, socket.gethostname()))
             on_failure.pop_all()
         detach_in_children(self)
-        self._connection.start_thread(self._listen, "hvkeras-membership")
+        self._connection.start(threading.Thread(target=self._listen, name="hvkeras-membership", daemon=True))
 
     def in_child(self) -> None:
         """Ends this end in a forked process, whose connection has been closed."""

@@ -1,9 +1,9 @@
-"""Starts the ranks of one host, forwards their output, and leaves no process behind.
+"""Starts the workers of one host, forwards their output, and leaves no process behind.
 
 The launcher sends the text of this file to a plain Python interpreter, locally or over ssh, so it uses only the
-standard library. The agent reads lines of JSON from standard input: a request to reserve ports for the ranks
-(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, more ranks for it, and signals to send (`{"signal": 15, "ranks":
-[0]}`). It writes events to standard output (see `hvkeras.launcher.host_agents`).
+standard library. The agent reads lines of JSON from standard input: a request to reserve ports for the workers
+(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, more workers for it, and signals to send (`{"signal": 15,
+"workers": [0]}`). It writes events to standard output (see `hvkeras.launcher.host_agents`).
 
 When standard input closes, because the job is over or the launcher is gone, the agent ends every process below it. The
 agent is the child of a guard, a watchdog: if one of them is killed, or the agent stays stopped, the other one ends all.
@@ -31,8 +31,8 @@ from typing import Any
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
 KILL_GRACE = 5.0  # seconds for SIGKILL to take effect; nothing waits longer for a process that hangs in the kernel
 POLL_INTERVAL = 0.5  # seconds between the guard's checks of the agent
-PATIENCE = 15.0  # seconds for which the agent, or a rank, may stay stopped, unless the command line says otherwise
-LOOK_EVERY = 1.0  # seconds between the agent's checks for stopped ranks
+PATIENCE = 15.0  # seconds for which the agent, or a worker, may stay stopped, unless the command line says otherwise
+LOOK_EVERY = 1.0  # seconds between the agent's checks for stopped workers
 CHUNK = 65536
 SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
@@ -41,37 +41,41 @@ _WATCHED = {signal.SIGCHLD, signal.SIGTERM}  # by the guard
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Rank:
-    """One running rank: its process, which leads its own session, and the read ends of its output streams."""
+class WorkerProcess:
+    """One running worker: its process, which leads its own session, and the read ends of its output streams."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
-        self.number, self.process, self.streams, self.exited = number, process, streams, False
-        self.is_suspended, self.stopped = False, 0.0  # by the launcher; seconds for which others have stopped it
+        self.number: int = number
+        self.process: subprocess.Popen[bytes] = process
+        self.streams: dict[int, str] = streams
+        self.exited = False
+        self.is_suspended = False  # by the launcher
+        self.stopped = 0.0  # seconds for which something else has stopped it
 
 
 class Agent:
-    """The ranks of one host.
+    """The workers of one host.
 
-    A job, of which there may be several one after the other, has `folder`, `environment` and `ranks`; each of these has
-    `rank`, `command`, `environment` and `terminal`.
+    A job, of which there may be several one after the other, has `folder`, `environment` and `workers`; each of these
+    has `worker` (its number), `command`, `environment` and `terminal`.
 
     Args:
-        patience: Seconds after which a rank that something else than the launcher has stopped is reported.
+        patience: Seconds after which a worker that something else than the launcher has stopped is reported.
     """
 
     def __init__(self, patience: float) -> None:
         self._patience, self._next_look = patience, 0.0
-        self._ranks: list[Rank] = []
+        self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
         self._leaving = False
         self._partial = b""
         self._held: list[socket.socket] = []
         self._guard = os.getppid()
-        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end ranks when descriptors run out
+        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end workers when none are left
 
     def run(self) -> None:
-        """Sends hello, starts the ranks of the job that it receives, and serves them until standard input closes."""
+        """Sends hello, starts the workers of the job that it receives, and serves them until standard input closes."""
         libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, self._terminate)
         woken, waker = os.pipe()
@@ -93,7 +97,7 @@ class Agent:
     def _terminate(self, *_: Any) -> None:
         """Handles SIGTERM: this host is being taken away, which the launcher has to know, or the guard is gone.
 
-        Without a guard, the ranks end and nothing is reported: how they end says nothing about the job.
+        Without a guard, the workers end and nothing is reported: how they end says nothing about the job.
         """
         if os.getppid() == self._guard:
             self._leaving = True
@@ -122,18 +126,18 @@ class Agent:
                 os.close(descriptor)
             self._spare = []
             culprit = job["folder"] if error.filename == job["folder"] else wanted["command"][0]
-            self._report({"type": "failed", "rank": wanted["rank"], "error": error.strerror, "errno": error.errno,
+            self._report({"type": "failed", "worker": wanted["worker"], "error": error.strerror, "errno": error.errno,
                           "culprit": culprit, "code": 126 if isinstance(error, PermissionError) else 127})
             return
         os.close(ends[1])
         os.close(ends[3])
-        rank = Rank(wanted["rank"], process, {ends[0]: "stdout", ends[2]: "stderr"})
-        self._ranks.append(rank)
-        for descriptor in rank.streams:
+        worker = WorkerProcess(wanted["worker"], process, {ends[0]: "stdout", ends[2]: "stderr"})
+        self._workers.append(worker)
+        for descriptor in worker.streams:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ,
-                                    lambda rank=rank, descriptor=descriptor: self._pass_on(rank, descriptor))
-        self._report({"type": "started", "rank": rank.number, "pid": process.pid})
+                                    lambda worker=worker, descriptor=descriptor: self._pass_on(worker, descriptor))
+        self._report({"type": "started", "worker": worker.number, "pid": process.pid})
 
     def _poll(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):
@@ -155,13 +159,13 @@ class Agent:
             self._reserve(command["reserve"], command["interfaces"])
             return
         if "folder" in command:
-            for wanted in command["ranks"]:
+            for wanted in command["workers"]:
                 self._start(command, wanted)
             return
-        for rank in self._ranks:
-            if not rank.exited and rank.number in command["ranks"]:
-                rank.is_suspended = command["signal"] == signal.SIGSTOP
-                _signal_group(rank.process.pid, command["signal"])
+        for worker in self._workers:
+            if not worker.exited and worker.number in command["workers"]:
+                worker.is_suspended = command["signal"] == signal.SIGSTOP
+                _signal_group(worker.process.pid, command["signal"])
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
         """Reserves free ports with sockets that never listen: only servers that allow port sharing can use them."""
@@ -173,7 +177,7 @@ class Agent:
         self._report({"type": "reserved", "ports": [holder.getsockname()[1] for holder in self._held],
                       "address": _own_address(interfaces)})
 
-    def _pass_on(self, rank: Rank, descriptor: int) -> bool:
+    def _pass_on(self, worker: WorkerProcess, descriptor: int) -> bool:
         """Forwards the output that is available; returns whether there may be more."""
         try:
             data = os.read(descriptor, CHUNK)
@@ -184,14 +188,14 @@ class Agent:
         if not data:
             self._selector.unregister(descriptor)
             os.close(descriptor)
-            del rank.streams[descriptor]
+            del worker.streams[descriptor]
             return False
-        self._report({"type": "output", "rank": rank.number, "stream": rank.streams[descriptor],
+        self._report({"type": "output", "worker": worker.number, "stream": worker.streams[descriptor],
                       "data": base64.b64encode(data).decode()})
         return True
 
     def _reap(self) -> None:
-        """Records which processes have ended; sends a rank's last output before its exit event."""
+        """Records which processes have ended; sends a worker's last output before its exit event."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -199,42 +203,42 @@ class Agent:
                 return
             if pid == 0:
                 return
-            for rank in self._ranks:
-                if rank.process.pid == pid:
-                    rank.exited = True
-                    rank.process.returncode = os.waitstatus_to_exitcode(status)
-                    for descriptor in list(rank.streams):
-                        while self._pass_on(rank, descriptor):
+            for worker in self._workers:
+                if worker.process.pid == pid:
+                    worker.exited = True
+                    worker.process.returncode = os.waitstatus_to_exitcode(status)
+                    for descriptor in list(worker.streams):
+                        while self._pass_on(worker, descriptor):
                             pass
-                    self._report({"type": "exit", "rank": rank.number, "code": rank.process.returncode})
+                    self._report({"type": "exit", "worker": worker.number, "code": worker.process.returncode})
 
     def _report_stopped(self) -> None:
-        """Reports ranks that stay stopped: those that are starting give no other sign of it."""
+        """Reports workers that stay stopped: those that are starting give no other sign of it."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY
-        for rank in self._ranks:
-            is_stopped = not rank.exited and not rank.is_suspended and process_state(rank.process.pid) == "T"
-            rank.stopped = rank.stopped + LOOK_EVERY if is_stopped else 0.0
-            if rank.stopped >= self._patience:
-                rank.stopped = 0.0
-                self._report({"type": "stopped", "rank": rank.number})
+        for worker in self._workers:
+            is_stopped = not worker.exited and not worker.is_suspended and process_state(worker.process.pid) == "T"
+            worker.stopped = worker.stopped + LOOK_EVERY if is_stopped else 0.0
+            if worker.stopped >= self._patience:
+                worker.stopped = 0.0
+                self._report({"type": "stopped", "worker": worker.number})
 
     def _end_all(self) -> None:
-        """Ends what is left: the ranks with a grace period, then every process that descends from this one."""
+        """Ends what is left: the workers with a grace period, then every process that descends from this one."""
         if not self._guard_alive:
             _redirect_to_null(1)
-        for rank in self._ranks:
-            if not rank.exited:
-                _signal_group(rank.process.pid, signal.SIGTERM)
+        for worker in self._workers:
+            if not worker.exited:
+                _signal_group(worker.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_GRACE
-        while time.monotonic() < deadline and not all(rank.exited for rank in self._ranks):
+        while time.monotonic() < deadline and not all(worker.exited for worker in self._workers):
             self._poll(0.05)
         while time.monotonic() < deadline + KILL_GRACE and kill_descendants():
             self._poll(0.01)
-        for rank in self._ranks:
-            for descriptor in list(rank.streams):
-                while self._pass_on(rank, descriptor):
+        for worker in self._workers:
+            for descriptor in list(worker.streams):
+                while self._pass_on(worker, descriptor):
                     pass
 
     def _report(self, event: dict[str, Any]) -> None:

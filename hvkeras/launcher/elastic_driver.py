@@ -1,7 +1,7 @@
 """The driver of an elastic job: which workers form the ranks, generation after generation.
 
-The driver is a state machine without clocks, threads or processes. `ElasticLauncher` feeds it events, and carries out
-the actions that it returns. Every event has a handler in every state (`HANDLERS`).
+The driver is a state machine without clocks, threads or processes. `ElasticMembership` feeds it events, and carries out
+the actions that it returns. Every event has a handler in every phase (`HANDLERS`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-STILLBORN = 3  # newcomers that fail in a row, after which no others are started
+from hvkeras.launcher.placement import Rank, WorkerId
+
+MAX_CONSECUTIVE_FAILED_STARTS = 3  # of newcomers, after which no others are started
 
 
-class State(enum.Enum):
+class Phase(enum.Enum):
     """What the job is doing."""
 
     FORMING = "the members of a generation connect to each other"
@@ -51,10 +53,10 @@ class Worker:
         slot: The lowest number that no other living worker of its host had when it was added.
     """
 
-    number: int
+    number: WorkerId
     host: str
     is_local: bool = True
-    rank: int | None = None
+    rank: Rank | None = None
     commit: int | None = None
     has_joined: bool = False
     is_leaving: bool = False
@@ -80,7 +82,7 @@ class Announce:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartWorkers:
     """Start workers on hosts, so many on each."""
 
     counts: Mapping[str, int]
@@ -90,7 +92,7 @@ class Start:
 class Kill:
     """End workers' processes."""
 
-    workers: tuple[int, ...]
+    workers: tuple[WorkerId, ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Finish:
     reason: str = ""
 
 
-Action = Form | Abort | Announce | Start | Kill | Finish
+Action = Form | Abort | Announce | StartWorkers | Kill | Finish
 
 
 @dataclass
@@ -116,10 +118,10 @@ class Driver:
             replaces the lost one are one; else only failures count.
 
     Attributes:
-        state: What the job is doing.
+        phase: What the job is doing.
         workers: The living workers, by number.
         actions: What is to be done, in order; the caller empties it.
-        stillborn: How many newcomers have failed in a row before they joined, since the hosts have changed.
+        failed_starts: How many newcomers have failed in a row before they joined, since the hosts have changed.
         full: The ranks of the present generation, with those that replace what it has lost.
         is_counted: Whether the end of the present generation was counted.
     """
@@ -129,21 +131,21 @@ class Driver:
     slots: Mapping[str, int]
     resets: int
     counts_changes: bool = False
-    state: State = State.FORMING
-    workers: dict[int, Worker] = field(default_factory=dict)
+    phase: Phase = Phase.FORMING
+    workers: dict[WorkerId, Worker] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
-    stillborn: int = 0
+    failed_starts: int = 0
     full: int = 0
     is_counted: bool = False
 
-    def handle(self, event: Event, number: int = -1) -> None:
+    def handle(self, event: Event, number: WorkerId | None = None) -> None:
         """Handles an event.
 
         Args:
             event: What happens.
             number: The worker that it happens to, if any.
         """
-        HANDLERS[self.state, event](self, self.workers.get(number))
+        HANDLERS[self.phase, event](self, None if number is None else self.workers.get(number))
 
     def add(self, worker: Worker) -> None:
         """Adds a worker that has been started."""
@@ -169,14 +171,14 @@ class Driver:
         if worker is None:
             return
         if worker.rank is None:
-            if self.state is State.TRAINING:
+            if self.phase is Phase.TRAINING:
                 self._announce()
             return
-        if self.state is not State.CHANGING:
+        if self.phase is not Phase.CHANGING:
             if self.counts_changes and not self._may_reset():
                 return
             self.actions.append(Abort())
-        self.state = State.GATHERING
+        self.phase = Phase.GATHERING
         self.gather(worker)
 
     def join(self, worker: Worker | None) -> None:
@@ -184,7 +186,7 @@ class Driver:
         if worker is not None:
             worker.has_joined = True
         if all(member.has_joined for member in self.members):
-            self.state = State.TRAINING
+            self.phase = Phase.TRAINING
             if any(self._is_newcomer(other) and other.commit is not None for other in self.workers.values()):
                 self._announce()
             self._start_missing()
@@ -195,19 +197,19 @@ class Driver:
             return
         del self.workers[worker.number]
         if worker.rank is None:
-            self.stillborn += 1
+            self.failed_starts += 1
             self._start_missing()
             return
         if self._may_reset():
             self.actions.append(Abort())
-            self.state = State.GATHERING
+            self.phase = Phase.GATHERING
             self.gather(None)
 
     def lose_ready(self, worker: Worker | None) -> None:
         """A worker is lost before the next generation is formed."""
         if worker is not None:
             del self.workers[worker.number]
-            self.stillborn += worker.rank is None
+            self.failed_starts += worker.rank is None
         self.gather(None)
 
     def leave(self, worker: Worker | None) -> None:
@@ -220,7 +222,7 @@ class Driver:
 
     def use_hosts(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
         """Hosts have come or gone: workers are started on the new ones, and leave the others at the next commit."""
-        self.stillborn = 0
+        self.failed_starts = 0
         self.full = min(self.full, sum(self.slots.values()))
         unneeded = tuple(number for number in sorted(self._surplus()) if self.workers[number].rank is None)
         if unneeded:
@@ -228,9 +230,9 @@ class Driver:
                 del self.workers[number]
             self.actions.append(Kill(unneeded))
         self._start_missing()
-        if self.state is State.TRAINING and any(member.number in self._surplus() for member in self.members):
+        if self.phase is Phase.TRAINING and any(member.number in self._surplus() for member in self.members):
             self._announce()
-        elif self.state is State.WAITING:  # workers that there were no slots for may be enough now
+        elif self.phase is Phase.WAITING:  # workers that there were no slots for may be enough now
             self.gather(None)
 
     def gather(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
@@ -247,11 +249,12 @@ class Driver:
                                       other.rank if other.rank is not None else other.number))
         ready = ready[: self.most]
         if len(ready) < self.least:
-            self.state = State.WAITING
+            self.phase = Phase.WAITING
             self._start_missing()
-            if self.stillborn >= STILLBORN and all(other.commit is not None for other in self.workers.values()):
-                self._finish(f"{len(ready)} of at least {self.least} ranks are left, and {self.stillborn} workers that"
-                             " were to replace others have failed")
+            if self.failed_starts >= MAX_CONSECUTIVE_FAILED_STARTS and all(
+                    other.commit is not None for other in self.workers.values()):
+                self._finish(f"{len(ready)} of at least {self.least} ranks are left, and {self.failed_starts} workers"
+                             " that were to replace others have failed")
             return
         leaving = tuple(sorted(surplus & {number for number, other in self.workers.items()
                                           if other.commit is not None}))
@@ -266,11 +269,11 @@ class Driver:
             self.actions.append(Kill(leaving))
         self._form(ready)
 
-    def hurry(self, worker: Worker | None) -> None:
+    def evict_straggler(self, worker: Worker | None) -> None:
         """Ends a member that keeps the others waiting."""
         if worker is None or worker.rank is None:
             return
-        if not worker.has_joined if self.state is State.FORMING else worker.commit is None:
+        if not worker.has_joined if self.phase is Phase.FORMING else worker.commit is None:
             self.actions.append(Kill((worker.number,)))
 
     def give_up(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
@@ -284,7 +287,7 @@ class Driver:
         return worker.rank is None
 
     def _announce(self) -> None:
-        self.state = State.CHANGING
+        self.phase = Phase.CHANGING
         self.actions.append(Announce())
 
     def _may_reset(self) -> bool:
@@ -296,25 +299,25 @@ class Driver:
         return self.resets >= 0
 
     def _finish(self, reason: str) -> None:
-        self.state = State.ENDED
+        self.phase = Phase.ENDED
         self.actions.append(Finish(reason))
 
     def _form(self, ready: list[Worker]) -> None:
         commit = ready[0].commit or 0
         if any(worker.rank is None for worker in ready):
-            self.stillborn = 0
+            self.failed_starts = 0
         for rank, worker in enumerate(ready):
-            worker.rank, worker.commit, worker.has_joined = rank, None, False
-        self.state, self.is_counted = State.FORMING, False
+            worker.rank, worker.commit, worker.has_joined = Rank(rank), None, False
+        self.phase, self.is_counted = Phase.FORMING, False
         self.actions.append(Form(tuple(ready), commit))
         self._start_missing()
 
     @property
-    def leaving(self) -> set[int]:
+    def leaving(self) -> set[WorkerId]:
         """The numbers of the workers that are not to be in the next generation."""
         return self._surplus()
 
-    def _surplus(self) -> set[int]:
+    def _surplus(self) -> set[WorkerId]:
         """The workers that leave, and those that hosts have no slots for any more: the youngest ones."""
         surplus = {number for number, worker in self.workers.items() if worker.is_leaving}
         for host in {worker.host for worker in self.workers.values()}:
@@ -325,7 +328,7 @@ class Driver:
 
     def _start_missing(self) -> None:
         """Starts workers in free slots, up to the most ranks."""
-        if self.state is State.ENDED or self.stillborn >= STILLBORN:
+        if self.phase is Phase.ENDED or self.failed_starts >= MAX_CONSECUTIVE_FAILED_STARTS:
             return
         staying = [worker for worker in self.workers.values() if worker.number not in self._surplus()]
         room = (sum(self.slots.values()) if self.most is None else self.most) - len(staying)
@@ -336,50 +339,50 @@ class Driver:
                 counts[host] = min(free, room)
                 room -= counts[host]
         if counts:
-            self.actions.append(Start(counts))
+            self.actions.append(StartWorkers(counts))
 
 
 HANDLERS = {
-    (State.FORMING, Event.READY): Driver.offer,
-    (State.FORMING, Event.JOINED): Driver.join,
-    (State.FORMING, Event.LOST): Driver.lose,
-    (State.FORMING, Event.DONE): Driver.leave,
-    (State.FORMING, Event.HOSTS): Driver.use_hosts,
-    (State.FORMING, Event.LATE): Driver.hurry,
-    (State.FORMING, Event.TIMEOUT): Driver.ignore,
-    (State.TRAINING, Event.READY): Driver.offer,
-    (State.TRAINING, Event.JOINED): Driver.ignore,
-    (State.TRAINING, Event.LOST): Driver.lose,
-    (State.TRAINING, Event.DONE): Driver.leave,
-    (State.TRAINING, Event.HOSTS): Driver.use_hosts,
-    (State.TRAINING, Event.LATE): Driver.ignore,
-    (State.TRAINING, Event.TIMEOUT): Driver.ignore,
-    (State.CHANGING, Event.READY): Driver.offer,
-    (State.CHANGING, Event.JOINED): Driver.ignore,
-    (State.CHANGING, Event.LOST): Driver.lose,
-    (State.CHANGING, Event.DONE): Driver.leave,
-    (State.CHANGING, Event.HOSTS): Driver.use_hosts,
-    (State.CHANGING, Event.LATE): Driver.ignore,
-    (State.CHANGING, Event.TIMEOUT): Driver.ignore,
-    (State.GATHERING, Event.READY): Driver.gather,
-    (State.GATHERING, Event.JOINED): Driver.ignore,
-    (State.GATHERING, Event.LOST): Driver.lose_ready,
-    (State.GATHERING, Event.DONE): Driver.lose_ready,
-    (State.GATHERING, Event.HOSTS): Driver.use_hosts,
-    (State.GATHERING, Event.LATE): Driver.hurry,
-    (State.GATHERING, Event.TIMEOUT): Driver.ignore,
-    (State.WAITING, Event.READY): Driver.gather,
-    (State.WAITING, Event.JOINED): Driver.ignore,
-    (State.WAITING, Event.LOST): Driver.lose_ready,
-    (State.WAITING, Event.DONE): Driver.lose_ready,
-    (State.WAITING, Event.HOSTS): Driver.use_hosts,
-    (State.WAITING, Event.LATE): Driver.ignore,
-    (State.WAITING, Event.TIMEOUT): Driver.give_up,
-    (State.ENDED, Event.READY): Driver.ignore,
-    (State.ENDED, Event.JOINED): Driver.ignore,
-    (State.ENDED, Event.LOST): Driver.ignore,
-    (State.ENDED, Event.DONE): Driver.ignore,
-    (State.ENDED, Event.HOSTS): Driver.ignore,
-    (State.ENDED, Event.LATE): Driver.ignore,
-    (State.ENDED, Event.TIMEOUT): Driver.ignore,
+    (Phase.FORMING, Event.READY): Driver.offer,
+    (Phase.FORMING, Event.JOINED): Driver.join,
+    (Phase.FORMING, Event.LOST): Driver.lose,
+    (Phase.FORMING, Event.DONE): Driver.leave,
+    (Phase.FORMING, Event.HOSTS): Driver.use_hosts,
+    (Phase.FORMING, Event.LATE): Driver.evict_straggler,
+    (Phase.FORMING, Event.TIMEOUT): Driver.ignore,
+    (Phase.TRAINING, Event.READY): Driver.offer,
+    (Phase.TRAINING, Event.JOINED): Driver.ignore,
+    (Phase.TRAINING, Event.LOST): Driver.lose,
+    (Phase.TRAINING, Event.DONE): Driver.leave,
+    (Phase.TRAINING, Event.HOSTS): Driver.use_hosts,
+    (Phase.TRAINING, Event.LATE): Driver.ignore,
+    (Phase.TRAINING, Event.TIMEOUT): Driver.ignore,
+    (Phase.CHANGING, Event.READY): Driver.offer,
+    (Phase.CHANGING, Event.JOINED): Driver.ignore,
+    (Phase.CHANGING, Event.LOST): Driver.lose,
+    (Phase.CHANGING, Event.DONE): Driver.leave,
+    (Phase.CHANGING, Event.HOSTS): Driver.use_hosts,
+    (Phase.CHANGING, Event.LATE): Driver.ignore,
+    (Phase.CHANGING, Event.TIMEOUT): Driver.ignore,
+    (Phase.GATHERING, Event.READY): Driver.gather,
+    (Phase.GATHERING, Event.JOINED): Driver.ignore,
+    (Phase.GATHERING, Event.LOST): Driver.lose_ready,
+    (Phase.GATHERING, Event.DONE): Driver.lose_ready,
+    (Phase.GATHERING, Event.HOSTS): Driver.use_hosts,
+    (Phase.GATHERING, Event.LATE): Driver.evict_straggler,
+    (Phase.GATHERING, Event.TIMEOUT): Driver.ignore,
+    (Phase.WAITING, Event.READY): Driver.gather,
+    (Phase.WAITING, Event.JOINED): Driver.ignore,
+    (Phase.WAITING, Event.LOST): Driver.lose_ready,
+    (Phase.WAITING, Event.DONE): Driver.lose_ready,
+    (Phase.WAITING, Event.HOSTS): Driver.use_hosts,
+    (Phase.WAITING, Event.LATE): Driver.ignore,
+    (Phase.WAITING, Event.TIMEOUT): Driver.give_up,
+    (Phase.ENDED, Event.READY): Driver.ignore,
+    (Phase.ENDED, Event.JOINED): Driver.ignore,
+    (Phase.ENDED, Event.LOST): Driver.ignore,
+    (Phase.ENDED, Event.DONE): Driver.ignore,
+    (Phase.ENDED, Event.HOSTS): Driver.ignore,
+    (Phase.ENDED, Event.LATE): Driver.ignore,
+    (Phase.ENDED, Event.TIMEOUT): Driver.ignore,
 }

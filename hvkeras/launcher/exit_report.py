@@ -39,7 +39,7 @@ def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
 
     Args:
         cause: Why the job ended early, if it did.
-        codes: Exit codes of the processes that ended by themselves, in the order in which they ended.
+        codes: Exit codes of the ranks that ended by themselves, in the order in which they ended.
     """
     if cause is None:
         return next((shell_code(code) for code in codes.values() if code), 0)
@@ -59,7 +59,7 @@ def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _P
 
     Args:
         cause: Why the job ended early.
-        codes: Exit codes of the processes that ended by themselves.
+        codes: Exit codes of the ranks that ended by themselves.
         tail: The end of the failed rank's standard error.
         prefix: What the launcher's own lines begin with.
     """

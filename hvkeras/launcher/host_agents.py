@@ -4,12 +4,12 @@ An agent writes its events as lines of JSON:
 
     {"type": "hello", "pid": 7, "host": "node1"}
     {"type": "reserved", "ports": [4711, 4712], "address": "10.0.0.2"}
-    {"type": "started", "rank": 0, "pid": 8}
-    {"type": "failed", "rank": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
-    {"type": "output", "rank": 0, "stream": "stdout", "data": "<base64>"}
-    {"type": "exit", "rank": 0, "code": -9}
-    {"type": "stopped", "rank": 0}, once something else than the launcher has stopped it for too long
-    {"type": "leaving"}, once SIGTERM has told that the host is being taken away
+    {"type": "started", "worker": 0, "pid": 8}
+    {"type": "failed", "worker": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
+    {"type": "output", "worker": 0, "stream": "stdout", "data": "<base64>"}
+    {"type": "exit", "worker": 0, "code": -9}
+    {"type": "stopped", "worker": 0}, once something else than the launcher has stopped it for too long
+    {"type": "leaving"}, once SIGTERM announces that the host is being taken away
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class AgentProcess:
     """An agent as a process below this one, or behind an ssh or srun below it.
 
     Args:
-        host: The host and its ranks.
+        host: The host, and the ranks that the job begins with there.
         ssh: How to reach other hosts.
-        patience: Seconds for which the agent, or a rank, may stay stopped.
+        patience: Seconds for which the agent, or a worker, may stay stopped.
     """
 
     def __init__(self, host: HostRanks, ssh: Ssh, patience: float) -> None:
@@ -339,27 +339,26 @@ class HostAgent:
         return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for port in event["ports"]]
 
     def start(self, job: Mapping[str, Any]) -> None:
-        """Has the agent start ranks."""
+        """Has the agent start workers."""
         self._send(self._transport.order_for(job))
 
     async def run(self, job: Mapping[str, Any]) -> None:
-        """Has the agent start ranks, and passes events on until it ends."""
+        """Has the agent start workers, and passes events on until it ends."""
         self.start(job)
         with contextlib.suppress(EOFError):
             while True:
                 event = _event(await self._transport.read_line())
-                if event is not None and event["type"] == "leaving":
-                    self._on_event(self, {**event, "rank": None})
-                if event is not None and "rank" in event:
-                    if event["type"] == "started":
-                        self.pids[event["rank"]] = event["pid"]
-                    elif event["type"] == "output":
-                        event["data"] = base64.b64decode(event["data"])
-                    self._on_event(self, event)
+                if event is None or not ("worker" in event or event["type"] == "leaving"):
+                    continue
+                if event["type"] == "started":
+                    self.pids[event["worker"]] = event["pid"]
+                elif event["type"] == "output":
+                    event["data"] = base64.b64decode(event["data"])
+                self._on_event(self, event)
 
-    def signal(self, number: int, ranks: Sequence[int]) -> None:
-        """Sends a signal to the process groups of running ranks."""
-        self._send({"signal": number, "ranks": list(ranks)})
+    def signal(self, number: int, workers: Sequence[int]) -> None:
+        """Sends a signal to the process groups of running workers."""
+        self._send({"signal": number, "workers": list(workers)})
 
     def release(self) -> None:
         """Lets the agent end whatever is left on its host."""

@@ -12,7 +12,7 @@ from hvkeras.launcher.placement import THIS_HOST, HostRanks, fill, slots_in_line
 
 SCRIPT_SECONDS = 60.0  # that a host discovery script may take
 TICK = 1.0  # seconds between two looks for hosts
-FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until the wait for hosts is told, and told again
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a wait for hosts is reported, and reported again
 FAILURES = 2  # in a row, after which a host is set aside by default
 
 Slots = dict[str, int]
@@ -77,9 +77,11 @@ class HostPool:
     def __init__(self, find: Callable[[], Slots], least: int, most: int | None, timeout: float,
                  cooldown: tuple[float, float] | None = None, kept: str = THIS_HOST, changes: bool = False,
                  failures: int = FAILURES) -> None:
-        self._find, self.least, self.most, self.timeout = find, least, most, timeout
-        self._cooldown, self._kept, self.changes = cooldown, kept, changes
-        self._failures = failures
+        self._find, self._cooldown, self._kept, self._failures = find, cooldown, kept, failures
+        self.least: int = least
+        self.most: int | None = most
+        self.timeout: float = timeout
+        self.changes: bool = changes
         self._aside: dict[str, _Aside] = {}
         self._failed = ("", 0)  # the host that failed last, and how often in a row
 

@@ -11,8 +11,8 @@ from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 
 
-@dataclass
-class Job:
+@dataclass(frozen=True)
+class JobSpec:
     """What to run.
 
     Attributes:

@@ -6,9 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NewType
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.network import is_local
+
+WorkerId = NewType("WorkerId", int)  # the number of a worker, a process, for its life: in the order of starts
+Rank = NewType("Rank", int)  # the index of a worker among those that train together at present
 
 THIS_HOST = "localhost"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::(?P<slots>\d+))?")

@@ -8,8 +8,8 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.network import outward_address, split_address
 from hvkeras.launch_environments import indexed_job
 from hvkeras.launch_environments.launch import Launch
+from hvkeras.launcher.host_reporter import report
 from hvkeras.launcher.placement import THIS_HOST
-from hvkeras.launcher.report import report
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import Settings
 

@@ -1,8 +1,9 @@
-"""Shows the ranks' output on one screen, line by line, each line prefixed with its rank.
+"""Shows the workers' output on one screen, line by line, each line prefixed with its worker's number.
 
-Only complete lines are shown, so that a line never mixes the output of two ranks. If standard output is a terminal,
-rank 0's unfinished line is also shown, at the bottom, so that its progress bar moves; a line of another rank pushes
-it down. In a file, a line that was redrawn with carriage returns appears in its final state.
+That is the rank, unless the ranks of an elastic job have changed. Only complete lines are shown, so that a line never
+mixes the output of two workers. If standard output is a terminal, worker 0's unfinished line is also shown, at the
+bottom, so that its progress bar moves; a line of another worker pushes it down. In a file, a line that was redrawn with
+carriage returns appears in its final state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hvkeras.host.disk_space import room_left
 # What TensorFlow prints about itself while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
 _CHATTER = re.compile(CHATTER.pattern.encode())
-TAIL = 64 * 1024  # bytes of each rank's standard error that are kept for the exit report
+TAIL = 64 * 1024  # bytes of each worker's standard error that are kept for the exit report
 LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it is unfinished
 CLEAR = b"\r\x1b[K"
 _GONE_ERRNOS = (errno.EIO, errno.ENXIO, errno.EBADF)  # a pipe or terminal that nobody reads any more
@@ -28,13 +29,13 @@ _STREAM_NAMES = {"stdout": "output", "stderr": "error"}
 
 
 class Printer:
-    """The screen and, with `--output-filename`, one file for each rank and stream.
+    """The screen and, with `--output-filename`, one file for each worker and stream.
 
     Args:
-        size: The number of ranks.
-        stdout: Where the ranks' standard output goes.
-        stderr: Where the ranks' standard error goes.
-        live: Whether rank 0's unfinished line is shown, as it is when `stdout` is a terminal.
+        size: The number of workers that there are at first.
+        stdout: Where the workers' standard output goes.
+        stderr: Where the workers' standard error goes.
+        live: Whether worker 0's unfinished line is shown, as it is when `stdout` is a terminal.
         timestamps: Whether lines begin with the time.
         quiet: Whether TensorFlow's lines about itself are left out on the screen; the files always have them.
         folder: Where `rank.<n>/stdout` and `rank.<n>/stderr` go, or None.
@@ -56,28 +57,28 @@ class Printer:
         self._tails: dict[int, bytes] = {}
         self._files: dict[tuple[int, str], BinaryIO] = {}
         self._folder, self._width, self._mode = folder, len(str(size - 1)), "ab" if append else "wb"
-        for rank in range(size):
-            self.open_files(rank)
+        for worker in range(size):
+            self.open_files(worker)
 
-    def open_files(self, rank: int) -> None:
-        """Opens the files of a rank, if there are to be any.
+    def open_files(self, worker: int) -> None:
+        """Opens the files of a worker, if there are to be any.
 
         Raises:
             OSError: They cannot be written.
         """
         if self._folder is None:
             return
-        place = self._folder / f"rank.{rank:0{self._width}}"
+        place = self._folder / f"rank.{worker:0{self._width}}"
         place.mkdir(parents=True, exist_ok=True)
         for stream in self._screens:
             file: Any = (place / stream).open(self._mode, buffering=0)
-            self._files[rank, stream] = file
+            self._files[worker, stream] = file
 
-    def show(self, rank: int, stream: str, data: bytes) -> None:
-        """Shows the output of a rank.
+    def show(self, worker: int, stream: str, data: bytes) -> None:
+        """Shows the output of a worker.
 
         Args:
-            rank: The rank.
+            worker: Its number.
             stream: `stdout` or `stderr`.
             data: The bytes, which may end in the middle of a line.
 
@@ -85,43 +86,43 @@ class Printer:
             OSError: The screen is gone (a closed pipe or terminal); later calls write only the files.
             MachineError: The disk is full, or cannot be written to for another reason.
         """
-        if (rank, stream) in self._files:
-            self._write_to_file(rank, stream, data)
+        if (worker, stream) in self._files:
+            self._write_to_file(worker, stream, data)
         if stream == "stderr":
-            self._tails[rank] = (self._tails.get(rank, b"") + data)[-TAIL:]
-        *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
+            self._tails[worker] = (self._tails.get(worker, b"") + data)[-TAIL:]
+        *lines, rest = (self._unfinished.get((worker, stream), b"") + data).split(b"\n")
         if len(rest) > LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         # A carriage return at the very end takes effect only with the text that follows it.
-        self._unfinished[rank, stream] = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        self._unfinished[worker, stream] = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
         if self._quiet and stream == "stderr":
             lines = [line for line in lines if not _CHATTER.match(line)]
         if lines:
-            self._print(stream, b"".join(self._prefix(rank) + _last_state(line) + b"\n" for line in lines))
-        if self._live and rank == 0 and stream == "stdout":
+            self._print(stream, b"".join(self._prefix(worker) + _last_state(line) + b"\n" for line in lines))
+        if self._live and worker == 0 and stream == "stdout":
             self._show_unfinished()
 
     def say(self, text: str) -> None:
         """Prints the launcher's own lines to standard error."""
         self._print("stderr", "".join(f"{line}\n" for line in text.splitlines()).encode())
 
-    def tail(self, rank: int) -> str:
-        """Returns the end of a rank's standard error."""
-        return self._tails.get(rank, b"").decode(errors="replace")
+    def tail(self, worker: int) -> str:
+        """Returns the end of a worker's standard error."""
+        return self._tails.get(worker, b"").decode(errors="replace")
 
     def finish(self) -> None:
         """Shows lines that were never completed, and closes the files."""
-        for (rank, stream), text in sorted(self._unfinished.items()):
+        for (worker, stream), text in sorted(self._unfinished.items()):
             if text:
-                self._print(stream, self._prefix(rank) + _last_state(text) + b"\n", keep_unfinished=False)
+                self._print(stream, self._prefix(worker) + _last_state(text) + b"\n", keep_unfinished=False)
         self._unfinished.clear()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _prefix(self, rank: int) -> bytes:
+    def _prefix(self, worker: int) -> bytes:
         timestamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._clock())) if self._timestamps else ""
-        return f"{timestamp}[{rank}] ".encode()
+        return f"{timestamp}[{worker}] ".encode()
 
     def _print(self, stream: str, text: bytes, keep_unfinished: bool = True) -> None:
         if self._shown:
@@ -151,14 +152,14 @@ class Printer:
                 raise MachineError(explain(f"Standard {_STREAM_NAMES[stream]} must be writable ({error.strerror})",
                                            "free space, or redirect it")) from error
 
-    def _write_to_file(self, rank: int, stream: str, data: bytes) -> None:
-        """Writes all of the data to the rank's file; when the disk fills up, a write may store only a part at first."""
+    def _write_to_file(self, worker: int, stream: str, data: bytes) -> None:
+        """Writes all of the data to a worker's file; when the disk fills up, a write may store only a part at first."""
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[self._files[rank, stream].write(rest):]
+                rest = rest[self._files[worker, stream].write(rest):]
         except OSError as error:
-            file = self._files.pop((rank, stream))
+            file = self._files.pop((worker, stream))
             path, size = Path(str(file.name)), file.tell()
             file.close()
             raise MachineError(explain(f"The files of the ranks' output must be writable ({error.strerror})",

@@ -1,7 +1,7 @@
 """An elastic job on hosts that report by themselves, started by a program: Ray's and Spark's drivers.
 
 The launcher runs in a process of its own, below the driver's. It listens, and every place of the cluster that has room
-for a rank reports to it (`hvkeras.launcher.report`) as a host with one slot. What goes on from there is as under
+for a rank reports to it (`hvkeras.launcher.host_reporter`) as a host with one slot. What goes on from there is as under
 `hvkeras run --min-np`.
 """
 
@@ -25,13 +25,13 @@ from hvkeras.errors import HvkerasError, MachineError, PeerError, UsageError, ex
 from hvkeras.host.network import split_address
 from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_file
 from hvkeras.launcher.host_pool import HostPool
-from hvkeras.launcher.job import Job
+from hvkeras.launcher.host_reporter import OnHost, report
+from hvkeras.launcher.job import JobSpec
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.report import OnHost, report
 from hvkeras.launcher.reporting_hosts import ReportingHosts
+from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.shown_process import ShownProcess
-from hvkeras.launcher.starts import run as run_job
 from hvkeras.settings import PREFIX, Settings
 
 PLAN, ADDRESS, LAUNCHER = "plan.json", "address", "launcher.py"
@@ -181,8 +181,9 @@ def main(folder: Path) -> int:
         pool = HostPool(reporting.slots, plan["fewest"], plan["most"], plan["timeout"], kept="", changes=True,
                         failures=NO_LIMIT)
         hosts = pool.hosts(plan["first"], _say)
-        job = Job([], hosts, str(folder), dict(os.environ), reset_limit=plan["resets"], pool=pool, reporting=reporting,
-                  counts_changes=plan["resets"] != NO_LIMIT, ends_on_same_error=plan["resets"] == NO_LIMIT)
+        job = JobSpec([], hosts, str(folder), dict(os.environ), reset_limit=plan["resets"], pool=pool,
+                      reporting=reporting, counts_changes=plan["resets"] != NO_LIMIT,
+                      ends_on_same_error=plan["resets"] == NO_LIMIT)
         code = run_job(job, lambda append, size: Printer(size, sys.stdout.buffer, sys.stderr.buffer, False,
                                                          plan["timestamps"], quiet=False, folder=None, append=append))
     except HvkerasError as error:

@@ -1,8 +1,8 @@
 """Hosts that report to the launcher by themselves, where it cannot start anything: pods, and nodes of a Ray cluster.
 
-On such a host runs `hvkeras.launcher.report`, which connects to the launcher and serves it as an agent that was started
-over ssh would. All of it goes through one authenticated connection. A host brings its own environment variables: the
-launcher sends none but the settings of hvkeras, and no secret.
+On such a host runs `hvkeras.launcher.host_reporter`, which connects to the launcher and serves it as an agent that was
+started over ssh would. All of it goes through one authenticated connection. A host brings its own environment
+variables: the launcher sends none but the settings of hvkeras, and no secret.
 """
 
 from __future__ import annotations

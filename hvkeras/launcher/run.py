@@ -1,38 +1,48 @@
-"""Runs a job once: starts its ranks on all hosts, monitors them, and ends them all when one fails."""
+"""Runs a job once: starts its workers on all hosts, shows their output, and ends them all when the job is over.
+
+Its membership (`hvkeras.launcher.membership`) decides who belongs to the job, and whether it goes on without a worker.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.control.messages import Deadlines
-from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError
-from hvkeras.host.network import LOOPBACK, address_towards, interface_address, split_address
+from hvkeras.host.error_text import summary
+from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent
-from hvkeras.launcher.job import Job
-from hvkeras.launcher.orders import start_order
-from hvkeras.launcher.placement import HostRanks
+from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.membership import UNWIND, Exit, Membership, Workers
+from hvkeras.launcher.orders import Order
+from hvkeras.launcher.placement import THIS_HOST, HostRanks, WorkerId
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportedTransport
 from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
-TICK = 0.25  # seconds between checks for stopped agents, and for ranks that ended before calling hvd.init()
-UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that connected ranks have for their last output
+TICK = 0.25  # seconds between two checks of agents, and of the membership
 INTERRUPT_GRACE = 1.0  # seconds that they have instead when the launcher is interrupted
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 AGENT_GRACE = 10.0  # seconds within which an agent must end what is left on its host
-TELL_AFTER = 30.0  # seconds until ranks that have not called `hvd.init()` are told what it is for
+HINT_AFTER = 30.0  # seconds until a hint says what `hvd.init()` is for, if no rank has called it
 STALLS = 100  # stall warnings kept for a report: the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NewAgent = Callable[[JobSpec, HostRanks, Callable[[HostAgent, Event], None]], HostAgent]
+
+
+def agent_of(job: JobSpec, host: HostRanks, on_event: Callable[[HostAgent, Event], None]) -> HostAgent:
+    """Returns the agent of a host: one that has reported by itself, or one that the launcher starts."""
+    transport: AgentTransport = AgentProcess(host, job.ssh, Settings(job.environment).liveness_timeout)
+    if job.reporting is not None and not host.local:
+        transport = ReportedTransport(host, job.reporting)
+    return HostAgent(host, transport, on_event)
 
 
 class Launcher:
@@ -40,29 +50,37 @@ class Launcher:
 
     Args:
         job: What to run.
-        printer: Where the ranks' output goes.
+        printer: Where the workers' output goes.
+        membership: Makes what decides who belongs to the job; called with this launcher.
+        new_agent: Makes the agent of a host.
 
     Attributes:
+        membership: What it has made.
         exit_report: What failed first, once the job is over; "" if the job succeeded.
     """
 
-    def __init__(self, job: Job, printer: Printer) -> None:
+    def __init__(self, job: JobSpec, printer: Printer, membership: Callable[[Workers], Membership],
+                 new_agent: NewAgent = agent_of) -> None:
         self._job = job
         self._printer = printer
         self._settings = Settings(job.environment)
-        self._agents = [self._new_agent(host) for host in job.hosts]
-        self._codes: dict[int, int] = {}
-        self._signalled: set[int] = set()
-        self._interrupted = 0
-        self._all_over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._server: ControlServer | None = None
+        self._new_agent = new_agent
+        self._agents = [new_agent(job, host, self._on_event) for host in job.hosts]  # all that there have been
+        self._agent_on = {agent.host.name: agent for agent in self._agents}  # those that workers can be started by
+        self._agent_of = {WorkerId(rank): agent for agent in self._agents for rank in agent.host.ranks}
+        self._serving: dict[HostAgent, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._codes: dict[WorkerId, int] = {}  # exit codes, in the order of ends
+        self._discounted: set[WorkerId] = set()  # workers whose code is not the job's
+        self._leaving_hosts: set[str] = set()
+        self._over = asyncio.Event()
+        self._interrupted = 0
         self._stalls: list[str] = []
-        self._workers: list[str] = []  # host:port of each rank, for TF_CONFIG
         self._lost_output = ""
-        self._told = False  # that the ranks know nothing of each other
-        self._lost_hosts: set[str] = set()
+        self._has_hinted = False
         self.exit_report: str = ""
+        self.membership: Membership = membership(self)
 
     async def run(self) -> int:
         """Runs the job to its end.
@@ -75,107 +93,59 @@ class Launcher:
         """
         with self._signals():
             try:
-                secret = secrets.token_hex(32) if self._job.reporting is None else self._job.reporting.secret
-                self._serve(secret)
+                self.membership.serve()
                 await self._connect()
                 if not self._interrupted:
-                    await self._reserve()
-                    await self._run_ranks(secret)
+                    await self._run_workers(await self._reserve())
             finally:
                 await self._clean_up()
         if self._has_finished:
-            self._tell_if_independent("no rank has called hvd.init(): they were")
-        own_codes = {rank: code for rank, code in self._codes.items() if rank not in self._signalled}
-        if self._cause is not None:
-            process = self._process_of(self._cause.rank)
-            tail = self._printer.tail(process) if process is not None else ""
-            codes = {} if process is None or process not in own_codes else {self._cause.rank or 0: own_codes[process]}
-            self.exit_report = reports.exit_report(self._cause, codes, tail)
+            self._hint_if_independent("no rank has called hvd.init(): they were")
+        cause, codes = self.membership.cause, self._codes_of_ranks()
+        if cause is not None:
+            ranks = dict(enumerate(self.membership.ranks))
+            tail = "" if cause.rank not in ranks else self._printer.tail(ranks[cause.rank])
+            self.exit_report = reports.exit_report(cause, codes, tail)
         elif self._lost_output:
             self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
         if self._interrupted and not self._has_finished:
             return 128 + self._interrupted
-        return reports.exit_code(self._cause, own_codes)
-
-    @property
-    def _has_finished(self) -> bool:
-        """Whether the ranks have ended well, although the launcher was told to end them."""
-        return self._cause is None and len(self._codes) == self._job.size and not any(self._codes.values())
-
-    def _new_agent(self, host: HostRanks) -> HostAgent:
-        transport: AgentTransport = AgentProcess(host, self._job.ssh, self._settings.liveness_timeout)
-        if self._job.reporting is not None and not host.local:
-            transport = ReportedTransport(host, self._job.reporting)
-        return HostAgent(host, transport, self._on_event)
-
-    def _process_of(self, rank: int | None) -> int | None:
-        """Returns the number by which agents and the printer know a rank; None for none."""
-        return rank
-
-    @property
-    def _exit_grace(self) -> float:
-        """Seconds that ranks have after a failure, as rank 0 has told the server."""
-        return (self._server.deadlines if self._server is not None else Deadlines()).exit_grace
-
-    @property
-    def _cause(self) -> Cause | None:
-        """Why the job ends early; only the server knows it, from the ranks and from `_fail`.
-
-        A failure reaches the server's thread a moment after `_fail` has returned. The cause of a job's end is therefore
-        read after the server has stopped, which happens after it has handled everything reported before.
-        """
-        return None if self._server is None else self._server.cause
+        return reports.exit_code(cause, codes)
 
     @property
     def outcome(self) -> Outcome:
         """How the job ended, for a report on it."""
-        hosts = {rank: agent.host_name for agent in self._agents for rank in agent.host.ranks}
-        ended = {str(rank): reports.described_end(code) for rank, code in self._codes.items() if code}
-        return Outcome(self._job.size, [hosts[rank] for rank in sorted(hosts)], ended,
-                       reports.with_exit_status(self._cause, self._codes).sentence() if self._cause is not None else "",
-                       self._stalls)
-
-    @property
-    def resets(self) -> int:
-        """How often the job has gone on after a failure."""
-        return 0
+        cause, ranks = self.membership.cause, self.membership.ranks
+        ended = {str(rank): reports.described_end(self._codes[worker]) for rank, worker in enumerate(ranks)
+                 if self._codes.get(worker)}
+        return self.membership.with_changes(Outcome(
+            len(ranks), [self.host_name(worker) for worker in ranks], ended,
+            "" if cause is None else reports.with_exit_status(cause, self._codes_of_ranks()).sentence(), self._stalls))
 
     @property
     def may_restart(self) -> bool:
         """Whether the failure is one that ranks have now and then: after the rendezvous, and not an interrupt."""
-        return self._cause is not None and self._cause.kind.may_pass and not self._interrupted
+        cause = self.membership.cause
+        return (cause is not None and cause.kind.may_pass and not self._interrupted) and self.membership.may_restart
 
     @property
-    def failed_host(self) -> tuple[str, bool]:
-        """The host of the rank that failed first, as the user wrote it, and whether the host itself was lost."""
-        rank = None if self._cause is None else self._cause.rank
-        name = next((host.name for host in self._job.hosts if rank in host.ranks), "")
-        return name, name in self._lost_hosts
+    def _has_finished(self) -> bool:
+        """Whether the ranks have ended well, even if the launcher was interrupted meanwhile."""
+        return self.membership.cause is None and all(self._codes.get(worker) == 0 for worker in self.membership.ranks)
 
-    def _serve(self, secret: str) -> None:
-        self._server = ControlServer(
-            self._job.size, secret.encode(), self._own_address(), 0, Deadlines.from_settings(self._settings),
-            on_end=lambda _: self._from_thread(self._on_end),
-            on_warning=lambda text: self._from_thread(self._on_warning, text),
-            on_note=lambda text: self._from_thread(self._say, f"hvkeras: {text}"))
-        address = self._server.start()
-        self._log(f"the control channel listens on {address[0]}:{address[1]}")
+    def _codes_of_ranks(self) -> dict[int, int]:
+        """Returns the exit codes of the ranks that have ended by themselves, in the order in which they did."""
+        ranks = {worker: rank for rank, worker in enumerate(self.membership.ranks)}
+        return {ranks[worker]: code for worker, code in self._codes.items()
+                if worker in ranks and worker not in self._discounted}
 
-    def _own_address(self) -> str:
-        """Returns the address of this host that all hosts of the job reach."""
-        remote = [host.name for host in self._job.hosts if not host.local]
-        chosen = self._settings.network_interfaces
-        if self._job.reporting is not None:
-            return self._job.reporting.address[0]
-        if not remote:
-            return LOOPBACK
-        return interface_address(chosen) if chosen else address_towards(remote[0])
+    # Hosts and their agents.
 
     async def _connect(self) -> None:
         """Starts all agents; raises the first error, or returns early when interrupted."""
         waiting = {asyncio.ensure_future(agent.connect()) for agent in self._agents}
-        interrupted = asyncio.ensure_future(self._all_over.wait())
+        interrupted = asyncio.ensure_future(self._over.wait())
         everything: list[asyncio.Future[Any]] = [*waiting, interrupted]
         try:
             while waiting and not interrupted.done():
@@ -188,167 +158,267 @@ class Launcher:
                 each.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
 
-    async def _reserve(self) -> None:
-        """Reserves an address for each rank, if the ranks get a TF_CONFIG."""
+    async def _reserve(self) -> list[str]:
+        """Reserves an address for each rank, if the ranks get a TF_CONFIG; returns all host:port in order of ranks."""
         if not self._job.tf_config:
-            return
+            return []
         remote = [host.name for host in self._job.hosts if not host.local]
         chosen = self._settings.network_interfaces
+        reserved: list[str] = []
         for agent in self._agents:
             found = await asyncio.wait_for(agent.reserve(chosen if remote else ()), self._job.ssh.timeout)
             if agent.host.local and not chosen:  # its name is localhost, and no ssh connects to it
                 own = address_towards(remote[0]) if remote else LOOPBACK
                 found = [f"{own}:{split_address(address)[1]}" for address in found]
-            self._workers += found
+            reserved += found
+        return reserved
 
-    async def _run_ranks(self, secret: str) -> None:
-        if self._server is None:
-            raise AssertionError("the control channel is served before ranks start")
-        address = "{}:{}".format(*self._server.address)
-        orders = [self._order(agent, secret, address) for agent in self._agents]
-        listening = [asyncio.ensure_future(self._listen(agent, order))
-                     for agent, order in zip(self._agents, orders, strict=True)]
-        watching = asyncio.ensure_future(self._watch())
-        telling = self._loop.call_later(TELL_AFTER, self._tell_if_independent, f"no rank has called hvd.init() in"
-                                        f" {TELL_AFTER:.0f} s; without it, they are")
-        await self._all_over.wait()
-        watching.cancel()
-        telling.cancel()
+    async def _run_workers(self, tf_workers: list[str]) -> None:
+        for agent in self._agents:
+            self._serving[agent] = self._task(self._serve(agent, self.membership.order(agent.host, tf_workers)))
+        self.membership.begin()
+        self.in_background(self._tick())
+        hint = self._loop.call_later(HINT_AFTER, self._hint_if_independent,
+                                     f"no rank has called hvd.init() in {HINT_AFTER:.0f} s; without it, they are")
+        await self._over.wait()
+        hint.cancel()
+        await _cancelled(self._background)
         for agent in self._agents:
             agent.release()
-        await asyncio.wait(listening, timeout=AGENT_GRACE)
-        for task in listening:
-            task.cancel()
-        await asyncio.gather(watching, *listening, return_exceptions=True)
+        await asyncio.wait(self._serving.values(), timeout=AGENT_GRACE)
+        await _cancelled(self._serving.values())
 
-    def _order(self, agent: HostAgent, secret: str, address: str) -> dict[str, Any]:
-        return start_order(self._job, agent.host, secret, address, self._workers)
-
-    async def _listen(self, agent: HostAgent, order: dict[str, Any]) -> None:
+    async def _serve(self, agent: HostAgent, order: Order) -> None:
+        """Starts workers on a host, and serves it until its agent ends; workers that run then are lost with it."""
         await agent.run(order)
-        left = [rank for rank in agent.host.ranks if rank not in self._codes]
-        if left:
-            self._lost_hosts.add(agent.host.name)
-            last_errors = await agent.last_errors()
-            self._fail(Cause(CauseKind.LOST, left[0], agent.host_name, agent.pids.get(left[0]),
-                             f"was lost with its host ({last_errors})"))
-            self._signalled.update(left)
-            for rank in left:
-                if agent.host.local and rank in agent.pids:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(agent.pids[rank], signal.SIGKILL)
-                self._record_exit(rank, -signal.SIGKILL)
+        if self._agent_on.get(agent.host.name) is agent:
+            del self._agent_on[agent.host.name]
+        self._leaving_hosts.discard(agent.host.name)
+        if not (left := self._running_by(agent)):
+            return
+        error = f"was lost with its host ({await agent.last_errors()})"
+        self.membership.on_host_lost(agent.host.name)
+        self.discount(left)
+        for worker in left:
+            if agent.host.local and worker in agent.pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(agent.pids[worker], signal.SIGKILL)
+            self._on_exit(worker, self._exit(worker, CauseKind.LOST, -signal.SIGKILL, error))
 
-    def _tell_if_independent(self, begin: str) -> None:
-        """Says what is wrong with programs that know nothing of each other: each trains alone, on the same files."""
-        if self._job.size > 1 and not self._job.tf_config and self._server is not None and (
-                not self._server.ever_connected) and not self._told:
-            self._told = True
-            self._say(f"hvkeras run: {begin} {self._job.size} programs that know nothing of each other. HINT: call"
-                      " hvd.init(), or start a script of MultiWorkerMirroredStrategy with hvkeras run --tf-config, one"
-                      " of Horovod's with --as-horovod")
-
-    # Events of the ranks.
-
-    def _on_event(self, agent: HostAgent, event: Event) -> None:
-        rank = event["rank"]
-        if event["type"] == "leaving":
-            error = f"the agent on {agent.host_name} received SIGTERM"
-            self._tell_to_end(Cause(CauseKind.SIGNAL, None, "", None, error, "", 128 + signal.SIGTERM))
-        elif event["type"] == "output":
-            try:
-                self._printer.show(rank, event["stream"], event["data"])
-            except OSError:
-                self._interrupt(signal.SIGPIPE)
-            except MachineError as error:
-                self._fail(Cause(CauseKind.SETUP, None, "", None, str(error)))
-        elif event["type"] == "started":
-            self._log(f"rank {rank} runs on {agent.host_name} as pid {event['pid']}")
-        elif event["type"] == "failed":
-            problem = reports.why_not_started(event["error"], event["errno"], event["culprit"])
-            self._fail(Cause(CauseKind.SETUP, rank, agent.host_name, None, f"could not be started: {problem}", "",
-                             event["code"]))
-            self._record_exit(rank, event["code"])
-        elif event["type"] == "exit":
-            self._log(f"rank {rank} {reports.described_end(event['code'])}")
-            if event["code"]:
-                kind = CauseKind.EXIT if event["code"] > 0 else CauseKind.SIGNAL
-                self._fail(Cause(kind, rank, agent.host_name, agent.pids.get(rank),
-                                 reports.described_end(event["code"]), "", reports.shell_code(event["code"])))
-            self._record_exit(rank, event["code"])
-
-    def _record_exit(self, rank: int, code: int) -> None:
-        self._codes.setdefault(rank, code)
-        if len(self._codes) == self._job.size:
-            self._all_over.set()
-
-    async def _watch(self) -> None:
-        """Ends a job whose agent is stopped, or whose ranks wait for one that ended before calling `hvd.init()`."""
+    async def _tick(self) -> None:
+        """Looks for agents that are stopped, and lets the membership look for what keeps the job waiting."""
         while True:
             await asyncio.sleep(TICK)
             for agent in self._agents:
                 if agent.is_stopped(TICK):
-                    self._lost_hosts.add(agent.host.name)
-                    first = agent.host.ranks[0]
-                    self._fail(Cause(CauseKind.LOST, first, agent.host_name, agent.pids.get(first),
-                                     "was lost with its host (the agent of hvkeras run there was stopped for"
-                                     f" {self._settings.liveness_timeout:g} s)"))
-                    agent.wake()
-            if self._server is None or self._cause is not None:
-                continue
-            waiting, absent = self._server.connected, self._codes.keys() - self._server.ever_connected
-            if waiting and absent:
-                rank = min(absent)
-                agent = next(agent for agent in self._agents if rank in agent.host.ranks)
-                self._fail(Cause(CauseKind.SETUP, rank, agent.host_name, agent.pids.get(rank),
-                                 f"exited with code {self._codes[rank]} and never called hvd.init(), in which"
-                                 f" {len(waiting)} other{'s wait' if len(waiting) > 1 else ' waits'} for it"))
+                    if there := [worker for worker, its_agent in self._agent_of.items() if its_agent is agent]:
+                        error = ("was lost with its host (the agent of hvkeras run there was stopped for"
+                                 f" {self._settings.liveness_timeout:g} s)")
+                        self.membership.on_host_stopped(
+                            there[0], self._exit(there[0], CauseKind.LOST, -signal.SIGKILL, error))
+                    agent.wake()  # it then ends what is left on its host
+            self.membership.on_tick()
 
-    # The end of the job.
+    # Events of workers.
 
-    def _fail(self, cause: Cause) -> None:
-        if self._server is not None:
-            self._server.fail(cause)  # calls _on_end, unless the ranks have already reported a cause
+    def _on_event(self, agent: HostAgent, event: Event) -> None:
+        if event["type"] == "leaving":
+            error = f"the agent on {agent.host_name} received SIGTERM"
+            self.membership.on_host_preempted(
+                agent.host.name, Cause(CauseKind.SIGNAL, None, "", None, error, "", 128 + signal.SIGTERM))
+            return
+        worker = WorkerId(event["worker"])
+        if event["type"] == "output":
+            self._show(worker, event["stream"], event["data"])
+        elif event["type"] == "started":
+            self.log(f"{self.membership.noun} {worker} runs on {agent.host_name} as pid {event['pid']}")
+        elif event["type"] == "failed":
+            problem = reports.why_not_started(event["error"], event["errno"], event["culprit"])
+            error = f"could not be started: {problem}"
+            self._on_exit(worker, self._exit(worker, CauseKind.SETUP, event["code"], error))
+        elif event["type"] == "exit":
+            kind = CauseKind.EXIT if event["code"] >= 0 else CauseKind.SIGNAL
+            self._on_exit(worker, self._exit(worker, kind, event["code"], reports.described_end(event["code"])))
+        elif event["type"] == "stopped" and self.membership.on_stopped(worker):
+            self.signal(signal.SIGKILL, [worker])
+            error = f"gave no sign of life for {self._settings.liveness_timeout:g} s (stopped)"
+            self._on_exit(worker, self._exit(worker, CauseKind.SILENT, -signal.SIGKILL, error))
 
-    def _on_end(self) -> None:
-        self._loop.call_later(0.0, self._signal_ranks, signal.SIGTERM, True)
-        grace = INTERRUPT_GRACE if self._interrupted else self._exit_grace + UNWIND
-        self._loop.call_later(grace, self._signal_ranks, signal.SIGTERM, False)
-        self._loop.call_later(grace + KILL_AFTER, self._signal_ranks, signal.SIGKILL, False)
+    def _exit(self, worker: WorkerId, kind: CauseKind, code: int, error: str) -> Exit:
+        agent = self._agent_of[worker]
+        return Exit(kind, code, error, agent.host_name, agent.pids.get(worker))
 
-    def _signal_ranks(self, number: int, only_unconnected: bool) -> None:
-        """Signals running ranks: all, or only those that never connected, which nothing else informs of the end."""
-        reached = self._server.ever_connected if only_unconnected and self._server is not None else frozenset()
+    def _on_exit(self, worker: WorkerId, end: Exit) -> None:
+        """Handles the end of a worker: it has ended by itself, was killed, was never started, or is lost."""
+        if worker in self._codes:  # it counts as ended already
+            return
+        self.log(f"{self.membership.noun} {worker} {end.error}")
+        self._codes[worker] = end.code
+        self.membership.on_exit(worker, end)  # decides what follows: nothing, the end of the job, other ranks
+        if not self.running and not self.membership.may_start_workers:
+            self._over.set()
+        self._release_empty_hosts()
+
+    def _show(self, worker: WorkerId, stream: str, data: bytes) -> None:
+        try:
+            self._printer.show(worker, stream, data)
+        except OSError:
+            self._interrupt(signal.SIGPIPE)
+        except MachineError as error:
+            self.membership.fail(Cause(CauseKind.SETUP, None, "", None, str(error)))
+
+    def _hint_if_independent(self, begin: str) -> None:
+        """Says what is wrong with programs that know nothing of each other: each trains alone, on the same files."""
+        if self._job.size > 1 and not self._job.tf_config and not self.membership.server.ever_connected and (
+                not self._has_hinted):
+            self._has_hinted = True
+            self.say(f"hvkeras run: {begin} {self._job.size} programs that know nothing of each other. HINT: call"
+                     " hvd.init(), or start a script of MultiWorkerMirroredStrategy with hvkeras run --tf-config, one"
+                     " of Horovod's with --as-horovod")
+
+    # What the membership asks for: `Workers`.
+
+    @property
+    def running(self) -> frozenset[WorkerId]:
+        """The workers that are, or are to be, started, and have not ended."""
+        return frozenset(self._agent_of.keys() - self._codes.keys())
+
+    def host_name(self, worker: WorkerId) -> str:
+        """Returns what the host of a worker calls itself; "" before the worker is started."""
+        return self._agent_of[worker].host_name if worker in self._agent_of else ""
+
+    async def reach(self, host: str) -> None:
+        """Connects to a host, unless an agent serves there already.
+
+        Raises:
+            HvkerasError: The host cannot be used.
+        """
+        if host not in self._agent_on:
+            agent = self._new_agent(self._job, HostRanks(host, (), local=host == THIS_HOST), self._on_event)
+            self._agents.append(agent)
+            await agent.connect()
+            self._agent_on[host] = agent
+
+    def start(self, host: str, order: Order) -> None:
+        """Starts workers on a host that was reached."""
+        agent = self._agent_on[host]
+        for each in order["workers"]:
+            self._agent_of[WorkerId(each["worker"])] = agent
+            with contextlib.suppress(OSError):
+                self._printer.open_files(each["worker"])
+        if agent in self._serving:
+            agent.start(order)
+        else:
+            self._serving[agent] = self._task(self._serve(agent, order))
+
+    def signal(self, number: int, workers: Iterable[WorkerId]) -> None:
+        """Signals those of the workers that run, and discounts them."""
+        running = self.running.intersection(workers)
+        self.discount(running)
+        self._send_signal(number, running)
+
+    def discount(self, workers: Iterable[WorkerId]) -> None:
+        """Takes care that the exit codes of workers do not decide the job's."""
+        self._discounted.update(workers)
+
+    def release(self, host: str) -> None:
+        """Lets a host go as soon as no worker runs on it."""
+        self._leaving_hosts.add(host)
+        self._release_empty_hosts()
+
+    def end_all(self) -> None:
+        """Ends all workers: those at once that nothing else informs of the end, the others a moment later."""
+        grace = INTERRUPT_GRACE if self._interrupted else self.membership.server.deadlines.exit_grace + UNWIND
+        self.later(0.0, self._signal_unconnected)
+        self.later(grace, self._signal_running, signal.SIGTERM)
+        self.later(grace + KILL_AFTER, self._signal_running, signal.SIGKILL)
+
+    def finish(self, seconds: float) -> None:
+        """Ends the run after so many seconds, with all processes that are left."""
+        self.later(seconds, self._over.set)
+
+    def say(self, text: str) -> None:
+        """Prints a line of the launcher's own."""
+        with contextlib.suppress(OSError, MachineError):
+            self._printer.say(text)
+
+    def log(self, text: str) -> None:
+        """Prints a step, if the user wants to see each."""
+        if self._job.verbose:
+            self.say(f"hvkeras run: {text}")
+
+    def warn(self, text: str) -> None:
+        """Prints a warning about late ranks, and keeps it for a report."""
+        if len(self._stalls) < STALLS:
+            self._stalls.append(text)
+        self.say(f"hvkeras: {text}")
+
+    def later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function in the launcher's event loop after so many seconds."""
+        self._loop.call_later(seconds, function, *arguments)
+
+    def from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function in the launcher's event loop; any thread may call this."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine until it or the job ends."""
+        task = self._task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # What these have in common.
+
+    def _running_by(self, agent: HostAgent) -> list[WorkerId]:
+        return [worker for worker, its_agent in self._agent_of.items()
+                if its_agent is agent and worker not in self._codes]
+
+    def _release_empty_hosts(self) -> None:
+        for host in self._leaving_hosts & self._agent_on.keys():
+            agent = self._agent_on[host]
+            if agent in self._agent_of.values() and not self._running_by(agent):
+                agent.release()
+
+    def _signal_running(self, number: int) -> None:
+        self.signal(number, self.running)
+
+    def _signal_unconnected(self) -> None:
+        """Ends workers that have never connected, which nothing else informs of the end of the job."""
+        reached = {self.membership.ranks[rank] for rank in self.membership.server.ever_connected}
+        self.signal(signal.SIGTERM, self.running - reached)
+
+    def _send_signal(self, number: int, workers: frozenset[WorkerId]) -> None:
         for agent in self._agents:
-            ranks = [rank for rank in agent.host.ranks if rank not in self._codes and rank not in reached]
-            if ranks:
-                self._signalled.update(ranks)
-                agent.signal(number, ranks)
+            if there := [worker for worker in self._running_by(agent) if worker in workers]:
+                agent.signal(number, there)
+
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Ends the job if a part of the launcher has failed, instead of waiting for what it would have done."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.membership.fail(Cause(CauseKind.SETUP, None, "", None, f"the launcher failed with {summary(error)}"))
+
+    # Signals of the user, and the end.
 
     def _interrupt(self, number: int) -> None:
         if self._interrupted:
-            self._signal_ranks(signal.SIGKILL, False)
+            self._signal_running(signal.SIGKILL)
             return
         self._interrupted = number
         how = {signal.SIGINT: "was interrupted (Ctrl-C)", signal.SIGPIPE: "lost its output (closed pipe)"}
         text = how.get(signal.Signals(number), f"received {signal.Signals(number).name}")
         cause = Cause(CauseKind.SIGNAL, None, "", None, f"the launcher {text}", "", 128 + number)
         if number == signal.SIGTERM:
-            self._tell_to_end(cause)
+            self.membership.terminate(cause)
         else:
-            self._fail(cause)
+            self.membership.fail(cause)
         if not any(agent.pids for agent in self._agents):
-            self._all_over.set()
-
-    def _tell_to_end(self, cause: Cause) -> None:
-        """Ends the job because a machine is being taken away, but lets the ranks save what they train."""
-        if self._server is None:
-            return
-        if self._job.size == 1:  # it has no control channel
-            self._signal_ranks(signal.SIGTERM, False)
-        else:
-            self._server.terminate(cause)
-        self._loop.call_later(self._settings.leave_grace, self._fail, cause)
+            self._over.set()
 
     @contextlib.contextmanager
     def _signals(self) -> Any:
@@ -364,28 +434,25 @@ class Launcher:
                 self._loop.remove_signal_handler(number)
 
     def _suspend(self) -> None:
-        """Stops the ranks too on Ctrl-Z, because they have sessions of their own; `fg` resumes all."""
-        signalled = set(self._signalled)
-        self._signal_ranks(signal.SIGSTOP, False)
+        """Stops the workers too on Ctrl-Z, because they have sessions of their own; `fg` resumes all."""
+        self._send_signal(signal.SIGSTOP, self.running)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._signal_ranks(signal.SIGCONT, False)
-        self._signalled = signalled
+        self._send_signal(signal.SIGCONT, self.running)
 
     def _ask_locations(self) -> None:
         """Has the ranks report their locations; names those that have not called `hvd.init()`."""
-        connected = frozenset[int]() if self._server is None else self._server.connected
-        if silent := [str(rank) for rank in range(self._job.size) if rank not in connected and rank not in self._codes]:
-            self._say(f"hvkeras run: not in the job yet, or no longer: rank{'s' * (len(silent) > 1)}"
-                      f" {', '.join(silent)}")
-        if self._server is not None:
-            self._server.ask_locations()
+        connected = self.membership.server.connected
+        if silent := [str(rank) for rank, worker in enumerate(self.membership.ranks)
+                      if rank not in connected and worker not in self._codes]:
+            self.say(f"hvkeras run: not in the job yet, or no longer: rank{'s' * (len(silent) > 1)}"
+                     f" {', '.join(silent)}")
+        self.membership.server.ask_locations()
 
     async def _clean_up(self) -> None:
         for agent in self._agents:
             agent.release()
         await asyncio.gather(*(agent.ended(AGENT_GRACE) for agent in self._agents))
-        if self._server is not None:
-            self._server.stop()
+        self.membership.stop()
         try:
             self._printer.finish()
         except MachineError as error:  # the ranks have ended well, but some of their output was not saved
@@ -393,19 +460,10 @@ class Launcher:
         except OSError:
             pass  # nobody reads the output
 
-    def _from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _on_warning(self, text: str) -> None:
-        if len(self._stalls) < STALLS:
-            self._stalls.append(text)
-        self._say(f"hvkeras: {text}")
-
-    def _log(self, text: str) -> None:
-        if self._job.verbose:
-            self._say(f"hvkeras run: {text}")
-
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError, MachineError):
-            self._printer.say(text)
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels tasks, and waits until they have ended."""
+    running = list(tasks)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

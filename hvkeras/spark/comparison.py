@@ -12,9 +12,9 @@ from typing import Any
 
 from hvkeras.comparison.command import TIMEOUT
 from hvkeras.comparison.functions import ComparisonResult, compared, flags_of
+from hvkeras.comparison.trial import Trial, timeout_message
 from hvkeras.errors import HvkerasError
 from hvkeras.launcher.calls import pickled_call
-from hvkeras.launcher.trial import Trial, timeout_message
 from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.spark.jobs import exported, run_order
 from hvkeras.spark.order import Order

@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import hvkeras.launcher.run
-import hvkeras.launcher.starts
+import hvkeras.launcher.membership
+import hvkeras.launcher.restarts
 from harness.launchers import BIN, clean_environment
 from harness.processes import MARK, end_marked
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer
-from hvkeras.launcher.job import Job
+from hvkeras.launcher.job import JobSpec
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import Printer
 from launch.hvkeras_run import Started, python, run, warm_ranks
@@ -274,11 +274,11 @@ def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Pat
             self._server.call(time.sleep, 1.0)
             super().fail(cause)
 
-    monkeypatch.setattr(hvkeras.launcher.run, "ControlServer", Late)
-    job = Job([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place(1, None, None), str(tmp_path),
-              clean_environment(tmp_path), reset_limit=1)
+    monkeypatch.setattr(hvkeras.launcher.membership, "ControlServer", Late)
+    job = JobSpec([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place(1, None, None),
+                  str(tmp_path), clean_environment(tmp_path), reset_limit=1)
     terminal = io.BytesIO()
-    assert hvkeras.launcher.starts.run(job, lambda again, size: Printer(size, terminal, terminal, False)) == 1
+    assert hvkeras.launcher.restarts.run(job, lambda again, size: Printer(size, terminal, terminal, False)) == 1
     lines = terminal.getvalue().decode().splitlines()
     assert lines[-1].startswith("hvkeras run: rank 0 on ")
     assert lines[-1].endswith("exited with code 1")

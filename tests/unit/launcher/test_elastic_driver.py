@@ -1,4 +1,4 @@
-"""The driver of elastic jobs: every event in every state, and what follows from series of them."""
+"""The driver of elastic jobs: every event in every phase, and what follows from series of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hvkeras.launcher.elastic_driver import (
     Finish,
     Form,
     Kill,
-    Start,
-    State,
+    Phase,
+    StartWorkers,
     Worker,
 )
 
-A, C, F, T = State.FORMING, State.CHANGING, State.FORMING, State.TRAINING
-G, W, E = State.GATHERING, State.WAITING, State.ENDED
+A, C, F, T = Phase.FORMING, Phase.CHANGING, Phase.FORMING, Phase.TRAINING
+G, W, E = Phase.GATHERING, Phase.WAITING, Phase.ENDED
 
 
 def driver(count: int = 3, least: int = 2, most: int | None = 4, slots: Mapping[str, int] | None = None,
@@ -41,7 +41,7 @@ def taken(driver: Driver) -> list[Action]:
     """Takes the actions, and carries out the starts."""
     actions, driver.actions = driver.actions, []
     for action in actions:
-        if isinstance(action, Start):
+        if isinstance(action, StartWorkers):
             for host, count in action.counts.items():
                 for _ in range(count):
                     driver.add(Worker(max([9, *driver.workers]) + 1, host))
@@ -54,7 +54,7 @@ def ready(driver: Driver, number: int, commit: int) -> list[Action]:
     return taken(driver)
 
 
-def happens(driver: Driver, event: Event, number: int = -1) -> list[Action]:
+def happens(driver: Driver, event: Event, number: int | None = None) -> list[Action]:
     driver.handle(event, number)
     return taken(driver)
 
@@ -65,28 +65,28 @@ def formed(actions: list[Action]) -> list[int]:
     return [worker.number for worker in action.workers]
 
 
-def at(state: State) -> Driver:
-    """A driver in a state; 10 is a newcomer, and 0 a member, which is ready where the generation is over."""
+def at(phase: Phase) -> Driver:
+    """A driver in a phase; 10 is a newcomer, and 0 a member, which is ready where the generation is over."""
     made = driver()
-    if state is C:
+    if phase is C:
         ready(made, 10, -1)
-    elif state in (G, A):
+    elif phase in (G, A):
         happens(made, Event.LOST, 2)
         ready(made, 0, 5)
-        if state is A:
+        if phase is A:
             ready(made, 1, 5)
-    elif state is W:
+    elif phase is W:
         happens(made, Event.LOST, 2)
         happens(made, Event.LOST, 1)
         ready(made, 0, 5)
-    elif state is E:
+    elif phase is E:
         for number in range(3):
             happens(made, Event.DONE, number)
-    assert made.state is state
+    assert made.phase is phase
     return made
 
 
-# For each state and event: the worker that it happens to, the next state, and the kinds of actions.
+# For each phase and event: the worker that it happens to, the next phase, and the kinds of actions.
 TABLE = {
     (F, Event.READY): (10, F, []), (F, Event.JOINED): (0, F, []), (F, Event.LOST): (1, G, [Abort]),
     (F, Event.DONE): (1, F, []), (F, Event.HOSTS): (-1, F, []), (F, Event.LATE): (1, F, [Kill]),
@@ -97,28 +97,28 @@ TABLE = {
     (C, Event.READY): (0, G, []), (C, Event.JOINED): (0, C, []), (C, Event.LOST): (1, G, [Abort]),
     (C, Event.DONE): (1, C, []), (C, Event.HOSTS): (-1, C, []), (C, Event.LATE): (1, C, []),
     (C, Event.TIMEOUT): (-1, C, []),
-    (G, Event.READY): (1, F, [Form, Start]), (G, Event.JOINED): (0, G, []), (G, Event.LOST): (1, W, [Start]),
-    (G, Event.DONE): (1, W, [Start]), (G, Event.HOSTS): (-1, G, [Start]), (G, Event.LATE): (1, G, [Kill]),
-    (G, Event.TIMEOUT): (-1, G, []),
-    (W, Event.READY): (10, F, [Form]), (W, Event.JOINED): (0, W, []), (W, Event.LOST): (10, W, [Start]),
-    (W, Event.DONE): (10, W, [Start]), (W, Event.HOSTS): (-1, W, []), (W, Event.LATE): (1, W, []),
+    (G, Event.READY): (1, F, [Form, StartWorkers]), (G, Event.JOINED): (0, G, []),
+    (G, Event.LOST): (1, W, [StartWorkers]), (G, Event.DONE): (1, W, [StartWorkers]),
+    (G, Event.HOSTS): (-1, G, [StartWorkers]), (G, Event.LATE): (1, G, [Kill]), (G, Event.TIMEOUT): (-1, G, []),
+    (W, Event.READY): (10, F, [Form]), (W, Event.JOINED): (0, W, []), (W, Event.LOST): (10, W, [StartWorkers]),
+    (W, Event.DONE): (10, W, [StartWorkers]), (W, Event.HOSTS): (-1, W, []), (W, Event.LATE): (1, W, []),
     (W, Event.TIMEOUT): (-1, E, [Finish]),
     **{(E, event): (10, E, []) for event in Event},
 }
 
 
 def test_the_table_is_complete() -> None:
-    assert set(TABLE) == set(HANDLERS) == {(state, event) for state in State for event in Event}
+    assert set(TABLE) == set(HANDLERS) == {(phase, event) for phase in Phase for event in Event}
 
 
-@pytest.mark.parametrize(("state", "event"), list(TABLE), ids=lambda each: each.name.lower())
-def test_every_event_in_every_state(state: State, event: Event) -> None:
-    number, following, kinds = TABLE[state, event]
-    made = at(state)
+@pytest.mark.parametrize(("phase", "event"), list(TABLE), ids=lambda each: each.name.lower())
+def test_every_event_in_every_phase(phase: Phase, event: Event) -> None:
+    number, following, kinds = TABLE[phase, event]
+    made = at(phase)
     if number in made.workers and event is Event.READY:
         made.workers[number].commit = 5 if made.workers[number].rank is not None else -1
     actions = happens(made, event, number)
-    assert made.state is following
+    assert made.phase is following
     assert [type(action) for action in actions] == kinds
 
 
@@ -131,11 +131,11 @@ def test_survivors_go_on_at_once_and_a_newcomer_joins_at_the_next_commit() -> No
     assert [action.commit for action in actions if isinstance(action, Form)] == [8]
     happens(made, Event.JOINED, 1)
     happens(made, Event.JOINED, 2)
-    assert made.state is T
+    assert made.phase is T
     assert ready(made, 10, -1) == [Announce()]
     assert ready(made, 1, 9) == []
     assert formed(ready(made, 2, 9)) == [1, 2, 10]
-    assert made.state is F
+    assert made.phase is F
     assert [worker.number for worker in made.members] == [1, 2, 10]
 
 
@@ -186,7 +186,7 @@ def test_a_job_without_survivors_cannot_go_on() -> None:
     made = driver()
     for number in range(3):
         actions = happens(made, Event.LOST, number)
-    assert made.state is E
+    assert made.phase is E
     assert [type(action) for action in actions] == [Finish]
 
 
@@ -227,7 +227,7 @@ def test_newcomers_that_fail_again_and_again_are_not_started_for_ever() -> None:
             break
         happens(made, Event.LOST, number)
     assert sorted(made.workers) == [0, 1, 2]
-    assert made.state is T
+    assert made.phase is T
 
 
 def test_too_few_with_nobody_to_come_end_the_job() -> None:
@@ -237,7 +237,7 @@ def test_too_few_with_nobody_to_come_end_the_job() -> None:
     for _ in range(9):
         for number in [number for number in made.workers if number >= 10]:
             actions = happens(made, Event.LOST, number)
-    assert made.state is E
+    assert made.phase is E
     assert isinstance(actions[-1], Finish)
     assert "failed" in actions[-1].reason
 
@@ -247,7 +247,7 @@ def test_there_are_no_more_ranks_than_the_most() -> None:
     assert sorted(made.workers) == [0, 1]
     happens(made, Event.LOST, 1)
     ready(made, 0, 1)
-    assert made.state is W
+    assert made.phase is W
     assert sorted(made.workers) == [0, 10]
     assert formed(ready(made, 10, -1)) == [0, 10]
 
@@ -258,7 +258,7 @@ def test_slots_that_come_back_let_those_go_on_that_wait() -> None:
     assert Announce() in happens(made, Event.HOSTS)
     ready(made, 0, 3)
     ready(made, 1, 3)
-    assert made.state is W
+    assert made.phase is W
     made.slots = {"a": 1}
     actions = happens(made, Event.HOSTS)
     assert actions[0] == Kill((1,))

@@ -14,9 +14,9 @@ from hvkeras.control.messages import AgentEnded, EndAgent, Heartbeat, HostLeavin
 from hvkeras.errors import MachineError
 from hvkeras.host.network import host_identity
 from hvkeras.launcher.host_agents import HostAgent
+from hvkeras.launcher.host_reporter import OnHost
+from hvkeras.launcher.host_reporter import report as report_to
 from hvkeras.launcher.placement import HostRanks
-from hvkeras.launcher.report import OnHost
-from hvkeras.launcher.report import report as report_to
 from hvkeras.launcher.reporting_hosts import HostsHandler, ReportedTransport, ReportingHosts
 
 SECRET = "s" * 32
@@ -92,7 +92,7 @@ def test_an_agent_speaks_through_the_connection_of_its_host(reported):
         assert agent.host_name == "pod-1"
         running = asyncio.ensure_future(agent.run({"folder": "x", "environment": {
             "HVKERAS_SECRET": SECRET, "HVKERAS_LOG_LEVEL": "INFO", "PATH": "/bin"}}))
-        channel.tell(member, Line('{"type": "started", "rank": 0, "pid": 8}'), AgentEnded())
+        channel.tell(member, Line('{"type": "started", "worker": 0, "pid": 8}'), AgentEnded())
         await running
         await agent.ended(5.0)
         agent.release()
@@ -135,8 +135,8 @@ def test_a_host_runs_what_it_is_sent_and_ends_with_the_jobs_code(tmp_path):
         host = HostRanks("pod-4", (0,), local=False)
         agent = HostAgent(host, ReportedTransport(host, hosts), lambda agent, event: events.append(event))
         await agent.connect()
-        running = asyncio.ensure_future(agent.run({"folder": str(tmp_path), "environment": {}, "ranks": [
-            {"rank": 0, "command": ["absent"], "environment": {}, "terminal": None}]}))
+        running = asyncio.ensure_future(agent.run({"folder": str(tmp_path), "environment": {}, "workers": [
+            {"worker": 0, "command": ["absent"], "environment": {}, "terminal": None}]}))
         while not any(event["type"] == "exit" for event in events):
             await asyncio.sleep(0.01)
         agent.release()

@@ -40,7 +40,7 @@ from hvkeras.settings import PREFIX, Settings
 
 RETRY_EVERY = 0.5  # seconds
 BEAT_EVERY = 2.0  # seconds between two signs of life
-FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until waiting for the launcher is told, and told again
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a wait for the launcher is reported, and reported again
 LOST = 1  # exit code when the launcher is lost
 
 
@@ -123,13 +123,13 @@ class Reporter:
                 self._write(json.dumps(order).encode() + b"\n")
 
     def _complete(self, order: dict[str, Any], folder: str) -> None:
-        """Adds what the ranks of this host have of their own to an order to start them."""
+        """Adds what the workers of this host have of their own to an order to start them."""
         order["folder"] = folder
         order["environment"][f"{PREFIX}SECRET"] = self._secret
         if self._here is not None:
             order["environment"] |= self._here.variables
-            for rank in order["ranks"]:
-                rank["command"] = list(self._here.command)
+            for worker in order["workers"]:
+                worker["command"] = list(self._here.command)
 
     def _start_agent(self) -> None:
         self._end_agent()

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvkeras.comparison.progress_display import ProgressDisplay
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.parent import ends_with_parent
-from hvkeras.launcher.screen import Screen
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and other terminal control sequences
 TICK = 0.1  # seconds between two checks of a job
@@ -82,13 +82,14 @@ class Trial:
         for path in [*self.folder.glob("rank.*/std*"), self.folder / "stdout", self.folder / "stderr"]:
             path.unlink(missing_ok=True)
 
-    def run(self, timeout: float, heading: str, screen: Screen, verbose: bool, expected: float | None = None) -> str:
+    def run(self, timeout: float, heading: str, display: ProgressDisplay, verbose: bool,
+            expected: float | None = None) -> str:
         """Runs the job to its end.
 
         Args:
             timeout: Seconds that it may take.
             heading: The beginning of its progress line.
-            screen: Where progress is shown.
+            display: Where progress is shown.
             verbose: Whether the ranks' output is shown instead.
             expected: Seconds that this job and all after it are expected to take, if known.
 
@@ -96,7 +97,7 @@ class Trial:
             Why it failed, or "".
         """
         self.clear()
-        view = _Verbose(self, heading, screen) if verbose else _Progress(self, heading, screen, expected)
+        view = _Verbose(self, heading, display) if verbose else _Progress(self, heading, display, expected)
         try:
             return self.run_job(timeout, view.update)
         finally:
@@ -174,10 +175,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 class _Progress:
     """A line that is redrawn while the job runs, and stays when it is over."""
 
-    def __init__(self, trial: Trial, heading: str, screen: Screen, expected: float | None) -> None:
-        self._trial, self._heading, self._screen, self._expected = trial, heading, screen, expected
+    def __init__(self, trial: Trial, heading: str, display: ProgressDisplay, expected: float | None) -> None:
+        self._trial, self._heading, self._display, self._expected = trial, heading, display, expected
         self._seconds = 0.0
-        screen.update(heading, "")
+        display.update(heading, "")
 
     def update(self, seconds: float) -> None:
         """Shows the elapsed time, and rank 0's last line."""
@@ -185,11 +186,11 @@ class _Progress:
         title = self._title()
         if self._expected is not None:
             title += f", about {minutes(max(0.0, self._expected - self._seconds))} left"
-        self._screen.update(title, self._trial.last_line())
+        self._display.update(title, self._trial.last_line())
 
     def close(self) -> None:
         """Leaves a line with the time that the job took."""
-        self._screen.finish(self._title())
+        self._display.finish(self._title())
 
     def _title(self) -> str:
         return f"{self._heading}  {minutes(self._seconds)}"
@@ -203,10 +204,10 @@ def minutes(seconds: float) -> str:
 class _Verbose:
     """Shows the job's output as it arrives."""
 
-    def __init__(self, trial: Trial, heading: str, screen: Screen) -> None:
+    def __init__(self, trial: Trial, heading: str, display: ProgressDisplay) -> None:
         self._trial = trial
         self._shown = {"stdout": 0, "stderr": 0}
-        screen.say(heading)
+        display.say(heading)
 
     def update(self, _: float) -> None:
         """Prints new output."""
@@ -215,9 +216,9 @@ class _Verbose:
                 file.seek(shown)
                 data = file.read()
             self._shown[stream] += len(data)
-            screen = getattr(sys, stream)
-            screen.write(data.decode(errors="replace"))
-            screen.flush()
+            target = getattr(sys, stream)
+            target.write(data.decode(errors="replace"))
+            target.flush()
 
     def close(self) -> None:
         """Prints the remaining output."""

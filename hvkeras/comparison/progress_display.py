@@ -11,7 +11,7 @@ from rich.status import Status
 from hvkeras.host.console import in_notebook
 
 
-class Screen:
+class ProgressDisplay:
     """A terminal; on a console that is not one, only messages are printed, and no progress.
 
     Args:
@@ -51,7 +51,7 @@ class Screen:
         self.console.print(line, markup=False)
 
 
-class Cell(Screen):
+class NotebookDisplay(ProgressDisplay):
     """A notebook cell: one output, which changes about once a second; the notebook keeps only its last state."""
 
     WIDTH = 99
@@ -87,6 +87,6 @@ class Cell(Screen):
             self._display.update(content, raw=True)
 
 
-def screen() -> Screen:
-    """Returns the screen for this process."""
-    return Cell() if in_notebook() else Screen()
+def progress_display() -> ProgressDisplay:
+    """Returns what shows progress where this process prints."""
+    return NotebookDisplay() if in_notebook() else ProgressDisplay()
