@@ -16,7 +16,7 @@ from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.clock import Clock
 from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.exchange import Exchange
-from hvkeras.control.heartbeat import Entries, Heartbeats
+from hvkeras.control.heartbeat import Entries, Heartbeats, Watch
 from hvkeras.control.messages import (
     AllJoined,
     AllScriptsEnded,
@@ -49,7 +49,6 @@ from hvkeras.control.messages import (
     Terminate,
 )
 from hvkeras.control.process_exit import ExitWatch
-from hvkeras.control.stalls import Watch
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary

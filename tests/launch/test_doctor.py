@@ -102,14 +102,14 @@ def test_hosts_that_differ_are_distinguished() -> None:
 
 
 def test_a_first_host_that_does_not_answer_is_a_problem() -> None:
-    server = hosts.CallServer("127.0.0.1")
-    address = "{}:{}".format(*server.start())
-    assert hosts.call(address, "node2", server.secret).state == OK
-    assert abs(server.clocks.pop("node2")) < hosts.MAX_CLOCK_OFFSET
+    calls = hosts.CallServer("127.0.0.1")
+    address = "{}:{}".format(*calls.server.start())
+    assert hosts.call(address, "node2", calls.secret).state == OK
+    assert abs(calls.handler.clocks.pop("node2")) < hosts.MAX_CLOCK_OFFSET
     assert hosts.call(address, "node2", "another").state == PROBLEM
-    assert not server.clocks
-    server.stop()
-    found = hosts.call(address, "node2", server.secret)
+    assert not calls.handler.clocks
+    calls.server.stop()
+    found = hosts.call(address, "node2", calls.secret)
     assert found.state == PROBLEM
     assert "firewall" in found.fix
 

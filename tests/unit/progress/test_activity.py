@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from harness.processes import run_python
 from hvkeras import compat
-from hvkeras.control.stalls import Watch
+from hvkeras.control.heartbeat import Watch
 from hvkeras.profiling import recorder
 from hvkeras.profiling.rank_recorder import Recorder
 from hvkeras.progress import activity, location
