@@ -45,10 +45,8 @@ _HOMES = {
         "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built", "ccl_built",
         "cuda_built", "ddl_built", "rocm_built", "sycl_built", "gpu_available",
     ),
-    "hvkeras.gradients.optimizer": ("DistributedOptimizer",),
-    "hvkeras.gradients.tape": ("DistributedGradientTape",),
-    "hvkeras.gradients.sharded": ("gather_optimizer",),
-    "hvkeras.gradients.partial": ("PartialDistributedOptimizer", "PartialDistributedGradientTape"),
+    "hvkeras.gradients.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "gather_optimizer"),
+    "hvkeras.gradients.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
     "hvkeras.collectives.reductions": (
         "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "barrier",
     ),
@@ -134,11 +132,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.errors import UnsupportedError as UnsupportedError
     from hvkeras.errors import UsageError as UsageError
     from hvkeras.gradients.optimizer import DistributedOptimizer as DistributedOptimizer
-    from hvkeras.gradients.partial import PartialDistributedGradientTape as PartialDistributedGradientTape
-    from hvkeras.gradients.partial import PartialDistributedOptimizer as PartialDistributedOptimizer
+    from hvkeras.gradients.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
+    from hvkeras.gradients.optimizer import gather_optimizer as gather_optimizer
     from hvkeras.gradients.sessions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
-    from hvkeras.gradients.sharded import gather_optimizer as gather_optimizer
     from hvkeras.gradients.tape import DistributedGradientTape as DistributedGradientTape
+    from hvkeras.gradients.tape import PartialDistributedGradientTape as PartialDistributedGradientTape
     from hvkeras.job.process_sets import ProcessSet as ProcessSet
     from hvkeras.job.process_sets import add_process_set as add_process_set
     from hvkeras.job.process_sets import global_process_set as global_process_set

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras.bench.models import MODELS, Model
-from hvkeras.gradients import distributed
+from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.plans.plan import Plan
 from hvkeras.profiling import recorder, spans
 
@@ -42,7 +42,7 @@ def train_step(model: Model) -> Callable[[], None]:
     return lambda: network.train_function(batches)
 
 
-def copy_gradients(gradients: Sequence[Any], variables: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
+def copy_gradients(_: GradientReducer, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """What one process does instead of an exchange of gradients, with its timestamps."""
     recorder.recording().step(gradients, variables)
     plan = Plan.of("gradients average", gradients, (0,), "copies of the gradients")
@@ -81,7 +81,7 @@ def main() -> None:
     flags = parser.parse_args()
     hvd.init()
     if hvd.size() == 1:
-        distributed.reduce_gradients = copy_gradients
+        GradientReducer.reduce = copy_gradients
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.threading.set_intra_op_parallelism_threads(1)
     model = MODELS[flags.model]

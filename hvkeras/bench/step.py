@@ -22,7 +22,7 @@ from hvkeras.bench.plan import ONE, Plan, Stage, without_rate
 from hvkeras.bench.ranks import Ranks, WrongResultError
 from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row, title_of
 from hvkeras.errors import explain
-from hvkeras.gradients.distributed import Distributed
+from hvkeras.gradients.distributed import apply_alone, distributed_part
 
 VERIFIED = 3  # number of steps after which weights are compared
 TOLERANCE = 0.01  # of the distance that weights have moved; a different summation order stays far below it
@@ -210,8 +210,8 @@ class Training(Participant):
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
         def update(*gradients: Any) -> Any:
-            if isinstance(optimizer, Distributed):
-                optimizer._hvkeras_apply_alone(gradients, variables)
+            if distributed_part(optimizer) is not None:
+                apply_alone(optimizer, gradients, variables)
             else:
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return tf.constant(0.0)

@@ -15,8 +15,8 @@ from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
-from hvkeras.gradients.optimizer import distributed_part
-from hvkeras.gradients.sharded import gather_optimizer, state_of
+from hvkeras.gradients.distributed import distributed_part, state_of
+from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.host.console import say
 from hvkeras.job.notice import Notice
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
@@ -244,7 +244,7 @@ class BackupAndRestore(KerasCallback):
     def _is_whole(self) -> bool:
         """Whether no rank holds gradients that it has not yet shared (`backward_passes_per_step`)."""
         part = distributed_part(self.model.optimizer)
-        passes = 1 if part is None else part._hvkeras_passes[0]
+        passes = 1 if part is None else part.options.passes
         return passes == 1 or compat.step_counter(self.model.optimizer) % passes == 0
 
     def _save(self, position: Position) -> None:

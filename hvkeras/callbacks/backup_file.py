@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks.model_files import plain_state, remove_leftovers, replacing
+from hvkeras.callbacks.model_files import local_reads, remove_leftovers, replacing
 from hvkeras.errors import MachineError, UsageError, explain
 
 _GROUP, _FORMAT, _ARRAY = "hvkeras", 1, "array of this file"
@@ -111,7 +111,7 @@ class BackupFolder:
         """
         try:
             former = self._former if self._keeps_two else None
-            with replacing(self._file, _size(model), former) as partial, plain_state(model):
+            with replacing(self._file, _size(model), former) as partial, local_reads(model):
                 model.save_weights(str(partial))
                 _add(partial, backup)
             self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup replaces

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from hvkeras.callbacks.chief import spanning_strategy
 from hvkeras.errors import MachineError, explain
-from hvkeras.gradients.optimizer import distributed_part
 from hvkeras.host.disk_space import room_left, why_full
 from hvkeras.host.durable_files import replace_durably
 
@@ -61,17 +60,14 @@ def remove_leftovers(path: Path) -> None:
         _remove(left)
 
 
-@contextlib.contextmanager
-def plain_state(model: Any) -> Iterator[None]:
-    """In the context, the model is saved as if trained by one process, and saving it starts no collective."""
-    part = distributed_part(getattr(model, "optimizer", None))
-    layers = None if part is None else part.__dict__.pop("_hvkeras_local_layers", None)
-    try:
-        with _local_reads(model):
-            yield
-    finally:
-        if part is not None and layers is not None:
-            part.__dict__["_hvkeras_local_layers"] = layers
+def local_reads(model: Any) -> Any:
+    """Returns a context in which variables that are summed or averaged on read give this worker's value.
+
+    Saving a model in it starts no collective.
+    """
+    strategy = spanning_strategy(model)
+    return contextlib.nullcontext() if strategy is None else tf.distribute.ReplicaContext(
+        strategy, replica_id_in_sync_group=0)
 
 
 @contextlib.contextmanager
@@ -81,7 +77,7 @@ def atomic_files(model: Any) -> Iterator[None]:
     before = {name: model.__dict__[name] for name in names if name in model.__dict__}
     model.__dict__.update({name: _atomic(getattr(model, name)) for name in names})
     try:
-        with plain_state(model):
+        with local_reads(model):
             yield
     finally:
         for name in names:
@@ -99,13 +95,6 @@ def _atomic(write: Callable[..., Any]) -> Callable[..., Any]:
             write(str(partial), *args, **kwargs)
 
     return save
-
-
-def _local_reads(model: Any) -> Any:
-    """Returns a context in which variables that are summed or averaged on read give this worker's value."""
-    strategy = spanning_strategy(model)
-    return contextlib.nullcontext() if strategy is None else tf.distribute.ReplicaContext(
-        strategy, replica_id_in_sync_group=0)
 
 
 def _remove(path: Path) -> None:

@@ -18,6 +18,7 @@ from hvkeras.collectives.operations import (
     Scaling,
     Sum,
     gradient_divisor,
+    of_tensors,
     reducing_engine,
 )
 from hvkeras.compat import graphs
@@ -69,14 +70,6 @@ def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], nam
 
     results: list[Any] = reduce(*values)
     return results if isinstance(results, (list, tuple)) else [results]
-
-
-def of_tensors(value: Any) -> Any:
-    """Converts what is no tensor; also the parts of `tf.IndexedSlices`, which TensorFlow keeps as they are given."""
-    if isinstance(value, tf.IndexedSlices):
-        shape = None if value.dense_shape is None else tf.convert_to_tensor(value.dense_shape)
-        return tf.IndexedSlices(tf.convert_to_tensor(value.values), tf.convert_to_tensor(value.indices), shape)
-    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
 
 
 def combined_slices(slices: Any, scaled: Scaling, ranks: tuple[int, ...], name: str | None) -> Any:

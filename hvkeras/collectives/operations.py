@@ -198,6 +198,14 @@ class Scaling:
         return f"{name} scaled by {self.prescale:g} before and {self.postscale:g} after"
 
 
+def of_tensors(value: Any) -> Any:
+    """Converts what is no tensor; also the parts of `tf.IndexedSlices`, which TensorFlow keeps as they are given."""
+    if isinstance(value, tf.IndexedSlices):
+        shape = None if value.dense_shape is None else tf.convert_to_tensor(value.dense_shape)
+        return tf.IndexedSlices(tf.convert_to_tensor(value.values), tf.convert_to_tensor(value.indices), shape)
+    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+
 def scale(tensor: Any, factor: float) -> Any:
     """Multiplies a tensor by a number; integers are scaled in float64 and truncated."""
     if factor == 1.0:

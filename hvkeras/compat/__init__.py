@@ -63,6 +63,7 @@ from hvkeras.compat.models import (
     repair_optimizer,
 )
 from hvkeras.compat.optimizers import (
+    CLIPS_BY_NORM,
     advance_iterations,
     as_learning_rate,
     attribute,
@@ -75,6 +76,7 @@ from hvkeras.compat.optimizers import (
     kind_of_update,
     learning_rate,
     learning_rate_source,
+    numbered_slots,
     optimizer_variables,
     reduces_elsewhere,
     set_learning_rate,
@@ -94,7 +96,7 @@ from hvkeras.compat.resuming import (
     hook_skipping,
     seed_variables,
 )
-from hvkeras.compat.summing import is_summed, number_of_replica, sum_over_replicas, summed, sums_once
+from hvkeras.compat.summing import OptimizerState, is_summed, number_of_replica, sum_over_replicas, summed, sums_once
 from hvkeras.compat.training import (
     TrainingHooks,
     callback_class,
@@ -125,22 +127,24 @@ from hvkeras.compat.variables import (
 )
 
 __all__ = [
-    "KERAS", "MOMENTS", "OTHER", "QUANTILES", "SPACE", "TF_KERAS", "TF_KERAS_LEGACY", "Done", "Kept", "PassFacts",
-    "TrainingHooks", "adopt_class", "advance_iterations", "aggregation_of", "as_array", "as_learning_rate",
-    "assigning_locally", "at_next_pass", "attribute", "batches_base", "begin_with_epoch", "build_for",
-    "build_optimizer", "callback_class", "count_batches", "default_keras", "derive_statistics", "dynamic_value",
-    "endings_of_saved", "family_of", "fit_arguments", "fixed_width", "foreign_backend", "forget_slots",
-    "forget_train_function", "global_seed", "gradients_of", "hook", "hook_averages_of_weights", "hook_jit_compile",
-    "hook_loss_scale", "hook_losses", "hook_model_calls", "hook_moments", "hook_orbax", "hook_resuming",
-    "hook_scaled_gradients", "hook_shuffle_of_batches", "hook_skipping", "hook_stop_training", "hook_traces",
-    "hook_train_calls", "hook_training", "inner_optimizer", "is_decayed", "is_dynamic", "is_keras_3", "is_of_keras",
+    "CLIPS_BY_NORM", "KERAS", "MOMENTS", "OTHER", "QUANTILES", "SPACE", "TF_KERAS", "TF_KERAS_LEGACY", "Done",
+    "Kept", "OptimizerState", "PassFacts", "TrainingHooks", "adopt_class", "advance_iterations",
+    "aggregation_of", "as_array", "as_learning_rate", "assigning_locally", "at_next_pass", "attribute",
+    "batches_base", "begin_with_epoch", "build_for", "build_optimizer", "callback_class", "count_batches",
+    "default_keras", "derive_statistics", "dynamic_value", "endings_of_saved", "family_of", "fit_arguments",
+    "fixed_width", "foreign_backend", "forget_slots", "forget_train_function", "global_seed", "gradients_of",
+    "hook", "hook_averages_of_weights", "hook_jit_compile", "hook_loss_scale", "hook_losses",
+    "hook_model_calls", "hook_moments", "hook_orbax", "hook_resuming", "hook_scaled_gradients",
+    "hook_shuffle_of_batches", "hook_skipping", "hook_stop_training", "hook_traces", "hook_train_calls",
+    "hook_training", "inner_optimizer", "is_decayed", "is_dynamic", "is_keras_3", "is_of_keras",
     "is_overwritten", "is_schedule", "is_summed", "is_whole", "kept_variables", "kind_of_learning",
     "kind_of_update", "learned_function", "learned_layers", "learned_state", "learning_rate",
     "learning_rate_source", "loaded_families", "loading_options", "local_parts", "make_train_function",
     "metric_groups", "model_weights", "multiply", "native", "new_history", "number_of_replica",
-    "optimizer_variables", "overrides", "reduces_elsewhere", "repair_optimizer", "retrace", "run_in_session",
-    "seed_variables", "set_dynamic", "set_learning_rate", "settle_direction", "step_counter", "steps_by_itself",
-    "steps_per_execution", "subclass_like", "sum_over_replicas", "summed", "sums_once", "take_learned_state",
-    "token_count", "unhook_all", "updates_one_by_one", "value_of", "variable_key", "variable_like", "variable_name",
-    "velocities", "weighed_loss", "with_arguments", "with_slots",
+    "numbered_slots", "optimizer_variables", "overrides", "reduces_elsewhere", "repair_optimizer", "retrace",
+    "run_in_session", "seed_variables", "set_dynamic", "set_learning_rate", "settle_direction",
+    "step_counter", "steps_by_itself", "steps_per_execution", "subclass_like", "sum_over_replicas", "summed",
+    "sums_once", "take_learned_state", "token_count", "unhook_all", "updates_one_by_one", "value_of",
+    "variable_key", "variable_like", "variable_name", "velocities", "weighed_loss", "with_arguments",
+    "with_slots",
 ]

@@ -46,7 +46,8 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 # Optimizers of Keras 3 that update a variable by its gradient and slots; its name and the other variables play no part.
 _ONE_BY_ONE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl",
                          "Lamb"})
-_WITH_ALL = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
+CLIPS_BY_NORM = ("clipnorm", "global_clipnorm")  # attributes of optimizers that clip by norms of whole gradients
+_WITH_ALL = ("clipvalue", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 
 
 # Optimizers that treat each element by itself, and those that look at a whole variable.
@@ -75,14 +76,16 @@ def kind_of_update(plain: type) -> str:
     return ""
 
 
-def updates_one_by_one(optimizer: Any, plain: type) -> bool:
+def updates_one_by_one(optimizer: Any, plain: type, is_clipped: bool) -> bool:
     """Whether the update of an optimizer is one update for each variable, and hardly anything else.
 
     Args:
         optimizer: An optimizer of Keras 3.
         plain: Its class, as Keras defines it.
+        is_clipped: Whether gradients are clipped before they reach it.
     """
-    return plain.__name__ in _ONE_BY_ONE and not any(getattr(optimizer, name, None) for name in _WITH_ALL)
+    with_all = _WITH_ALL if is_clipped else (*CLIPS_BY_NORM, *_WITH_ALL)
+    return plain.__name__ in _ONE_BY_ONE and not any(getattr(optimizer, name, None) for name in with_all)
 
 
 def with_slots(optimizer: Any, variable: Any) -> list[Any]:
@@ -99,6 +102,32 @@ def with_slots(optimizer: Any, variable: Any) -> list[Any]:
     slots = [each[place] for name, each in sorted(vars(optimizer).items())
              if isinstance(each, list) and len(each) == count and name not in ("_variables", "_trainable_variables")]
     return [found if isinstance(found := native(one), tf.Variable) else None for one in (variable, *slots)]
+
+
+def numbered_slots(optimizer: Any, count: int) -> Iterator[tuple[int, Any]]:
+    """Yields an optimizer's slots, each after the number of the variable that it belongs to.
+
+    Optimizers keep their slots in lists with an entry for each variable, or in other collections like these.
+
+    Args:
+        optimizer: An optimizer of Keras 3 or tf_keras, built, and not a legacy one.
+        count: The number of variables that it was built for.
+    """
+    for name, each in sorted(vars(optimizer).items()):
+        if name not in ("_variables", "_trainable_variables"):
+            yield from _numbered(each, count)
+
+
+def _numbered(entries: Any, count: int) -> list[tuple[int, Any]]:
+    if isinstance(entries, dict):
+        entries = list(entries.values())
+    if not isinstance(entries, (list, tuple)):
+        return []
+    within = [found for entry in entries for found in _numbered(entry, count)]
+    if within or len(entries) != count:
+        return within
+    return [(number, slot) for number, entry in enumerate(entries) for slot in tf.nest.flatten(entry)
+            if isinstance(native(slot), tf.Variable)]
 
 
 def is_decayed(optimizer: Any, variable: Any) -> bool:

@@ -16,7 +16,30 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs, repairs
 
-_SUMMED = "_hvkeras_summed"  # the optimizer attribute that holds the replicas that are applying sums
+_STATE = "_hvkeras"  # where an optimizer's `__dict__` holds its `OptimizerState`
+
+
+class OptimizerState:
+    """What hvkeras keeps about an optimizer, out of sight of Keras and of `tf.train.Checkpoint`.
+
+    Attributes:
+        applying: What is applying gradients that are summed over the replicas already, by the number of the replica.
+    """
+
+    def __init__(self) -> None:
+        self.applying: dict[int, Any] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizerState:
+        """A copied optimizer applies nothing yet."""
+        return OptimizerState()
+
+    def __reduce__(self) -> Any:
+        return OptimizerState, ()
+
+    @property
+    def current(self) -> Any:
+        """What is applying gradients on this replica; None if nothing is."""
+        return self.applying.get(number_of_replica()) if self.applying else None
 
 
 def patch(module: Any) -> None:
@@ -65,21 +88,30 @@ def sums_once(optimizer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def summed(optimizer: Any) -> Iterator[None]:
-    """A scope in which this replica applies gradients that are already summed; other replicas have their own scopes."""
-    replicas, replica = optimizer.__dict__.setdefault(_SUMMED, set()), number_of_replica()
-    added = replica not in replicas
-    replicas.add(replica)
+def summed(optimizer: Any, update: Any = None) -> Iterator[None]:
+    """A scope in which this replica applies gradients that are already summed; other replicas have their own scopes.
+
+    Args:
+        optimizer: The optimizer.
+        update: What applies them, for those parts of Keras's update that ask for it.
+    """
+    state: OptimizerState = optimizer.__dict__.setdefault(_STATE, OptimizerState())
+    applying, replica, nothing = state.applying, number_of_replica(), object()
+    before = applying.get(replica, nothing)
+    applying[replica] = update
     try:
         yield
     finally:
-        if added:
-            replicas.discard(replica)
+        if before is nothing:
+            del applying[replica]
+        else:
+            applying[replica] = before
 
 
 def is_summed(optimizer: Any) -> bool:
     """Whether this replica is applying gradients that are already summed."""
-    return number_of_replica() in optimizer.__dict__.get(_SUMMED, ())
+    state: OptimizerState | None = optimizer.__dict__.get(_STATE)
+    return state is not None and bool(state.applying) and number_of_replica() in state.applying
 
 
 def number_of_replica() -> int:

@@ -12,7 +12,7 @@ from hvkeras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallb
 from hvkeras.elastic.running import run
 from hvkeras.elastic.tensorflow_state import TensorFlowKerasState
 from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.sharded import gather_optimizer
+from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.job.queries import size
 from hvkeras.typing import Logs, ModelLike
 

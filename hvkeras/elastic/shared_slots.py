@@ -20,7 +20,7 @@ from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.errors import CommitError, explain
-from hvkeras.gradients.sharded import Sharded, state_of
+from hvkeras.gradients.step import DistributedPart
 from hvkeras.job.session import current_session
 
 Range = tuple[int, int, int]  # the rank whose part it is, the first of its elements in the whole, and the one after it
@@ -144,7 +144,7 @@ class SharedSlots:
         part: The one of these whose update ranks share.
     """
 
-    def __init__(self, optimizer: Any, part: Sharded) -> None:
+    def __init__(self, optimizer: Any, part: DistributedPart) -> None:
         self.optimizer: Any = optimizer
         self._part = part
         self._reader = Reader([])
@@ -198,11 +198,11 @@ class SharedSlots:
 
     def _deal(self) -> tuple[Deal, list[Any]]:
         """How the state is shared now, and this rank's slots."""
-        state = state_of(self._part)
+        state = self._part.sharded_state
         if state is None:
             return Deal(1), []
-        pieces = state.pieces(compat.optimizer_variables(self.optimizer))
-        deal = Deal(len(pieces[0].bounds) - 1 if pieces else 1, [piece.place for piece in pieces],
+        pieces = state.shared_slots(compat.optimizer_variables(self.optimizer))
+        deal = Deal(len(pieces[0].bounds) - 1 if pieces else 1, [piece.index for piece in pieces],
                     [tf.as_dtype(piece.slot.dtype).name for piece in pieces], [piece.bounds for piece in pieces])
         return deal, [piece.slot for piece in pieces]
 
@@ -223,7 +223,7 @@ class SharedSlots:
     def restore(self) -> None:
         """Assigns this rank's own part of what was kept last, if it has the same part now."""
         kept = self.kept
-        state = state_of(self._part)
+        state = self._part.sharded_state
         if state is None or not self._fits() or kept.number < 0:
             return
         with graphs.eagerly():
@@ -241,7 +241,12 @@ class SharedSlots:
         """Whether this rank has the part now that it had when it kept the state."""
         topology, kept = current_session().topology, self.kept
         is_same = kept.number < 0 or (kept.rank == topology.rank and kept.deal.ranks == topology.size)
-        return is_same and self._part._hvkeras_is_dealt_for(topology.size, topology.rank)
+        return is_same and self._is_for_present_ranks()
+
+    def _is_for_present_ranks(self) -> bool:
+        """Whether the variables are shared among the ranks that there are now."""
+        topology, sharding = current_session().topology, self._part.sharding
+        return sharding is None or sharding.is_for(topology.size, topology.rank)
 
     def deal_again(self, variables: Sequence[Any]) -> None:
         """Deals the variables to the ranks that there are now, and forgets what was kept.
@@ -250,8 +255,8 @@ class SharedSlots:
             variables: The model's trainable variables.
         """
         topology = current_session().topology
-        if not self._part._hvkeras_is_dealt_for(topology.size, topology.rank):
-            self._part._hvkeras_deal_again(variables)
+        if not self._is_for_present_ranks():
+            self._part.reshard(variables)
         self.kept, self._number = Kept(-1, topology.rank, Deal(1), Snapshot([])), -1
 
     def sync(self, variables: Sequence[Any]) -> bool:
@@ -275,8 +280,8 @@ class SharedSlots:
         told = allgather_object((has, mine is own and self._fits()), name="who has which part")
         if all(fits for _, fits in told):
             return False
-        if not self._part._hvkeras_is_dealt_for(topology.size, topology.rank):
-            self._part._hvkeras_deal_again(variables)
+        if not self._is_for_present_ranks():
+            self._part.reshard(variables)
         if not deal.places:  # rank 0 had all of it, and has now assigned it to the parts
             return False
         servers = _servers(deal, [ranks for ranks, _ in told])
@@ -316,7 +321,7 @@ class SharedSlots:
                 dealt = of_place.get(deal.places[each])
                 target = compat.native(everything[deal.places[each]]) if dealt is None else slots[dealt]
                 target.assign(values.reshape(tuple(target.shape)))
-        if (state := state_of(self._part)) is not None:
+        if (state := self._part.sharded_state) is not None:
             state.forget()
 
     # What another process takes over.
@@ -341,7 +346,7 @@ class SharedSlots:
         Returns:
             The values of all of the optimizer's variables; None on other ranks than 0.
         """
-        state = state_of(self._part)
+        state = self._part.sharded_state
         if state is None:
             return list(plain)
         is_wanted_later = state.is_gathered((0,))  # by who has asked for it, as `fit` does at its end

@@ -15,7 +15,7 @@ from hvkeras.elastic.shared_slots import SharedSlots
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.gradients.distributed import distributed_part
 from hvkeras.job.process_sets import global_process_set
 from hvkeras.job.queries import rank
 from hvkeras.training.learned_state import broadcast_learned
@@ -339,9 +339,9 @@ class TensorFlowKerasState(_VariableState):
         """What this rank keeps of an optimizer whose update ranks share; None for any other."""
         optimizer = self.optimizer
         part = None if optimizer is None else distributed_part(optimizer)
-        if part is None or not part._hvkeras_kind:
+        if part is None or part.sharding is None:
             return None
-        if part._hvkeras_exchange.process_set is not global_process_set:
+        if part.exchange.process_set is not global_process_set:
             raise UnsupportedError(explain(
                 "Process sets end when ranks are lost, so an elastic state needs an optimizer whose update all ranks"
                 " share", "leave out process_set or shard_update=True", optimizer=type(optimizer).__name__))

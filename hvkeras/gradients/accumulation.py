@@ -26,13 +26,6 @@ class Accumulation:
         self._sums: dict[Any, Any] = {}
         self._count: Any = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Accumulation:
-        """A copied optimizer starts with an empty sum."""
-        return Accumulation(self._passes, self._average)
-
-    def __reduce__(self) -> Any:
-        return Accumulation, (self._passes, self._average)
-
     def step(
         self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[list[Any]], Any],
         wait: Callable[[], Any],
@@ -68,19 +61,19 @@ class Accumulation:
             `reduce` on every `passes`-th pass, and this pass's gradients on all other passes; all are dense.
         """
         sums, due = self._add(gradients, variables)
-        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
         results: list[Any] = [None] * len(sums)
 
         def finish() -> Any:
             reduced = reduce(self._taken(sums, gradients, variables))
             self._reset(sums)
-            return [tf.convert_to_tensor(reduced[place]) for place in places]
+            return [tf.convert_to_tensor(reduced[index]) for index in indices]
 
         def postpone() -> Any:
-            return [tf.convert_to_tensor(gradients[place]) for place in places]
+            return [tf.convert_to_tensor(gradients[index]) for index in indices]
 
-        for place, result in zip(places, tf.cond(due, finish, postpone), strict=True):
-            results[place] = result
+        for index, result in zip(indices, tf.cond(due, finish, postpone), strict=True):
+            results[index] = result
         return results, due
 
     def _add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:

@@ -1,218 +1,367 @@
-"""The step of a distributed optimizer, of any Keras: it reduces gradients over all ranks, and applies the results."""
+"""The classes that make optimizers distributed, and what other code asks of such an optimizer."""
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hvkeras import compat
-from hvkeras.collectives.differentiable import of_tensors
-from hvkeras.compat import graphs
-from hvkeras.gradients import replicas, shard_step
-from hvkeras.gradients.accumulation import Accumulation, where_due
-from hvkeras.gradients.buckets import reduce_gradients
-from hvkeras.gradients.compiled_update import CompiledUpdate
-from hvkeras.gradients.exchange import Reducing
-from hvkeras.gradients.reduced_ahead import ReducedAhead
-from hvkeras.gradients.shards import Shards
-from hvkeras.gradients.step_parts import StepParts
-from hvkeras.profiling import spans
-from hvkeras.typing import LayerLike, VariableLike
-
-UPDATE = "_hvkeras_update"  # the attribute of the compiled update
+from hvkeras.backends.capabilities import objection_to_xla
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.options import Options
+from hvkeras.gradients.sharded_state import ShardedState
+from hvkeras.gradients.sharding import Sharding
+from hvkeras.gradients.step import DistributedPart, GradientStep, Reducing, part_of
+from hvkeras.host.console import say
+from hvkeras.job.session import current_session, is_initialized
+from hvkeras.typing import GradientTapeLike, VariableLike
 
 
 class Distributed(Reducing):
     """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
 
-    _hvkeras_passes: ClassVar[tuple[int, bool]]
-    _hvkeras_compile: ClassVar[bool | str]
-    _hvkeras_kind: ClassVar[str] = ""  # what ranks share the update by: "elements", "variables", or "" for not at all
-    _hvkeras_plain: ClassVar[type]
-    _hvkeras_rebuild: ClassVar[Callable[..., Any]]
-
-    def register_local_var(self, var: VariableLike) -> None:
-        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
-
-        Args:
-            var: A variable of the model; also one without a gradient, which `fit` then neither averages nor compares.
-        """
-        self.__dict__.setdefault("_hvkeras_local", {})[compat.variable_key(var)] = compat.variable_name(var)
-
-    def keep_local(self, layers: Sequence[LayerLike]) -> None:
-        """Keeps the gradients of layers on this rank; the layers need not be built yet.
-
-        Args:
-            layers: Layers of the model.
-        """
-        self.__dict__.setdefault("_hvkeras_local_layers", []).extend(layers)
-
-    def _hvkeras_step(self, apply: Callable[..., Any], optimizer: Any, gradients: Sequence[Any],
-                      variables: Sequence[Any]) -> Any:
-        """Reduces gradients, then has `optimizer` apply them.
-
-        Args:
-            apply: Applies reduced gradients to the variables, or to those that are its second argument.
-            optimizer: The outermost optimizer: this one, or the `LossScaleOptimizer` around it.
-            gradients: This rank's gradients.
-            variables: Their variables.
-        """
-        within = replicas.strategy_within_rank()
-        if within is None and graphs.reducing_strategy() is not None:
-            return apply(list(gradients))  # the strategy already reduces over all ranks
-        variables = list(variables)
-        ahead = self._hvkeras_ahead().take(variables)
-        if ahead is not None:
-            return self._hvkeras_finish(apply, optimizer, gradients, variables, ahead.due)
-        gradients = [of_tensors(gradient) for gradient in gradients]
-
-        def update(local_gradients: Sequence[Any]) -> Any:
-            return self._hvkeras_reduce_and_apply(apply, optimizer, local_gradients, variables, within)
-
-        if self._hvkeras_passes[0] == 1:
-            return update(gradients)
-        compat.build_optimizer(optimizer, variables)
-        self._hvkeras_sums().step(gradients, variables, update, lambda: compat.advance_iterations(optimizer))
-        return optimizer.iterations
-
-    def _hvkeras_reduce_and_apply(self, apply: Callable[..., Any], optimizer: Any, gradients: Sequence[Any],
-                                  variables: Sequence[Any], within: Any) -> Any:
-        """Reduces gradients, also over the replicas of a strategy within this rank, and applies them.
-
-        The update is compiled where that pays, and shared with other ranks if the user wants that.
-        """
-        shards = self._hvkeras_shards_for(optimizer, variables)
-        if shards is not None:
-            if within is not None:
-                replicas.refuse_shards(within)
-            make = (shard_step.update_reduced if shard_step.APART in self.__dict__ else shard_step.reduce_and_update)
-            return make(self, shards, apply, optimizer, gradients, variables)
-        compiled = self._hvkeras_compiled_update().prepare(self, optimizer, apply, gradients, variables)
-        over_ranks = self._hvkeras_over_ranks(optimizer, variables, compiled is not None)
-        if within is None:
-            reduced = over_ranks(gradients)
-        else:
-            replicas.require_servable(within, self, self._hvkeras_passes[0])
-            reduced = replicas.reduce_over_both(gradients, over_ranks)
-        with spans.store().update(self._hvkeras_exchange.name, reduced, variables), compat.summed(self):
-            if compiled is None:
-                return apply(reduced)
-            compiled(reduced)
-        return None if compat.family_of(self) == compat.KERAS else optimizer.iterations  # as they do themselves
-
-    def _hvkeras_apply_alone(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Applies gradients as a step does, but does not reduce them: `hvkeras bench` times this part of a step."""
-        with (compat.attribute(self, "_hvkeras_over_ranks", lambda *_: list),
-              compat.attribute(self, shard_step.APART, True)):
-            self.apply_gradients(zip(gradients, variables, strict=True))  # type: ignore[attr-defined]  # the optimizer's
-
-    def _hvkeras_dense_update(self) -> Callable[[list[Any]], Any] | None:
-        """Returns Keras's own function that updates variables from pairs of dense gradients and variables.
-
-        None if it cannot be called for a part of the variables.
-        """
-        return None
-
-    def _hvkeras_update_of_one(self) -> Callable[[Any, Any], None] | None:
-        """Returns Keras's own function that updates one variable, by its dense gradient.
-
-        None if the update of all variables is more than that of each.
-        """
-        return None
-
-    def _hvkeras_shards_for(self, optimizer: Any, variables: Sequence[Any]) -> Shards | None:  # noqa: ARG002
-        """Returns the parts of variables in which the ranks share the update; None if they do not."""
-        return None
-
-    def _hvkeras_trained(self) -> list[Any]:
-        """Returns the model's variables that the optimizer was built for."""
-        return list(self._trainable_variables)  # type: ignore[attr-defined]  # the optimizer's
-
-    def _hvkeras_local_keys(self) -> dict[Any, str]:
-        """Returns the names of the variables that each rank keeps for itself, by their keys."""
-        for layer in self.__dict__.get("_hvkeras_local_layers", ()):
-            for weight in compat.model_weights(layer):
-                self.register_local_var(weight)
-        found: dict[Any, str] = self.__dict__.get("_hvkeras_local", {})
-        return found
-
-    def _hvkeras_over_ranks(self, optimizer: Any, variables: Sequence[Any], is_compiled: bool = False,
-                            parts: StepParts | None = None) -> Callable[[Sequence[Any]], list[Any]]:
-        """Returns a function that reduces the gradients of `variables` over the ranks; with `parts`, those alone."""
-        local = self._hvkeras_local_keys()
-        all_ranks_skip = compat.inner_optimizer(optimizer) is not None
-        exchange = replace(self._hvkeras_exchange, update="compiled update") if is_compiled else self._hvkeras_exchange
-        return lambda gradients: reduce_gradients(gradients, variables, exchange, local, all_ranks_skip, parts=parts)
-
-    def _hvkeras_sums(self) -> Accumulation:
-        sums: Accumulation = self.__dict__.setdefault("_hvkeras_accumulation", Accumulation(*self._hvkeras_passes))
-        return sums
-
-    def _hvkeras_compiled_update(self) -> CompiledUpdate:
-        made: CompiledUpdate = self.__dict__.setdefault(UPDATE, CompiledUpdate(self._hvkeras_compile))
-        return made
-
-    def _hvkeras_ahead(self) -> ReducedAhead:
-        ahead: ReducedAhead = self.__dict__.setdefault("_hvkeras_reduced_ahead", ReducedAhead())
-        return ahead
-
-    def _hvkeras_reduce(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
-        """Reduces gradients for a caller that applies them later; the later step does not reduce them again.
-
-        Args:
-            pairs: This rank's gradients and their variables.
-            computed: Whether the gradients have just been computed; if not, they may be reduced already.
-        """
-        gradients, variables = [of_tensors(gradient) for gradient, _ in pairs], [variable for _, variable in pairs]
-        ahead = self._hvkeras_ahead().find(variables)
-        if ahead is not None and ahead.computed and not computed:
-            return list(pairs)
-        over_ranks, due = self._hvkeras_over_ranks(self, variables), None
-        if self._hvkeras_passes[0] == 1:
-            reduced = over_ranks(gradients)
-        else:
-            reduced, due = self._hvkeras_sums().collect(gradients, variables, over_ranks)
-        self._hvkeras_ahead().note(variables, due, computed)
-        return list(zip(reduced, variables, strict=True))
-
-    def _hvkeras_reduce_computed(self, pairs: Sequence[tuple[Any, Any]],
-                                 by_step: bool = False) -> list[tuple[Any, Any]]:
-        """Reduces gradients that have just been computed, unless the step that applies them does so, or Keras."""
-        if by_step or self._hvkeras_leaves_to_keras():
-            self._hvkeras_ahead().forget([variable for _, variable in pairs])
-            return list(pairs)
-        return self._hvkeras_reduce(pairs, computed=True)
-
-    def _hvkeras_leaves_to_keras(self) -> bool:
-        """Whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
-        in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
-        return in_strategy or compat.is_summed(self)
-
-    def _hvkeras_finish(self, apply: Callable[..., Any], optimizer: Any, gradients: Sequence[Any],
-                        variables: Sequence[Any], due: Any) -> Any:
-        """Applies gradients that are already reduced, if an update is due."""
-        shards = self._hvkeras_shards_for(optimizer, variables)
-
-        def update() -> Any:
-            if shards is not None:
-                return shard_step.update_reduced(self, shards, apply, optimizer, gradients, variables)
-            with spans.store().update(self._hvkeras_exchange.name, gradients, variables), compat.summed(self):
-                return apply(list(gradients))
-
-        if due is None:
-            return update()
-        compat.build_optimizer(optimizer, variables)
-        where_due(due, update, lambda: compat.advance_iterations(optimizer))
-        return optimizer.iterations
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # a tuple, not a string, in every version of Keras
         function, arguments, *state = reduced
-        cls = type(self)
-        plain = cls._hvkeras_plain
+        cls, options = type(self), part_of(self).options
         if getattr(function, "__self__", None) is cls:
-            function = getattr(plain, function.__name__)
-        arguments = tuple(plain if argument is cls else argument for argument in arguments)
-        options = (cls._hvkeras_exchange, cls._hvkeras_passes, cls._hvkeras_compile, cls._hvkeras_kind)
-        return (cls._hvkeras_rebuild, (function, arguments, *options), *state)
+            function = getattr(options.plain, function.__name__)
+        arguments = tuple(options.plain if argument is cls else argument for argument in arguments)
+        return (_restored, (function, arguments, options), *state)
+
+
+def _restored(function: Callable[..., Any], arguments: tuple[Any, ...], options: Options) -> Any:
+    """Restores the distributed class of a copied or unpickled optimizer."""
+    return distribute(function(*arguments), options)
+
+
+class DistributedKeras(Distributed):
+    """What distributed optimizers of Keras 3 do instead of Keras."""
+
+    def compute_gradients(self, loss: Any, var_list: Sequence[VariableLike],
+                          tape: GradientTapeLike | None = None) -> list[tuple[Any, Any]]:
+        """Computes and reduces gradients, for loops that change them before they are applied.
+
+        The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
+        them only when an update is due.
+
+        Args:
+            loss: A tensor, or a function that returns one.
+            var_list: The variables.
+            tape: The tape that has recorded the loss; a function needs none.
+
+        Returns:
+            Pairs of a gradient and its variable.
+        """
+        return part_of(self).reduce_computed(compat.gradients_of(loss, var_list, tape))
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Reduces the gradients over the ranks, then applies them."""
+        part, finish = part_of(self), super().apply  # type: ignore[misc]  # the optimizer's
+        if compat.is_summed(self):
+            return finish(grads, trainable_variables)
+        variables = part.trained() if trainable_variables is None else list(trainable_variables)
+
+        def finish_over(reduced: Any, over: Any = variables) -> Any:
+            return finish(reduced, over)
+
+        return GradientStep(part, self, list(grads), variables, finish_over).run()
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        """Decays variables as Keras does, except for those that compiled functions decay as they update them."""
+        update = part_of(self).current
+        if update is not None and update.dense is not None and update.dense.decays:
+            variables = update.dense.others(variables)
+        super()._apply_weight_decay(variables)  # type: ignore[misc]  # the optimizer's
+
+    def _distributed_tf_update_step(self, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
+        """Updates variables as Keras does, except for those whose dense gradients compiled functions apply."""
+        pairs, update = list(grads_and_vars), part_of(self).current
+        if update is not None and update.dense is not None:
+            gradients = {compat.variable_key(variable): gradient for gradient, variable in pairs}
+            update.dense.update(*(gradients[key] for key in update.dense.keys))
+            pairs = [pair for pair in pairs if compat.variable_key(pair[1]) not in update.dense.keys]
+        super()._distributed_tf_update_step(distribution, pairs, learning_rate)  # type: ignore[misc]  # the optimizer's
+
+
+class DistributedTfKeras(Distributed):
+    """What distributed optimizers of tf_keras, both legacy and current, do instead of tf_keras."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduces the gradients over the ranks, then applies them."""
+        part, finish = part_of(self), super().apply_gradients  # type: ignore[misc]  # the optimizer's
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        if compat.is_summed(self) or (compat.reduces_elsewhere(kwargs) and part.ahead.find(variables) is None):
+            return finish(pairs, *args, **kwargs)
+
+        def finish_over(reduced: Any, over: Any = variables) -> Any:
+            return finish(list(zip(reduced, over, strict=True)), *args, **kwargs)
+
+        return GradientStep(part, self, [gradient for gradient, _ in pairs], variables, finish_over).run()
+
+    def minimize(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as ever: the step that applies the gradients also reduces them."""
+        with part_of(self).minimizing():
+            return super().minimize(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Any]:
+        """Computes and reduces gradients; within `minimize`, tf_keras calls this to compute them."""
+        part = part_of(self)
+        if not part.is_minimizing:
+            return self._compute_gradients(loss, var_list, None, tape)
+        pairs = super().compute_gradients(loss, var_list, tape)  # type: ignore[misc]  # the optimizer's
+        part.ahead.forget([variable for _, variable in pairs])
+        return list(pairs)
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
+        """Computes and reduces gradients, for training loops that call this method as in Horovod or tf_keras.
+
+        The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
+        them only when an update is due.
+        """
+        plain = getattr(super(), "_compute_gradients", None)  # of legacy optimizers
+        if plain is not None:
+            pairs = plain(loss, var_list, grad_loss, tape)
+        else:
+            pairs = super().compute_gradients(compat.weighed_loss(loss, grad_loss, tape), var_list, tape)  # type: ignore[misc]  # the optimizer's
+        return part_of(self).reduce_computed(pairs)
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
+        """Reduces gradients over the ranks, unless `_compute_gradients` has done so already."""
+        part = part_of(self)
+        if part.is_reduced_elsewhere():
+            plain = getattr(super(), "_aggregate_gradients", list)  # legacy optimizers have it, and call it in the step
+            return list(plain(grads_and_vars))
+        return part.reduce_ahead(list(grads_and_vars), computed=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copies the optimizer for the same variables and strategy; plain tf_keras fails to copy the strategy."""
+        strategy = self.__dict__.get("_distribution_strategy")
+        memo[id(strategy)] = strategy
+        plain_deepcopy = getattr(super(), "__deepcopy__", None)
+        if plain_deepcopy is not None:
+            return plain_deepcopy(memo)
+        function, arguments, state, *_ = self.__reduce_ex__(4)
+        clone = function(*arguments)
+        memo[id(self)] = clone
+        clone.__dict__.update(copy.deepcopy(state, memo))
+        return clone
+
+
+class Sharded(Distributed):
+    """What optimizers do instead of Keras of which each rank keeps and updates a part; see `Sharding`."""
+
+    def build(self, variables: Any) -> None:
+        """Creates the slots of this rank's parts of the variables."""
+        _sharding_of(self).build(super().build, variables)  # type: ignore[misc]  # the optimizer's
+
+    @property
+    def variables(self) -> Any:
+        """The optimizer's variables; those of which each rank holds a part are `WholeVariable`s."""
+        found: Any = super().variables  # type: ignore[misc]  # the optimizer's
+        state = part_of(self).sharded_state
+        return found if state is None else type(found)(state.variables(found))
+
+    def set_weights(self, weights: Any) -> None:
+        """Assigns values to all variables."""
+        variables = list(self.variables)
+        if len(weights) != len(variables):
+            raise UsageError(explain("set_weights takes a value for each variable of the optimizer",
+                                     values=len(weights), variables=len(variables)))
+        for variable, value in zip(variables, weights, strict=True):
+            variable.assign(value)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """Refuses checkpoints of TensorFlow, which would hold parts; what Keras 3 exports has no optimizer."""
+        if part_of(self).sharded_state is None:
+            found: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+            return found
+        if save_type != "checkpoint" and compat.family_of(self) == compat.KERAS:
+            return {}
+        raise UnsupportedError(explain(
+            "TensorFlow's own checkpoints and SavedModels would hold only a part of an optimizer with"
+            " shard_update=True",
+            'save a file of Keras instead: model.save("model.keras") or save_weights("model.weights.h5")',
+            optimizer=type(self).__name__))
+
+    def _use_weight_decay(self, variable: Any) -> bool:
+        """Asks for the variable that a part belongs to, which users have named."""
+        shards = _sharding_of(self).shards
+        if shards is not None:
+            whole = shards.variable_of(variable)
+            variable = compat.native(whole) if compat.native(variable) is variable else whole
+        return bool(super()._use_weight_decay(variable))  # type: ignore[misc]  # the optimizer's
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        """Clips by norms of whole gradients, of which this rank has parts."""
+        update = part_of(self).current
+        if update is None or update.clip is None:
+            return super()._clip_gradients(grads)  # type: ignore[misc]  # the optimizer's
+        return update.clip(list(grads))
+
+    def _update_model_variables_moving_average(self, variables: Any) -> None:
+        """Averages this rank's parts, each with its own average, whichever of them a step updates."""
+        with _sharding_of(self).parts_with_averages(variables) as parts:
+            super()._update_model_variables_moving_average(parts)  # type: ignore[misc]  # the optimizer's
+
+    def _overwrite_model_variables_with_average_value(self, variables: Any) -> None:
+        """Overwrites this rank's parts, which are gathered afterwards."""
+        with _sharding_of(self).parts_with_averages(variables) as parts:
+            super()._overwrite_model_variables_with_average_value(parts)  # type: ignore[misc]  # the optimizer's
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Ends training: with averages of the weights, these become the weights, on all ranks."""
+        super().finalize_variable_values(var_list)  # type: ignore[misc]  # the optimizer's
+        if _sharding_of(self).has_averages:
+            _sharding_of(self).gather_weights()
+
+
+class _ShardedKeras(DistributedKeras, Sharded):
+    """Both for Keras 3."""
+
+
+class _ShardedTfKeras(DistributedTfKeras, Sharded):
+    """Both for tf_keras."""
+
+
+def _sharding_of(optimizer: Any) -> Sharding:
+    """Returns how ranks share the update of an optimizer whose class says that they do."""
+    found = part_of(optimizer).sharding
+    assert found is not None
+    return found
+
+
+def distribute(optimizer: Any, options: Options) -> Any:
+    """Gives an optimizer its distributed class, without validating options."""
+    is_keras_3 = options.family == compat.KERAS
+    mixin: type = ((_ShardedKeras if options.shard_kind else DistributedKeras) if is_keras_3
+                   else _ShardedTfKeras if options.shard_kind else DistributedTfKeras)
+    compat.adopt_class(optimizer, compat.subclass_like(options.plain, mixin, {"_hvkeras": options}))
+    install_hooks(options.family)
+    if not is_keras_3:
+        compat.hook_scaled_gradients()
+    if options.shard_kind:
+        _sharding_of(optimizer).share_if_built()
+    return optimizer
+
+
+def distributed_part(optimizer: Any) -> DistributedPart | None:
+    """Returns what makes an optimizer, or that inside it (`LossScaleOptimizer`), distributed; None if nothing does.
+
+    Args:
+        optimizer: An optimizer, or anything else.
+    """
+    for candidate in (optimizer, compat.inner_optimizer(optimizer)):
+        if isinstance(candidate, Distributed):
+            return part_of(candidate)
+    return None
+
+
+def state_of(optimizer: Any) -> ShardedState | None:
+    """Returns the state that ranks share of an optimizer, or of that inside it; None if they share none."""
+    part = distributed_part(optimizer)
+    return None if part is None else part.sharded_state
+
+
+def apply_alone(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Applies gradients as a step does, but neither reduces them nor gathers what other ranks have updated.
+
+    `hvkeras bench` times this part of a step.
+
+    Args:
+        optimizer: An optimizer that is distributed itself.
+        gradients: The gradients.
+        variables: The variables.
+    """
+    part = part_of(optimizer)
+
+    def finish(reduced: Sequence[Any], over: Sequence[Any] = variables) -> Any:
+        plain: Any = part.options.plain
+        return plain.apply_gradients(optimizer, list(zip(reduced, over, strict=True)))
+
+    GradientStep(part, optimizer, list(gradients), list(variables), finish, is_alone=True).run()
+
+
+# Hooks into Keras beyond the optimizer itself.
+
+
+def install_hooks(family: str) -> None:
+    """Installs the hooks that distributed optimizers need in Keras; single-rank jobs need them only for recording.
+
+    Args:
+        family: The Keras family (Keras 3, tf_keras or legacy tf_keras).
+    """
+    session = current_session() if is_initialized() else None
+    if session is not None and (session.topology.size > 1 or session.settings.record or session.settings.report):
+        compat.hook_loss_scale(family, _reduce_before_loss_scale)
+        if family == compat.KERAS:
+            compat.hook_jit_compile(refuses_xla)
+            compat.hook_averages_of_weights(_swap_averages, _begin_averages)
+
+
+def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
+                              variables: Sequence[Any]) -> Any:
+    """Reduces gradients before a `LossScaleOptimizer` decides whether to skip the step.
+
+    The decision must be the same on all ranks: if one rank skipped alone, the others would wait in the reduction of the
+    inner optimizer. The reduction therefore comes first.
+    """
+    inner = compat.inner_optimizer(optimizer)
+    if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
+        return finish(list(gradients))
+    return GradientStep(part_of(inner), optimizer, list(gradients), list(variables), finish).run()
+
+
+def _swap_averages(original: Callable[[Any], Any], callback: Any) -> None:
+    """Does what Keras's `SwapEMAWeights` does, which would exchange this rank's parts alone.
+
+    Args:
+        original: Keras's own method.
+        callback: The callback.
+    """
+    sharding = _with_averages(callback.model.optimizer)
+    if sharding is None:
+        original(callback)
+    else:
+        sharding.swap_averages()
+
+
+def _begin_averages(original: Callable[[Any], Any], callback: Any) -> None:
+    """Does what `SwapEMAWeights` does at the end of training, when averages have become the weights.
+
+    Args:
+        original: Keras's own method.
+        callback: The callback.
+    """
+    sharding = _with_averages(callback.model.optimizer)
+    if sharding is None:
+        original(callback)
+    else:
+        sharding.begin_averages()
+
+
+def _with_averages(optimizer: Any) -> Sharding | None:
+    """How ranks share an optimizer, or that inside it, if they share its averages of weights."""
+    part = distributed_part(optimizer)
+    sharding = None if part is None else part.sharding
+    return sharding if sharding is not None and sharding.has_averages else None
+
+
+def refuses_xla() -> bool:
+    """Whether Keras's automatic XLA must be off because the backend's collectives cannot be compiled."""
+    if not is_initialized():
+        return False
+    session = current_session()
+    if session.topology.size == 1 or not objection_to_xla(session.backend):
+        return False
+    if session.topology.rank == 0:
+        _say_no_xla(session.backend.name)
+    return True
+
+
+@functools.cache
+def _say_no_xla(backend: str) -> None:
+    say(f'jit_compile="auto" means False here: XLA cannot compile the collectives of the backend {backend!r}')

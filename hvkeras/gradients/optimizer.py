@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients.automatic_xla import refuses_xla
-from hvkeras.gradients.compiled_update import DENSE
-from hvkeras.gradients.distributed import Distributed
-from hvkeras.gradients.exchange import Exchange, checked_groups
-from hvkeras.gradients.sharded import Sharded, begin_averages, swap_averages
+from hvkeras.gradients.distributed import distribute, distributed_part, state_of
+from hvkeras.gradients.options import Exchange, Options, checked_groups, checked_layers
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job, is_initialized
-from hvkeras.typing import CompressorLike, GradientTapeLike, OptimizerT, VariableLike
-
-MINIMIZES = "_hvkeras_minimizes"  # the attribute of an optimizer of tf_keras while it trains by `minimize`
+from hvkeras.job.session import current_session
+from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
@@ -79,7 +71,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         UnsupportedError: Keras runs on a backend other than TensorFlow, or ranks cannot share the update of this
             optimizer.
     """
-    current_job()
+    current_session()
     if compat.family_of(optimizer) is None:
         raise UsageError(explain("DistributedOptimizer takes an optimizer of Keras 3 or tf_keras",
                                  "pass an instance such as keras.optimizers.Adam()", optimizer=optimizer))
@@ -95,18 +87,97 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     if compile_update not in ("auto", True, False):
         raise UsageError(explain('compile_update must be "auto", True or False', compile_update=compile_update))
     kind = _kind_of_sharding(optimizer, shard_update)
+    target = optimizer
+    if kind and (inner := compat.inner_optimizer(optimizer)) is not None:
+        target = inner  # which has the state; the outer one stays as it is
     exchange = Exchange(
         name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
         gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
         device_dense, device_sparse,
     )
-    passes = (backward_passes_per_step, average_aggregated_gradients)
-    compiles = "auto" if compile_update == "auto" else bool(compile_update)
-    if kind and (inner := compat.inner_optimizer(optimizer)) is not None:
-        distribute(inner, exchange, passes, compiles, kind)  # which has the state; the outer one stays as it is
-        return optimizer
-    distributed: OptimizerT = distribute(optimizer, exchange, passes, compiles, kind)
+    distribute(target, Options(
+        exchange, type(target), str(compat.family_of(target)), compat.inner_optimizer(target) is not None,
+        backward_passes_per_step, average_aggregated_gradients,
+        "auto" if compile_update == "auto" else bool(compile_update), kind,
+    ))
+    return optimizer
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
+    optimizer: OptimizerT, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: int = Average,
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
+    local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
+    compile_update: bool | str = "auto", shard_update: bool | str = "auto",
+) -> OptimizerT:
+    """Makes an optimizer reduce its gradients over all ranks, except those of local layers.
+
+    Example:
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.get_layer("mine")])
+
+    Args:
+        optimizer: As for `DistributedOptimizer`, like all parameters except `local_layers`.
+        name: See `DistributedOptimizer`.
+        device_dense: See `DistributedOptimizer`.
+        device_sparse: See `DistributedOptimizer`.
+        compression: See `DistributedOptimizer`.
+        sparse_as_dense: See `DistributedOptimizer`.
+        gradient_predivide_factor: See `DistributedOptimizer`.
+        op: See `DistributedOptimizer`.
+        groups: See `DistributedOptimizer`.
+        process_set: See `DistributedOptimizer`.
+        local_layers: One or several layers. They may be built later, but before the first step.
+        scale_local_gradients: Whether the gradients of local layers are divided by the number of ranks.
+        compile_update: See `DistributedOptimizer`.
+        shard_update: See `DistributedOptimizer`; the state of local layers stays on each rank.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `DistributedOptimizer`, or `local_layers` contains something other than a layer.
+        UnsupportedError: As for `DistributedOptimizer`.
+    """
+    layers = checked_layers(local_layers)
+    distributed = DistributedOptimizer(
+        optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
+        sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op, groups=groups,
+        process_set=process_set, scale_local_gradients=scale_local_gradients, compile_update=compile_update,
+        shard_update=shard_update)
+    part = distributed_part(distributed)
+    assert part is not None
+    part.layers.extend(layers)
     return distributed
+
+
+def gather_optimizer(model_or_optimizer: Any, to: Sequence[int] = (0,)) -> None:
+    """Gathers the state of an optimizer with `shard_update=True`, so that it can be read or saved.
+
+    All ranks call it, at the same step. `fit` does so by itself before callbacks that save, and at its end. What was
+    gathered is that of the step, and is let go when training goes on. It does nothing for other optimizers.
+
+    Example:
+        for step, batch in enumerate(dataset):
+            train_step(batch)
+            if step % 1000 == 0:
+                hvd.gather_optimizer(model)
+                if hvd.rank() == 0:
+                    model.save("model.keras")
+
+    Args:
+        model_or_optimizer: A compiled model, or an optimizer.
+        to: The global ranks that are to have the whole state, in host memory.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: A rank is not one of those that share the state.
+    """
+    current_session()
+    state = state_of(getattr(model_or_optimizer, "optimizer", model_or_optimizer))
+    if state is not None:
+        state.gather(to)
 
 
 def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
@@ -114,7 +185,7 @@ def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
     if wanted not in ("auto", True, False, "elements", "variables"):
         raise UsageError(explain('shard_update must be "auto", True, False, "elements" or "variables"',
                                  shard_update=wanted))
-    if not (current_job().settings.shard_update if wanted == "auto" else wanted):
+    if not (current_session().settings.shard_update if wanted == "auto" else wanted):
         return ""
     part = compat.inner_optimizer(optimizer) or optimizer
     name = type(part).__name__
@@ -131,196 +202,3 @@ def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
             'pass shard_update="elements" if the update of an element needs no other element, or "variables" if it'
             " needs other elements of the same variable, but no other variables", optimizer=name))
     return kind
-
-
-class _DistributedKeras(Distributed):
-    """The hook into optimizers of Keras 3."""
-
-    def compute_gradients(self, loss: Any, var_list: Sequence[VariableLike],
-                          tape: GradientTapeLike | None = None) -> list[tuple[Any, Any]]:
-        """Computes and reduces gradients, for loops that change them before they are applied.
-
-        The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
-        them only when an update is due.
-
-        Args:
-            loss: A tensor, or a function that returns one.
-            var_list: The variables.
-            tape: The tape that has recorded the loss; a function needs none.
-
-        Returns:
-            Pairs of a gradient and its variable.
-        """
-        return self._hvkeras_reduce_computed(compat.gradients_of(loss, var_list, tape))
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Reduces the gradients over the ranks, then applies them."""
-        finish = super().apply  # type: ignore[misc]  # the optimizer's
-        if compat.is_summed(self):
-            return finish(grads, trainable_variables)
-        variables = list(self._hvkeras_trained() if trainable_variables is None else trainable_variables)
-        return self._hvkeras_step(lambda reduced, over=variables: finish(reduced, over), self, list(grads), variables)
-
-    def _hvkeras_dense_update(self) -> Callable[[list[Any]], Any] | None:
-        plain = getattr(super(), "_distributed_tf_update_step", None)
-        contains_others = compat.inner_optimizer(self) is not None or hasattr(self, "_inner_optimizers")
-        if plain is None or contains_others or not compat.is_of_keras(self._hvkeras_plain):
-            return None  # a user's optimizer may count on being called for all variables, in their order
-        return lambda pairs: plain(tf.distribute.get_strategy(), pairs, self.learning_rate)  # type: ignore[attr-defined]
-
-    def _hvkeras_update_of_one(self) -> Callable[[Any, Any], None] | None:
-        update, decay = self._hvkeras_dense_update(), getattr(super(), "_apply_weight_decay", None)
-        if update is None or decay is None or not compat.updates_one_by_one(self, self._hvkeras_plain):
-            return None
-
-        def update_of_one(gradient: Any, variable: Any) -> None:
-            decay([variable])
-            update([(gradient, variable)])
-
-        return update_of_one
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        """Decays variables as Keras does, except for those that compiled functions decay as they update them."""
-        if (part := self.__dict__.get(DENSE)) is not None and part.decays:
-            variables = [variable for variable in variables if compat.variable_key(variable) not in part.keys]
-        super()._apply_weight_decay(variables)  # type: ignore[misc]  # the optimizer's
-
-    def _distributed_tf_update_step(self, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        """Updates variables as Keras does, except for those whose dense gradients compiled functions apply."""
-        pairs = list(grads_and_vars)
-        if (part := self.__dict__.get(DENSE)) is not None:
-            gradients = {compat.variable_key(variable): gradient for gradient, variable in pairs}
-            part.update(*(gradients[key] for key in part.keys))
-            pairs = [pair for pair in pairs if compat.variable_key(pair[1]) not in part.keys]
-        super()._distributed_tf_update_step(distribution, pairs, learning_rate)  # type: ignore[misc]  # the optimizer's
-
-
-class _DistributedTfKeras(Distributed):
-    """The hook into optimizers of tf_keras, both legacy and current."""
-
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduces the gradients over the ranks, then applies them."""
-        finish = super().apply_gradients  # type: ignore[misc]  # the optimizer's
-        pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
-        if compat.is_summed(self) or (compat.reduces_elsewhere(kwargs)
-                                      and self._hvkeras_ahead().find(variables) is None):
-            return finish(pairs, *args, **kwargs)
-        return self._hvkeras_step(
-            lambda reduced, over=variables: finish(list(zip(reduced, over, strict=True)), *args, **kwargs), self,
-            [gradient for gradient, _ in pairs], variables)
-
-    def minimize(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as ever: the step that applies the gradients also reduces them."""
-        with compat.attribute(self, MINIMIZES, True):
-            return super().minimize(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
-
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Any]:
-        """Computes and reduces gradients; within `minimize`, tf_keras calls this to compute them."""
-        if MINIMIZES in self.__dict__:
-            plain = super().compute_gradients  # type: ignore[misc]  # the optimizer's
-            return self._hvkeras_reduce_computed(plain(loss, var_list, tape), by_step=True)
-        return self._compute_gradients(loss, var_list, None, tape)
-
-    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
-        """Computes and reduces gradients, for training loops that call this method as in Horovod or tf_keras.
-
-        The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
-        them only when an update is due.
-        """
-        plain = getattr(super(), "_compute_gradients", None)  # of legacy optimizers
-        if plain is not None:
-            pairs = plain(loss, var_list, grad_loss, tape)
-        else:
-            pairs = super().compute_gradients(compat.weighed_loss(loss, grad_loss, tape), var_list, tape)  # type: ignore[misc]  # the optimizer's
-        return self._hvkeras_reduce_computed(pairs)
-
-    def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
-        """Reduces gradients over the ranks, unless `_compute_gradients` has done so already."""
-        if self._hvkeras_leaves_to_keras():
-            plain = getattr(super(), "_aggregate_gradients", list)  # legacy optimizers have it, and call it in the step
-            return list(plain(grads_and_vars))
-        return self._hvkeras_reduce(list(grads_and_vars), computed=False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the optimizer for the same variables and strategy; plain tf_keras fails to copy the strategy."""
-        strategy = self.__dict__.get("_distribution_strategy")
-        memo[id(strategy)] = strategy
-        plain_deepcopy = getattr(super(), "__deepcopy__", None)
-        if plain_deepcopy is not None:
-            return plain_deepcopy(memo)
-        function, arguments, state, *_ = self.__reduce_ex__(4)
-        clone = function(*arguments)
-        memo[id(self)] = clone
-        clone.__dict__.update(copy.deepcopy(state, memo))
-        return clone
-
-
-class _ShardedKeras(_DistributedKeras, Sharded):
-    """The same, of which each rank keeps and updates a part."""
-
-
-class _ShardedTfKeras(_DistributedTfKeras, Sharded):
-    """The same, of which each rank keeps and updates a part."""
-
-
-def distribute(optimizer: Any, exchange: Exchange, passes: tuple[int, bool] = (1, False),
-               compile_update: bool | str = "auto", kind: str = "") -> Any:
-    """Gives an optimizer its distributed class, without validating arguments."""
-    family = compat.family_of(optimizer)
-    plain = type(optimizer)
-    mixin: type = ((_ShardedKeras if kind else _DistributedKeras) if family == compat.KERAS
-                   else _ShardedTfKeras if kind else _DistributedTfKeras)
-    attributes = {"_hvkeras_exchange": exchange, "_hvkeras_passes": passes, "_hvkeras_compile": compile_update,
-                  "_hvkeras_kind": kind, "_hvkeras_plain": plain, "_hvkeras_rebuild": _REBUILD}
-    compat.adopt_class(optimizer, compat.subclass_like(plain, mixin, attributes))
-    install_hooks(str(family))
-    if family != compat.KERAS:
-        compat.hook_scaled_gradients()
-    if kind:
-        optimizer._hvkeras_share_built()
-    return optimizer
-
-
-def install_hooks(family: str) -> None:
-    """Installs the hooks that distributed optimizers need in Keras; single-rank jobs need them only for recording.
-
-    Args:
-        family: The Keras family (Keras 3, tf_keras or legacy tf_keras).
-    """
-    job = current_job() if is_initialized() else None
-    if job is not None and (job.topology.size > 1 or job.settings.record or job.settings.report):
-        compat.hook_loss_scale(family, _reduce_before_loss_scale)
-        if family == compat.KERAS:
-            compat.hook_jit_compile(refuses_xla)
-            compat.hook_averages_of_weights(swap_averages, begin_averages)
-
-
-def distributed_part(optimizer: Any) -> Any:
-    """Returns the optimizer or its inner optimizer (`LossScaleOptimizer`), whichever is distributed, else None."""
-    for candidate in (optimizer, compat.inner_optimizer(optimizer)):
-        if isinstance(candidate, Distributed):
-            return candidate
-    return None
-
-
-def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], exchange: Exchange,
-             passes: tuple[int, bool], compile_update: bool | str, kind: str = "") -> Any:
-    """Restores the distributed class of a copied or unpickled optimizer."""
-    return distribute(function(*arguments), exchange, passes, compile_update, kind)
-
-
-_REBUILD = staticmethod(_rebuild)
-
-
-def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
-                              variables: Sequence[Any]) -> Any:
-    """Reduces gradients before a `LossScaleOptimizer` decides whether to skip the step.
-
-    The decision must be the same on all ranks: if one rank skipped alone, the others would wait in the reduction of the
-    inner optimizer. The reduction therefore comes first.
-    """
-    inner = compat.inner_optimizer(optimizer)
-    if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
-        return finish(list(gradients))
-    return inner._hvkeras_step(finish, optimizer, gradients, variables)

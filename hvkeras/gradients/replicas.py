@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 
 def strategy_within_rank() -> Any:
@@ -24,12 +24,12 @@ def strategy_within_rank() -> Any:
         UnsupportedError: The strategy compiles the step for TPUs, which cannot communicate with those of other ranks.
     """
     strategy = graphs.reducing_strategy()
-    if strategy is None or graphs.spans_workers(strategy) or current_job().topology.size == 1:
+    if strategy is None or graphs.spans_workers(strategy) or current_session().topology.size == 1:
         return None
     if isinstance(strategy, tf.distribute.TPUStrategy):
         raise UnsupportedError(explain("A TPUStrategy reduces over all its TPUs by itself, and cannot be one of several"
                                        " ranks", "start one process: the strategy connects to all TPUs of the slice",
-                                       strategy=type(strategy).__name__, size=current_job().topology.size))
+                                       strategy=type(strategy).__name__, size=current_session().topology.size))
     return strategy
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_global_variables
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients.buckets import reduce_gradients
-from hvkeras.gradients.exchange import Exchange, Reducing
-from hvkeras.job.state import current_job
-from hvkeras.typing import Operation, OptimizerT, VariableLike
+from hvkeras.gradients.options import Exchange, Options
+from hvkeras.gradients.reducer import GradientReducer
+from hvkeras.gradients.step import Reducing, part_of
+from hvkeras.job.session import current_session
+from hvkeras.typing import Operation, OptimizerT
 
 
 def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: Exchange, passes: int = 1) -> OptimizerT:
@@ -31,15 +32,15 @@ def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: Exchange, passes
         UsageError: The optimizer is already distributed.
         UnsupportedError: `passes` is not 1.
     """
-    current_job()
+    current_session()
     if isinstance(optimizer, _Distributed):
         raise UsageError(explain("An optimizer can be distributed only once", "remove one DistributedOptimizer() call",
                                  optimizer=type(optimizer).__name__))
     if passes != 1:
         raise UnsupportedError(explain("Optimizers of TensorFlow 1 must reduce at every pass", "use a Keras optimizer",
                                        backward_passes_per_step=passes))
-    made = compat.subclass_like(type(optimizer), _Distributed, {"_hvkeras_exchange": exchange,
-                                                               "_hvkeras_plain": type(optimizer)})
+    made = compat.subclass_like(type(optimizer), _Distributed, {
+        "_hvkeras": Options(exchange, type(optimizer))})
     compat.adopt_class(optimizer, made)
     return optimizer
 
@@ -47,22 +48,12 @@ def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: Exchange, passes
 class _Distributed(Reducing):
     """Adds gradient reduction to optimizers of TensorFlow 1; mixed into a subclass of the optimizer's class."""
 
-    _hvkeras_plain: ClassVar[type]
-
     @property
     def _optimizer(self) -> Any:
         """The original optimizer, which reduces nothing, under Horovod's name. It shares all state with this one."""
-        plain: Any = object.__new__(self._hvkeras_plain)
+        plain: Any = object.__new__(part_of(self).options.plain)
         plain.__dict__ = self.__dict__
         return plain
-
-    def register_local_var(self, var: VariableLike) -> None:
-        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
-
-        Args:
-            var: A variable.
-        """
-        self.__dict__.setdefault("_hvkeras_local", set()).add(compat.variable_key(var))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Computes gradients as the optimizer does, and reduces them over the ranks.
@@ -76,8 +67,9 @@ class _Distributed(Reducing):
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
         variables = [variable for _, variable in pairs]
-        reduced = reduce_gradients([gradient for gradient, _ in pairs], variables, self._hvkeras_exchange,
-                                   self.__dict__.get("_hvkeras_local", ()))
+        part = part_of(self)
+        reducer = GradientReducer(part.exchange, part.local_keys())
+        reduced = reducer.reduce([gradient for gradient, _ in pairs], variables)
         return list(zip(reduced, variables, strict=True))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 
 _SAME_ELEMENTS = ("Reshape", "Identity", "Cast")
 _DISTINCT = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
@@ -54,8 +54,8 @@ def _warn_of_duplicate_rows(gathered: Any, own: Any) -> None:
 
 @functools.cache
 def _say_rows_are_not_combined() -> None:
-    job = current_job()
-    if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+    session = current_session()
+    if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         say("sparse gradients of several ranks have rows of the same index, and in eager mode they are not combined,"
             " so that Keras 3's optimizers apply them one by one. If the model takes sparse inputs, or looks rows up"
             " with tf.nn.embedding_lookup_sparse, one process would have one row with their sum: pass"

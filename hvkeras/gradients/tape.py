@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -13,10 +13,10 @@ from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.gradients.buckets import reduce_gradients
-from hvkeras.gradients.exchange import Exchange, checked_groups
+from hvkeras.gradients.options import Exchange, checked_groups, checked_layers
+from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job
+from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, VariableLike
 from hvkeras.typing import DistributedGradientTape as Tape
 
@@ -96,7 +96,7 @@ class _DistributedTape:
         local = self._local_keys()
 
         def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
-            return reduce_gradients(rank_gradients, variables, self._exchange, local, differentiable=True)
+            return GradientReducer(self._exchange, local, differentiable=True).reduce(rank_gradients, variables)
 
         if within is None:
             reduced = over_ranks(flat)
@@ -188,7 +188,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
         NotInitializedError: `init()` was not called.
         UsageError: `gradtape` is not a tape or is already distributed, or another argument is invalid.
     """
-    current_job()
+    current_session()
     if isinstance(gradtape, _DistributedTape):
         raise UsageError(explain("A tape can be distributed only once",
                                  "remove one DistributedGradientTape() call", gradtape=gradtape))
@@ -199,3 +199,43 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
         process_set, scale_local_gradients, device_dense, device_sparse,
     )
     return cast(Tape, _DistributedTape(gradtape, exchange))
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's public name
+    gradtape: GradientTapeLike, device_dense: str = "", device_sparse: str = "",
+    compression: CompressorLike = Compression.none, sparse_as_dense: bool = False, op: int = Average,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
+    local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
+) -> Tape:
+    """Makes a gradient tape reduce its gradients over all ranks, except those of local layers.
+
+    Example:
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])
+
+    Args:
+        gradtape: As for `DistributedGradientTape`, like all parameters except `local_layers`.
+        device_dense: See `DistributedGradientTape`.
+        device_sparse: See `DistributedGradientTape`.
+        compression: See `DistributedGradientTape`.
+        sparse_as_dense: See `DistributedGradientTape`.
+        op: See `DistributedGradientTape`.
+        gradient_predivide_factor: See `DistributedGradientTape`.
+        num_groups: See `DistributedGradientTape`.
+        groups: See `DistributedGradientTape`.
+        process_set: See `DistributedGradientTape`.
+        local_layers: One or several layers. They may be built later, but before gradients are computed.
+        scale_local_gradients: Whether the gradients of local layers are divided by the number of ranks.
+
+    Returns:
+        The tape.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: As for `DistributedGradientTape`, or `local_layers` contains something other than a layer.
+    """
+    layers = checked_layers(local_layers)
+    tape = DistributedGradientTape(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
+                                   gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients)
+    tape.keep_local(layers)
+    return tape

@@ -7,7 +7,7 @@ from hvkeras.requirements import require_tensorflow
 require_tensorflow()
 
 from hvkeras.collectives.compression import Compression
-from hvkeras.gradients.partial import PartialDistributedOptimizer
+from hvkeras.gradients.optimizer import PartialDistributedOptimizer
 from hvkeras.tensorflow import keras as _tf_keras
 from hvkeras.tensorflow.keras import (
     Adasum,

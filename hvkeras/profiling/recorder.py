@@ -4,7 +4,7 @@ With HVKERAS_REPORT=<folder> (set by users) or HVKERAS_RECORD=<folder> (set by `
 `rank.<n>.npz` in that folder up to date; with the latter, rank 0 also writes `weights.npz` when it leaves the job. With
 HVKERAS_TRACE_STEPS, `hvkeras.profiling.tracer` writes a trace. Otherwise nothing is added to any graph.
 
-Every step of a distributed optimizer or tape calls `hvkeras.gradients.buckets.reduce_gradients`, which records a
+Every step of a distributed optimizer or tape calls `hvkeras.gradients.reducer.GradientReducer`, which records a
 timestamp once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient
 tape, so custom training loops are counted like `fit`. All times are those of `hvkeras.profiling.spans`.
 """

@@ -33,11 +33,10 @@ from hvkeras.collectives.reductions import (
 )
 from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.gradients.exchange import Exchange, checked_groups
 from hvkeras.gradients.optimizer import DistributedOptimizer as _KerasOptimizer
-from hvkeras.gradients.partial import PartialDistributedGradientTape
+from hvkeras.gradients.options import Exchange, checked_groups
 from hvkeras.gradients.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
-from hvkeras.gradients.tape import DistributedGradientTape
+from hvkeras.gradients.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvkeras.job.queries import (
     ccl_built,

@@ -16,8 +16,8 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs, strategies
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.gradients import optimizer
-from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.gradients import distributed
+from hvkeras.gradients.distributed import distributed_part
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import call_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
@@ -75,7 +75,7 @@ def install() -> None:
     hooks = compat.TrainingHooks(_around_fit, _around_evaluate, _around_predict, _around_reset, _around_logs,
                                  _around_data, _stops, activity.around_callbacks, activity.counting)
     for family in compat.loaded_families():
-        optimizer.install_hooks(family)
+        distributed.install_hooks(family)
         compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh_by_mask, losses.combine)
         compat.hook_moments(family, _around_moments)
         if family == compat.KERAS:
@@ -93,7 +93,7 @@ def shared_by(model: Any) -> ProcessSet | None:
     if graphs.spans_workers(graphs.reducing_strategy(model)):
         return None
     part = distributed_part(getattr(model, "optimizer", None))
-    process_set = global_process_set if part is None else part._hvkeras_exchange.process_set
+    process_set = global_process_set if part is None else part.exchange.process_set
     return process_set if len(process_set.members()) > 1 and process_set.included() else None
 
 
@@ -188,8 +188,8 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
 def _average_renewed_statistics(model: Any, process_set: ProcessSet) -> None:
     """Averages moving statistics that the ranks have computed again since they trained a model together."""
     part, settings = distributed_part(getattr(model, "optimizer", None)), current_job().settings
-    if part is not None and settings.guard and settings.average_statistics and compat.step_counter(part) > 0:
-        moving_statistics.average_if_renewed(model, process_set, part._hvkeras_local_keys(), "evaluate")
+    if part is not None and settings.guard and settings.average_statistics and compat.step_counter(part.optimizer) > 0:
+        moving_statistics.average_if_renewed(model, process_set, part.local_keys(), "evaluate")
 
 
 def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +214,7 @@ def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
         return original(model, *args, **kwargs)
     trains = _Calls.in_train_step or bool(_Calls.stack and _Calls.stack[-1][0] == "fit")
     part = distributed_part(getattr(model, "optimizer", None)) if trains else None
-    averages = part is not None and part._hvkeras_exchange.op == Average
+    averages = part is not None and part.exchange.op == Average
     run = _run_of(model)
     with losses.averaged_over(shared_by(model) if averages else None, run is not None and run.by_rows):
         return original(model, *args, **kwargs)

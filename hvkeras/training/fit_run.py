@@ -13,8 +13,8 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.optimizer import distributed_part
-from hvkeras.gradients.sharded import gather_optimizer, state_of
+from hvkeras.gradients.distributed import distributed_part, state_of
+from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
@@ -335,7 +335,7 @@ class FitRun:
     def _local(self) -> set[Any]:
         """Returns the keys of variables that may differ: those that the optimizer or broadcast leaves to each rank."""
         part = distributed_part(getattr(self.model, "optimizer", None))  # Keras itself rejects an uncompiled model
-        found = set(part._hvkeras_local_keys()) if part is not None else set()
+        found = set(part.local_keys()) if part is not None else set()
         for callback in flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
@@ -348,7 +348,7 @@ class FitRun:
         if self._divergence_check is None or compat.learned_layers(self.model):
             return []
         part = distributed_part(getattr(self.model, "optimizer", None))
-        local = part.__dict__.get("_hvkeras_local_layers", ()) if part is not None else ()
+        local = part.layers if part is not None else ()
         return model_layers.layers_of(self.model, self._local(), local)
 
     def _own_timers(self) -> list[Any]:
@@ -387,7 +387,7 @@ def state_of_model(model: Any) -> Any:
 def shares_update(model: Any) -> bool:
     """Whether ranks share the update of a model's optimizer, once that is built."""
     part = distributed_part(getattr(model, "optimizer", None))
-    return part is not None and bool(part._hvkeras_kind)
+    return part is not None and bool(part.options.shard_kind)
 
 
 def _gatherer(run: FitRun) -> Any:

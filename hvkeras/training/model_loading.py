@@ -7,7 +7,8 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
-from hvkeras.gradients.optimizer import DistributedOptimizer, distributed_part
+from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer import DistributedOptimizer
 from hvkeras.typing import CompressorLike, Model, PathLike
 
 

@@ -15,6 +15,8 @@ from hvkeras import compat
 from hvkeras.backends.local import LocalBackend
 from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
+from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.step import GradientStep
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.session import Session
 from hvkeras.launch_environments.tf_config import worker_variables
@@ -111,7 +113,9 @@ def test_the_wrapper_steps_aside_under_tpus(tpus: Any) -> None:
     assert replicas.strategy_within_rank() is None
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), backward_passes_per_step=2)
     applied: list[Any] = []
-    optimizer._hvkeras_step(applied.extend, optimizer, [1.0], ["variable"])
+    part = distributed_part(optimizer)
+    assert part is not None
+    GradientStep(part, optimizer, [1.0], ["variable"], applied.extend).run()
     assert applied == [1.0]  # as they are, and at once
 
 

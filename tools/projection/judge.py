@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.gradients.packing import pack
+from hvkeras.gradients.reducer import pack
 from hvkeras.projection.arguments import LATENCY
 from hvkeras.projection.model import Bucket, Cluster, Engine, allreduce, engine_of, step
 from hvkeras.settings import size_in_bytes

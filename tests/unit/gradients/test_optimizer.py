@@ -17,7 +17,7 @@ import tf_keras
 
 import hvkeras as hvd
 from harness.processes import run_python
-from hvkeras.gradients.optimizer import distributed_part
+from hvkeras.gradients.distributed import distributed_part
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,13 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hvd.init("local")
     yield
     hvd.shutdown()
+
+
+def part_of(optimizer: Any) -> Any:
+    """What makes an optimizer distributed."""
+    part = distributed_part(optimizer)
+    assert part is not None
+    return part
 
 
 def model_in(kind: Any, optimizer: Any) -> Any:
@@ -63,7 +70,7 @@ def test_wrapping_keeps_state_name_and_config(kind: tuple[Any, Any]) -> None:
     config, iterations = plain.get_config(), int(plain.iterations)
     wrapped = hvd.DistributedOptimizer(plain)
     assert wrapped is plain
-    assert distributed_part(wrapped) is wrapped
+    assert part_of(wrapped).optimizer is wrapped
     assert isinstance(wrapped, optimizers.Adam)
     assert type(wrapped).__name__ == "Adam"
     assert wrapped.get_config() == config
@@ -74,8 +81,8 @@ def test_configs_round_trip(kind: tuple[Any, Any]) -> None:
     family, optimizers = kind
     wrapped = hvd.DistributedOptimizer(optimizers.Adam(0.02), op=hvd.Sum)
     again = type(wrapped).from_config(wrapped.get_config())
-    assert distributed_part(again) is again
-    assert type(again)._hvkeras_exchange.op == hvd.Sum
+    assert part_of(again).optimizer is again
+    assert part_of(again).exchange.op == hvd.Sum
     plain = family.optimizers.deserialize(family.optimizers.serialize(wrapped))
     assert distributed_part(plain) is None
     assert plain.get_config() == wrapped.get_config()
@@ -94,8 +101,8 @@ def test_copies_stay_distributed(kind: tuple[Any, Any]) -> None:
     fresh = copy.deepcopy(wrapped)
     fit(model_in(family, wrapped))
     for each in (fresh, copy.deepcopy(wrapped)):
-        assert distributed_part(each) is each
-        assert type(each)._hvkeras_exchange.op == hvd.Sum
+        assert part_of(each).optimizer is each
+        assert part_of(each).exchange.op == hvd.Sum
         assert each.get_config() == wrapped.get_config()
     fit(model_in(family, fresh))
 
@@ -113,8 +120,8 @@ def test_equal_optimizers_have_one_class(kind: tuple[Any, Any]) -> None:
 def test_pickled_keras_optimizers_stay_distributed() -> None:
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.02), compression=hvd.Compression.bf16)
     again = pickle.loads(pickle.dumps(wrapped))
-    assert distributed_part(again) is again
-    assert type(again)._hvkeras_exchange.compression is hvd.Compression.bf16
+    assert part_of(again).optimizer is again
+    assert part_of(again).exchange.compression is hvd.Compression.bf16
 
 
 @pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -136,7 +143,7 @@ def test_clones_and_recompiled_models(kind: tuple[Any, Any]) -> None:
     clone = family.models.clone_model(trained[0])
     clone.compile(type(trained[0].optimizer).from_config(trained[0].optimizer.get_config()), "mse")
     fit(clone)
-    assert distributed_part(clone.optimizer) is clone.optimizer
+    assert part_of(clone.optimizer).optimizer is clone.optimizer
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5", ""])
@@ -154,7 +161,7 @@ def test_saved_models_open_plain_and_load_model_wraps_them(
     assert plain.optimizer.get_config() == model.optimizer.get_config()
     monkeypatch.setattr(tf, "keras", family)
     again = hvd.load_model(path, compression=hvd.Compression.fp16)
-    assert distributed_part(again.optimizer)._hvkeras_exchange.compression is hvd.Compression.fp16
+    assert part_of(again.optimizer).exchange.compression is hvd.Compression.fp16
     saved = [np.sum(weight) for weight in variables_of(plain.optimizer)]
     if family is not keras or ending != ".h5":  # see compat.repair_optimizer
         # Not every format of Keras 2 keeps the state.
@@ -173,7 +180,7 @@ def test_a_custom_object_may_be_distributed_already(tmp_path: Path, monkeypatch:
     save(fit(model_in(tf_keras, hvd.DistributedOptimizer(Mine(0.02)))), path)
     monkeypatch.setattr(tf, "keras", tf_keras)
     again = hvd.load_model(path, custom_objects={"Mine": lambda **given: hvd.DistributedOptimizer(Mine(**given))})
-    assert distributed_part(again.optimizer) is again.optimizer
+    assert part_of(again.optimizer).optimizer is again.optimizer
     fit(again)
 
 

@@ -1,4 +1,4 @@
-"""How variables are dealt to ranks that share an optimizer's update."""
+"""How variables are assigned to ranks that share an optimizer's update."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hvkeras.gradients.parts import Bounds, Extent, by_elements, by_variables
+from hvkeras.gradients.shards import Bounds, Extent, by_elements, by_variables
 
 MIB = 1024**2
 
@@ -53,7 +53,7 @@ def test_variables_that_must_not_be_cut_stay_whole() -> None:
     assert min(loads(bounds, 2)) > 0
 
 
-def test_each_dtype_is_dealt_for_itself() -> None:
+def test_each_dtype_is_assigned_for_itself() -> None:
     bounds = by_elements([Extent((1000,), "float32", 4), Extent((1000,), "float64", 8)], 2, MIB)
     assert bounds == [(0, 500, 1000), (0, 496, 1000)]  # 64 bytes are 8 of the second's, 16 of the first's
 

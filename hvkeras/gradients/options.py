@@ -1,16 +1,14 @@
-"""How gradients are reduced: the parameters that optimizers and tapes share."""
+"""What users choose about gradients: how optimizers and tapes reduce them, and how optimizers apply them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import tensorflow as tf
+from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
-from hvkeras.collectives.operations import Adasum, Average, Scaling, Sum, operation_of
+from hvkeras.collectives.operations import Adasum, Average, Sum, operation_of
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 
@@ -30,7 +28,6 @@ class Exchange:
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
         device_dense: The device for dense gradients.
         device_sparse: The device for `tf.IndexedSlices`.
-        update: What ranks must have in common about what follows the reduction; "" for nothing.
     """
 
     name: str
@@ -43,7 +40,6 @@ class Exchange:
     scale_local_gradients: bool = True
     device_dense: str = ""
     device_sparse: str = ""
-    update: str = ""
 
     def __post_init__(self) -> None:
         operation_of(self.op)
@@ -61,50 +57,30 @@ class Exchange:
         if not isinstance(self.process_set, ProcessSet):
             raise UsageError(explain("process_set must be a ProcessSet", process_set=self.process_set))
 
-    def specs_of_results(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """What the reduced gradients will be.
 
-        Args:
-            gradients: Tensors, `tf.IndexedSlices` or None.
-            variables: Their variables.
+@dataclass(frozen=True)
+class Options:
+    """How an optimizer is distributed. Its class has them, so that copies and those made from a config are alike.
 
-        Returns:
-            A `tf.TensorSpec`, a `tf.IndexedSlicesSpec` or None for each.
-        """
-        becomes_dense = self.sparse_as_dense and len(self.process_set.members()) > 1 and self.process_set.included()
+    Attributes:
+        exchange: How gradients are reduced.
+        plain: The optimizer's class, as Keras or the user defines it.
+        family: The Keras that it belongs to, see `hvkeras.compat.families`; "" for optimizers of TensorFlow 1.
+        scales_loss: Whether it is a `LossScaleOptimizer`.
+        passes: The number of backward passes per update.
+        averages_passes: Whether their sum is divided by that number.
+        compile_update: Whether XLA compiles the update: "auto", True or False.
+        shard_kind: What ranks share the update by, "elements" or "variables"; "" if they do not share it.
+    """
 
-        def spec(gradient: Any, variable: Any) -> Any:
-            if gradient is None:
-                return None
-            if isinstance(gradient, tf.IndexedSlices) and not becomes_dense:
-                return tf.IndexedSlicesSpec(gradient.shape, gradient.dtype)
-            given = tf.TensorShape(getattr(gradient, "shape", None))
-            shape = given.merge_with(variable.shape) if given.is_compatible_with(variable.shape) else None
-            return tf.TensorSpec(shape, getattr(gradient, "dtype", variable.dtype))
-
-        return [spec(*pair) for pair in zip(gradients, variables, strict=True)]
-
-    @property
-    def scaling(self) -> Scaling:
-        """The processing of each gradient before and after the sum."""
-        factor = self.gradient_predivide_factor
-        return Scaling(self.op, self.compression, 1.0 / factor, factor)
-
-
-class Reducing:
-    """What optimizers that reduce gradients say about it; mixed into a dynamic subclass of the optimizer's class."""
-
-    _hvkeras_exchange: ClassVar[Exchange]
-
-    @property
-    def process_set(self) -> ProcessSet:
-        """The ranks whose gradients are combined."""
-        return self._hvkeras_exchange.process_set
-
-    @property
-    def scale_local_gradients(self) -> bool:
-        """Whether gradients that stay on this rank are divided by the number of ranks."""
-        return self._hvkeras_exchange.scale_local_gradients
+    exchange: Exchange
+    plain: type
+    family: str = ""
+    scales_loss: bool = False
+    passes: int = 1
+    averages_passes: bool = False
+    compile_update: bool | str = "auto"
+    shard_kind: str = ""
 
 
 def checked_groups(num_groups: Any, groups: Any) -> Any:
@@ -130,3 +106,20 @@ def checked_groups(num_groups: Any, groups: Any) -> Any:
             pass
     raise UsageError(explain("groups must be a number of groups, not negative, or a list of lists of variables",
                              num_groups=num_groups, groups=groups))
+
+
+def checked_layers(local_layers: Any) -> list[Any]:
+    """Returns the layers that are to stay local to each rank.
+
+    Args:
+        local_layers: A layer, some, or None.
+
+    Raises:
+        UsageError: It contains something other than a layer.
+    """
+    given = [] if local_layers is None else local_layers
+    layers = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
+    if wrong:
+        raise UsageError(explain("local_layers must be a layer or a list of layers", received=wrong[0]))
+    return layers

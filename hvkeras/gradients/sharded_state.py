@@ -14,51 +14,27 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
-from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.parts import Bounds
-from hvkeras.gradients.shards import Shards
-from hvkeras.job.process_sets import ProcessSet
-from hvkeras.job.state import current_job
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.options import Options
+from hvkeras.gradients.shards import Bounds, Shards
+from hvkeras.job.session import current_session
 
-STAND_IN = -1  # stands for the number of a variable, for slots of the stand-in
-
-
-class Noted(list[Any]):
-    """Parts of variables that an optimizer is built for, by whose loops over them is noted which slots are for which.
-
-    Args:
-        optimizer: The optimizer.
-        shards: The variables and their parts.
-        notes: Gets the number of the variable of each slot, by the slot's key.
-    """
-
-    def __init__(self, optimizer: Any, shards: Shards, notes: dict[Any, int]) -> None:
-        super().__init__([*shards.parts, shards.stand_in])
-        self._optimizer, self._notes = optimizer, notes
-
-    def __iter__(self) -> Any:
-        """Iterates over the parts; the last one is the stand-in."""
-        parts = list(super().__iter__())
-        for number, part in enumerate(parts):
-            before = len(self._optimizer._variables)
-            yield part
-            for slot in self._optimizer._variables[before:]:
-                self._notes[compat.variable_key(slot)] = number if number < len(parts) - 1 else STAND_IN
+PLACEHOLDER = -1  # stands for the number of a variable, for slots of the placeholder
 
 
 @dataclass(frozen=True)
-class Piece:
+class SharedSlot:
     """A slot that ranks share.
 
     Attributes:
         slot: The variable in which this rank has its part.
-        place: The slot's place in the optimizer's list of variables.
+        index: The slot's index in the optimizer's list of variables.
         shape: The shape of the whole.
-        bounds: The rank at place r among those that share it has its elements `[bounds[r], bounds[r + 1])`.
+        bounds: The rank at index r among those that share it has its elements `[bounds[r], bounds[r + 1])`.
     """
 
     slot: Any
-    place: int
+    index: int
     shape: tuple[int, ...]
     bounds: Bounds
 
@@ -92,7 +68,7 @@ class WholeVariable:
 
     @property
     def has_known_shape(self) -> bool:
-        """Whether this rank knows the shape of the whole: not if only its owner does, who has not told yet."""
+        """Whether this rank knows the shape of the whole: not if only its owner does, who has not sent it yet."""
         return self._state.knows_shape(self.slot, self.number)
 
     @property
@@ -138,20 +114,37 @@ class ShardedState:
 
     Args:
         optimizer: The optimizer, built.
+        options: How it is distributed.
         shards: The model's variables and this rank's parts.
-        numbers: The numbers of the variables of its slots, by the keys of these.
-        process_set: The ranks that share the state.
+
+    Raises:
+        UnsupportedError: It does not keep its slots in lists.
     """
 
-    def __init__(self, optimizer: Any, shards: Shards, numbers: dict[Any, int], process_set: ProcessSet) -> None:
-        self._optimizer, self._shards, self._numbers = optimizer, shards, numbers
-        self._process_set = process_set
+    def __init__(self, optimizer: Any, options: Options, shards: Shards) -> None:
+        self._optimizer, self._options, self._shards = optimizer, options, shards
+        self._process_set = options.exchange.process_set
+        self._numbers = self._numbers_of_slots()
         self._wholes: dict[Any, WholeVariable] = {}
         self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots of other shapes than their variables
         # The steps at which a slot was gathered or assigned, and the other ranks' elements, or the whole value.
         self._values: dict[Any, tuple[int, Any]] = {}
         self._assigned: set[Any] = set()
         self._gathered: tuple[int, list[int]] | None = None  # at which step, for which ranks
+
+    def _numbers_of_slots(self) -> dict[Any, int]:
+        """Returns the numbers of the variables of the slots that the optimizer has just created, by their keys."""
+        parts = self._shards.parts  # behind which the optimizer was built for the placeholder
+        found = {compat.variable_key(slot): number if number < len(parts) else PLACEHOLDER
+                 for number, slot in compat.numbered_slots(self._optimizer, len(parts) + 1)}
+        shapes = {tuple(part.shape) for part in parts if tuple(part.shape)}
+        for slot in self._own():
+            if tuple(slot.shape) in shapes and compat.variable_key(slot) not in found:
+                raise UnsupportedError(explain(
+                    "Ranks can share the update of an optimizer if it keeps its slots in lists or dictionaries with an"
+                    " entry for each variable, in the order of these", "keep them so, or leave out shard_update=True",
+                    slot=str(slot.name), optimizer=type(self._optimizer).__name__))
+        return found
 
     def variables(self, own: Sequence[Any]) -> list[Any]:
         """Returns an optimizer's variables, as they would be if no ranks shared them.
@@ -162,23 +155,23 @@ class ShardedState:
         found = []
         for variable in own:
             number = self._numbers.get(compat.variable_key(variable))
-            if number is None or (number != STAND_IN and self._shards.bounds[number] is None):
+            if number is None or (number != PLACEHOLDER and self._shards.bounds[number] is None):
                 found.append(variable)
-            elif number != STAND_IN:
+            elif number != PLACEHOLDER:
                 key = compat.variable_key(variable)
                 found.append(self._wholes.setdefault(key, WholeVariable(self, variable, number)))
         return found
 
-    def pieces(self, variables: Sequence[Any]) -> list[Piece]:
+    def shared_slots(self, variables: Sequence[Any]) -> list[SharedSlot]:
         """Returns the slots that ranks share; all of them call this together.
 
         Args:
             variables: The optimizer's variables, with `WholeVariable`s for those slots.
         """
         with graphs.eagerly():
-            self._tell_shapes(self._shared())
+            self._send_shapes(self._shared())
         found = []
-        for place, whole in enumerate(variables):
+        for index, whole in enumerate(variables):
             if isinstance(whole, WholeVariable):
                 slot, number = whole.slot, whole.number
                 shape = tuple(self.shape_of(slot, number))
@@ -186,7 +179,7 @@ class ShardedState:
                 if not self._is_like_variable(slot, number):
                     count = math.prod(shape)
                     bounds = tuple(count if bound else 0 for bound in bounds)
-                found.append(Piece(slot, place, shape, bounds))
+                found.append(SharedSlot(slot, index, shape, bounds))
         return found
 
     def bytes_here(self) -> int:
@@ -199,15 +192,15 @@ class ShardedState:
 
     def _shared(self) -> list[tuple[Any, int]]:
         """The slots that ranks share, with the numbers of their variables."""
-        found = [(slot, self._numbers.get(compat.variable_key(slot), STAND_IN)) for slot in self._own()]
+        found = [(slot, self._numbers.get(compat.variable_key(slot), PLACEHOLDER)) for slot in self._own()]
         return [(slot, number) for slot, number in found
-                if number != STAND_IN and self._shards.bounds[number] is not None]
+                if number != PLACEHOLDER and self._shards.bounds[number] is not None]
 
     def _is_like_variable(self, slot: Any, number: int) -> bool:
         return tuple(slot.shape) == tuple(self._shards.parts[number].shape)
 
     def shape_of(self, slot: Any, number: int) -> Any:
-        """The shape of a whole slot; where only the owner knows, and has not told yet, that of this rank's."""
+        """The shape of a whole slot; where only the owner knows, and has not sent it yet, that of this rank's."""
         if self._is_like_variable(slot, number):
             return self._shards.variables[number].shape
         return self._shapes.get(compat.variable_key(slot), tuple(slot.shape))
@@ -233,7 +226,7 @@ class ShardedState:
             "The state of an optimizer with shard_update=True is in parts on the ranks, and must be gathered before it"
             " is read or saved" + ("; steps were made since the last time" if value is not None else ""),
             "call hvd.gather_optimizer(model) on all ranks first; it takes to=[...] if other ranks than 0 read it",
-            variable=str(slot.name), rank=current_job().topology.rank))
+            variable=str(slot.name), rank=current_session().topology.rank))
 
     def _completed(self, slot: Any, number: int, others: Any) -> Any:
         """Puts this rank's part between the elements that others have before it and after it."""
@@ -291,7 +284,7 @@ class ShardedState:
         Args:
             to: The global ranks that are to have it.
         """
-        shards, me = self._shards, current_job().topology.rank
+        shards, me = self._shards, current_session().topology.rank
         if unknown := set(to) - set(shards.ranks):
             raise UsageError(explain("The state is gathered on ranks that share it", rank=sorted(unknown),
                                      ranks=list(shards.ranks)))
@@ -301,14 +294,14 @@ class ShardedState:
         with graphs.eagerly(), tf.device("CPU:0"):
             shared, steps = self._shared(), self._steps()
             self._gathered = (steps, sorted(to))
-            self._tell_shapes(shared)
+            self._send_shapes(shared)
             receivers = np.array([rank in to and rank != me for rank in shards.ranks], np.int64)
-            for place, (slot, number) in enumerate(shared):
+            for index, (slot, number) in enumerate(shared):
                 is_mine = shards.is_mine(number) if self._is_like_variable(slot, number) else shards.is_all_mine(number)
                 flat = tf.reshape(compat.native(slot).read_value(), [-1])
                 count = int(flat.shape[0]) if is_mine else 0
                 sent = tf.tile(flat[:count], [int(receivers.sum())])
-                received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {place}",
+                received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {index}",
                                        process_set=self._process_set)
                 if me in to and not shards.is_all_mine(number):
                     self._values[compat.variable_key(slot)] = (steps, received.numpy())
@@ -318,13 +311,13 @@ class ShardedState:
         steps, ranks = self._gathered or (-1, [])
         return steps == self._steps() and set(to) <= set(ranks)
 
-    def _tell_shapes(self, shared: Sequence[tuple[Any, int]]) -> None:
-        """Has the owners of slots of other shapes than their variables' tell these to all."""
-        others = {place: tuple(slot.shape) for place, (slot, number) in enumerate(shared)
+    def _send_shapes(self, shared: Sequence[tuple[Any, int]]) -> None:
+        """Has the owners of slots of other shapes than their variables' send these to all."""
+        others = {index: tuple(slot.shape) for index, (slot, number) in enumerate(shared)
                   if not self._is_like_variable(slot, number)}
-        if self._optimizer._hvkeras_kind != "variables":
+        if self._options.shard_kind != "variables":
             return
-        own = {place: shape for place, shape in others.items() if self._shards.is_all_mine(shared[place][1])}
-        for told in allgather_object(own, name="shapes of the optimizer's state", process_set=self._process_set):
-            for place, shape in told.items():
-                self._shapes[compat.variable_key(shared[place][0])] = shape
+        own = {index: shape for index, shape in others.items() if self._shards.is_all_mine(shared[index][1])}
+        for received in allgather_object(own, name="shapes of the optimizer's state", process_set=self._process_set):
+            for index, shape in received.items():
+                self._shapes[compat.variable_key(shared[index][0])] = shape

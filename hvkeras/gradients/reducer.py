@@ -1,0 +1,342 @@
+"""Gradients are reduced in buckets: fused into few collectives, in an order that is fixed when the step is traced."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.backends.interface import Backend, Reduction
+from hvkeras.collectives.adasum import adasum_raw
+from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient
+from hvkeras.collectives.mismatch import raise_if_refused
+from hvkeras.collectives.operations import (
+    Adasum,
+    Max,
+    Scaling,
+    Sent,
+    Sum,
+    number_in_graph,
+    of_tensors,
+    on_device,
+    require_kernels,
+    scale,
+    shaped,
+)
+from hvkeras.collectives.reductions import grouped_allreduce
+from hvkeras.collectives.run_time_shapes import compared
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.gradients import sparse_rows
+from hvkeras.gradients.options import Exchange
+from hvkeras.gradients.weighting import joining
+from hvkeras.job.session import current_session
+from hvkeras.plans.plan import Call, Plan
+from hvkeras.profiling import recorder, spans
+
+
+class Shares(Protocol):
+    """Which part of each gradient this rank reduces, where ranks share the update."""
+
+    @property
+    def text(self) -> str:
+        """What all ranks must have assigned alike, for a plan."""
+        ...
+
+    def is_shared(self, index: int) -> bool:
+        """Whether ranks share the variable of a gradient, instead of each keeping its own."""
+        ...
+
+    def bounds_for(self, indices: Sequence[int], backend: Backend) -> tuple[tuple[int, ...], ...]:
+        """The bounds of the gradients of a bucket; none if it is to be reduced as a whole."""
+        ...
+
+    def take(self, index: int, tensor: Any, gradient: Any) -> Any:
+        """Takes this rank's part of a gradient that has been reduced; None if it has none of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class GradientReducer:
+    """Reduces gradients over the ranks; of new values of variables (`compat.is_overwritten`), takes the largest.
+
+    Attributes:
+        exchange: How to reduce.
+        local: Keys of the variables whose gradients stay on this rank.
+        all_ranks_skip: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
+        differentiable: Whether the reduced gradients are themselves differentiable. If a tape records them, they are
+            not fused into buckets.
+        update: What ranks must have in common about what follows the reduction; "" for nothing.
+        shares: If given, only this rank's parts of the gradients are reduced for it, and taken there.
+    """
+
+    exchange: Exchange
+    local: Collection[Any] = ()
+    all_ranks_skip: bool = False
+    differentiable: bool = False
+    update: str = ""
+    shares: Shares | None = None
+
+    @graphs.unconverted
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduces the gradients of a step.
+
+        Args:
+            gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
+            variables: The variables.
+
+        Returns:
+            The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside the
+            process set gets its own gradients back unchanged. With `shares`, this rank's parts; None for a gradient
+            of which it has none.
+
+        Raises:
+            NotInitializedError: The job is not running.
+            UsageError: The process set is not registered.
+            UnsupportedError: XLA compiles the step, but cannot compile the backend's collectives.
+        """
+        exchange, ranks = self.exchange, self.exchange.process_set.members()
+        recorder.recording().step(gradients, variables, self.local)
+        if len(ranks) == 1 or not exchange.process_set.included() or not current_session().backend.has_ranks:
+            return list(gradients)
+        require_kernels(current_session().backend)
+        gradients = [of_tensors(gradient) for gradient in gradients]
+        overwritten = [index for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+                       if gradient is not None and compat.is_overwritten(variable)]
+        if joining.active:
+            gradients = joining.apply_weights(gradients, exchange.op, exchange.process_set, overwritten)
+        results = [
+            gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
+            else tf.convert_to_tensor(gradient) for gradient in gradients
+        ]
+        kept = [index for index, variable in enumerate(variables)
+                if results[index] is not None and self.local and compat.variable_key(variable) in self.local]
+        names = [compat.variable_name(variable) for variable in variables]
+        nan_flag = _nan_flag([results[index] for index in kept]) if kept and self.all_ranks_skip else None
+        apart = {*kept, *overwritten}
+        shared = [None if index in apart else gradient for index, gradient in enumerate(results)]
+        if nan_flag is not None:
+            shared, names = [*shared, nan_flag], [*names, "local gradients are finite"]
+            variables = [*variables, None]
+        if self.differentiable and graphs.under_tape():
+            reduced = self._reduce_one_by_one(shared, names, ranks)
+        else:  # a tape outside of a traced function, if there is one, differentiates it only after tracing
+            reduced = self._reduce_in_buckets(shared, variables, names, ranks)
+        for index in kept:
+            factor = 1.0 / len(ranks) if exchange.scale_local_gradients and index not in overwritten else 1.0
+            reduced[index] = _scaled(results[index], factor, None if nan_flag is None else reduced[-1])
+        if largest := [index for index in overwritten if index not in kept]:
+            with on_device(exchange.device_dense):
+                values = grouped_allreduce([tf.stop_gradient(results[index]) for index in largest], op=Max,
+                                           process_set=exchange.process_set, name=f"the new values of {exchange.name}")
+            for index, value in zip(largest, values, strict=True):
+                reduced[index] = value
+        return reduced[: len(gradients)]
+
+    @property
+    def _scaling(self) -> Scaling:
+        """The processing of each gradient before and after the sum."""
+        factor = self.exchange.gradient_predivide_factor
+        return Scaling(self.exchange.op, self.exchange.compression, 1.0 / factor, factor)
+
+    def _reduce_one_by_one(self, gradients: Sequence[Any], names: Sequence[str], ranks: tuple[int, ...]) -> list[Any]:
+        """Reduces gradients by the public collectives: differentiable buckets would slow every step."""
+        results, name = list(gradients), f"the gradients of {self.exchange.name}"
+        sparse = self._sparse_indices(gradients, names)
+        dense = [index for index, gradient in enumerate(gradients) if gradient is not None and index not in sparse]
+        if dense:
+            with on_device(self.exchange.device_dense):
+                reduced = combined([gradients[index] for index in dense], self._scaling, ranks, name, "allreduce")
+            for index, tensor in zip(dense, reduced, strict=True):
+                results[index] = tensor
+        with on_device(self.exchange.device_sparse):
+            for index in sparse:
+                slices = combined_slices(gradients[index], self._scaling, ranks, f"{name}.{index}")
+                results[index] = sparse_rows.combine_duplicate_rows(slices, gradients[index].indices)
+        return results
+
+    def _sparse_indices(self, gradients: Sequence[Any], names: Sequence[str]) -> list[int]:
+        indices = [index for index, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
+        if indices and self.exchange.op == Adasum:
+            raise UnsupportedError(explain("Adasum combines dense gradients", "pass sparse_as_dense=True",
+                                           sparse=[names[index] for index in indices]))
+        return indices
+
+    def _reduce_in_buckets(self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str],
+                           ranks: tuple[int, ...]) -> list[Any]:
+        job, exchange, scaling, shares = current_session(), self.exchange, self._scaling, self.shares
+        results = list(gradients)
+        sparse = self._sparse_indices(gradients, names)
+        sent = {index: scaling.sent(getattr(gradient, "values", gradient), len(ranks),
+                                    None if index in sparse or exchange.op == Adasum else job.backend)
+                for index, gradient in enumerate(gradients) if gradient is not None}
+        if not sent:
+            return results
+        dense = [index for index in sent if index not in sparse]
+        buckets = self._buckets(dense, sent, variables, job.settings.bucket_size)
+        plan = self._plan([sent.get(index) for index in range(len(gradients))], sparse, names, buckets, ranks)
+
+        def reduction(number: int, bucket: Sequence[int]) -> Call:
+            tensors, factors = [sent[index].tensor for index in bucket], sent[bucket[0]].factors
+            key = f"{plan.key}.{number}"
+            if shares is not None and exchange.op != Adasum and (bounds := shares.bounds_for(bucket, job.backend)):
+                return Call("reduce_parts", tensors, key, ranks, bounds, *(factors or ()))
+            return Call("allreduce", tensors, key, Reduction.SUM, ranks, *(factors or ()))
+
+        calls = [reduction(*each) for each in enumerate(buckets)]
+        gathers = [(Call("allgather", sent[index].tensor, f"{plan.key}.{index}.values", ranks),
+                    Call("allgather", gradients[index].indices, f"{plan.key}.{index}.indices", ranks))
+                   for index in sparse]
+        # Adasum's collectives have their own plans, and Adasum does not support sparse gradients.
+        made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
+        order = [names[index] for index in [*itertools.chain(*buckets), *(index for index in sparse for _ in range(2))]]
+        first = graphs.first_of(getattr(gradients[index], "values", gradients[index]) for index in sent)
+        with job.entries.entering(plan, made, after=first):
+            if made:
+                checked = iter(compared(job, plan, made, order))
+                calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
+            with spans.store().in_step():
+                engine = spans.store().timed(job.backend, plan)
+            run = _run_differentiably if self.differentiable and not tf.executing_eagerly() else Call.run
+            with on_device(exchange.device_dense):
+                for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
+                    back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}")
+                            if exchange.op == Adasum else run(call, engine))
+                    for index, tensor in zip(bucket, back, strict=True):
+                        own = tensor if shares is None else shares.take(index, shaped(tensor, sent[index].tensor),
+                                                                        gradients[index])
+                        finished = None if own is None else scaling.received(own, sent[index], len(ranks))
+                        results[index] = finished if shares is not None else shaped(finished, gradients[index])
+            with on_device(exchange.device_sparse):
+                for index, (of_values, of_indices) in zip(sparse, gathers, strict=True):
+                    values = scaling.received(run(of_values, engine), sent[index], len(ranks))
+                    slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[index].dense_shape)
+                    rows = sparse_rows.combine_duplicate_rows(slices, gradients[index].indices)
+                    results[index] = rows if shares is None else shares.take(index, rows, None)
+        if tf.executing_eagerly():  # training graphs end the job instead, which avoids an operation for each gradient
+            raise_if_refused(plan)
+        return results
+
+    def _plan(self, sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str],
+              buckets: Sequence[Sequence[int]], ranks: tuple[int, ...]) -> Plan:
+        """Describes all gradients in one plan; ranks that fuse them differently have different plans."""
+        dtypes: list[str] = []
+        shapes: list[tuple[int | None, ...] | None] = []
+        for index, one in enumerate(sent):
+            if one is None:
+                dtypes.append("no gradient")
+                shapes.append(None)
+                continue
+            shape = None if one.spec.shape.rank is None else tuple(one.spec.shape.as_list())
+            is_sparse = index in sparse
+            dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
+            # The number of rows of a sparse gradient may differ between ranks.
+            shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
+        operation = f"gradients {self._scaling.text}" + (f", {self.update}" if self.update else "")
+        name = (f"{self.exchange.name} in buckets {buckets}"
+                + ("" if self.shares is None else f" in parts {self.shares.text}"))
+        plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks,
+                    f"the gradients of {self.exchange.name}", f"{name}#0")
+        return number_in_graph(plan, name)
+
+    def _buckets(self, dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any],
+                 limit: int) -> list[list[int]]:
+        """Returns the indices of the dense gradients in each bucket."""
+        groups, shares = self.exchange.groups, self.shares
+        order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
+        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors}"
+                 + ("" if shares is None else f" {shares.is_shared(index)}") for index in order}
+        if isinstance(groups, int) and groups:
+            length = -(-len(order) // groups)
+            chunks = [order[start : start + length] for start in range(0, len(order), length)] if order else []
+            return [bucket for chunk in chunks for bucket in by_dtype(chunk, kinds)]
+        whole: list[list[int]] = []
+        for group in groups or ():
+            chunk = [index for index in order
+                     if variables[index] is not None and compat.variable_key(variables[index]) in group]
+            whole += by_dtype(chunk, kinds)
+            order = [index for index in order if index not in chunk]
+        sizes = {index: _bytes_of(sent[index].tensor) for index in order}
+        return whole + pack(order, kinds, sizes, limit)
+
+
+def _nan_flag(gradients: Sequence[Any]) -> Any:
+    """Returns 0 if all gradients are finite, else NaN, which a sum over the ranks propagates."""
+    finite = [tf.reduce_all(tf.math.is_finite(getattr(gradient, "values", gradient))) for gradient in gradients]
+    return tf.where(tf.reduce_all(tf.stack(finite)), tf.constant(0.0), tf.constant(float("nan")))
+
+
+def _scaled(gradient: Any, factor: float, nan_flag: Any) -> Any:
+    """Scales a gradient that stays on this rank, and makes it NaN if the flag is."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_scaled(gradient.values, factor, nan_flag), gradient.indices, gradient.dense_shape)
+    scaled = scale(gradient, factor)
+    return scaled if nan_flag is None else scaled + tf.cast(nan_flag, scaled.dtype)
+
+
+def _run_differentiably(call: Call, engine: Any) -> Any:
+    """Makes a bucket's collective in a graph, with the gradient of the corresponding public collective."""
+    name = "the gradients of a tape's gradients"
+
+    @graphs.custom_gradient
+    def make(*tensors: Any) -> tuple[Any, Any]:
+        results = call.on(list(tensors)).run(engine)
+        if call.operation == "allgather":
+            _, ranks = call.arguments
+            return results, lambda upstream: gathering_gradient(tensors[0], upstream, ranks, name)
+        _, _, ranks, *factors = call.arguments
+        return results, lambda *upstream: combined(upstream, Scaling(Sum, Compression.none, *factors), ranks, name,
+                                                   "allreduce")
+
+    back = make(*call.tensors)
+    return [back] if isinstance(call.data, list) and not isinstance(back, (list, tuple)) else back
+
+
+def _bytes_of(tensor: Any) -> int | None:
+    count = tensor.shape.num_elements()
+    return None if count is None else count * int(tensor.dtype.size)
+
+
+# How tensors are fused, by their sizes.
+
+# The first bucket is small, so that its collective starts while the backward pass is still running.
+FIRST_BUCKET = 1024**2
+
+
+def by_dtype(indices: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
+    """Splits indices by dtype (and anything else that the tensors of a collective share), keeping their order."""
+    kinds = dict.fromkeys(dtypes[index] for index in indices)
+    return [[index for index in indices if dtypes[index] == kind] for kind in kinds]
+
+
+def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
+    """Fills buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
+
+    Args:
+        order: The tensors' indices.
+        dtypes: Each tensor's dtype.
+        sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
+        limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
+
+    Returns:
+        The buckets, in the order in which they are completed.
+    """
+    done: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    room = min(FIRST_BUCKET, limit)
+    for index in order:
+        size = sizes[index]
+        if size is None:
+            done.append([index])
+            continue
+        bucket, used = filling.pop(dtypes[index], ([], 0))
+        if bucket and used + size > room:
+            done.append(bucket)
+            bucket, used, room = [], 0, limit
+        filling[dtypes[index]] = ([*bucket, index], used + size)
+    return done + [bucket for bucket, _ in filling.values()]

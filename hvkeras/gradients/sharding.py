@@ -1,0 +1,195 @@
+"""How the ranks share the update of one optimizer: who has which parts of its variables, and what follows from that."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.gradients.options import Options
+from hvkeras.gradients.sharded_state import ShardedState
+from hvkeras.gradients.sharded_update import gather
+from hvkeras.gradients.shards import Shards, by_elements, by_variables, extent_of
+from hvkeras.job.session import current_session, is_initialized
+
+_AVERAGES = "_model_variables_moving_average"  # Keras's attribute
+
+
+class Sharding:
+    """Builds an optimizer on this rank's parts of the variables, so that it holds their slots alone.
+
+    Args:
+        optimizer: The optimizer.
+        options: How it is distributed.
+        local_keys: Returns the keys of the variables that each rank keeps for itself.
+
+    Attributes:
+        shards: The variables and this rank's parts; None if it is not built, or there is nobody to share them with.
+        state: The slots; None under the same conditions.
+    """
+
+    def __init__(self, optimizer: Any, options: Options, local_keys: Callable[[], Collection[Any]]) -> None:
+        self._optimizer, self._options, self._local_keys = optimizer, options, local_keys
+        self._is_assigned = False
+        self.shards: Shards | None = None
+        self.state: ShardedState | None = None
+
+    def build(self, plain: Callable[[Any], Any], variables: Any) -> None:
+        """Creates the slots of this rank's parts of the variables, once.
+
+        Args:
+            plain: Keras's own `build`.
+            variables: The model's trainable variables.
+        """
+        if self._is_assigned or _is_built(self._optimizer):
+            plain(variables)
+            return
+        self.shards, self._is_assigned = self._assigned(list(variables)), True
+        try:
+            plain(list(variables) if self.shards is None else [*self.shards.parts, self.shards.placeholder])
+            if self.shards is not None:
+                self.state = ShardedState(self._optimizer, self._options, self.shards)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self.shards, self.state, self._is_assigned = None, None, False
+
+    def _assigned(self, variables: Sequence[Any]) -> Shards | None:
+        """Assigns parts of variables to the ranks; None where there is nobody to share them with."""
+        process_set, kind = self._options.exchange.process_set, self._options.shard_kind
+        if not is_initialized() or not current_session().backend.has_ranks or not variables:
+            return None
+        ranks = process_set.members()
+        if len(ranks) == 1 or not process_set.included():
+            return None
+        if any(isinstance(compat.native(variable), tf.distribute.DistributedValues) for variable in variables):
+            raise UnsupportedError(explain("shard_update=True needs variables that belong to one device of each rank",
+                                           "leave it out where a strategy of tf.distribute keeps copies of the model"))
+        local = self._local_keys()
+        extents = {number: extent_of(variable, kind == "elements") for number, variable in enumerate(variables)
+                   if compat.variable_key(variable) not in local and not compat.is_overwritten(variable)}
+        assigned = (by_elements(list(extents.values()), len(ranks), current_session().settings.bucket_size)
+                    if kind == "elements" else by_variables(list(extents.values()), len(ranks)))
+        bounds = dict(zip(extents, assigned, strict=True))
+        return Shards(variables, [bounds.get(number) for number in range(len(variables))], ranks,
+                      ranks.index(current_session().topology.rank))
+
+    def shards_for(self, outer: Any, variables: Sequence[Any]) -> Shards | None:
+        """Returns the parts of variables in which the ranks share the update; None if they do not.
+
+        Args:
+            outer: The outermost optimizer, which is built first if it is not.
+            variables: The variables to build it for.
+
+        Raises:
+            UnsupportedError: A session of TensorFlow 1 will run the step.
+        """
+        compat.build_optimizer(outer, variables)
+        if not self._is_assigned:
+            with tf.init_scope():
+                self._share_built(variables)
+        if self.shards is not None and not tf.executing_eagerly() and not graphs.of_functions():
+            raise UnsupportedError(explain("shard_update=True works in eager mode and in functions, not in sessions of"
+                                           " TensorFlow 1", "leave it out"))
+        return self.shards
+
+    def share_if_built(self) -> None:
+        """Keeps this rank's parts of the slots, if the optimizer is built and has kept the variables."""
+        if _is_built(self._optimizer) and self._optimizer.__dict__.get("_trainable_variables"):
+            self._share_built([])
+
+    def _share_built(self, variables: Sequence[Any]) -> None:
+        """Keeps this rank's parts of the slots of an optimizer that was built before it was distributed."""
+        optimizer = self._optimizer
+        values = [np.asarray(compat.native(variable)) for variable in optimizer.variables]
+        trained = list(optimizer.__dict__.get("_trainable_variables") or variables)
+        compat.forget_slots(optimizer)
+        optimizer.build(trained)
+        if self.state is not None:
+            for variable, value in zip(optimizer.variables, values, strict=True):
+                variable.assign(value)
+            self.state.forget()
+
+    def reshard(self, variables: Sequence[Any] = ()) -> None:
+        """Assigns the variables to the ranks that the job has now; parts of slots are forgotten, whole values stay.
+
+        Args:
+            variables: The model's trainable variables, for an optimizer that does not know them.
+        """
+        optimizer = self._optimizer
+        values = [None if getattr(one, "is_whole_of_parts", False) else np.asarray(compat.native(one))
+                  for one in optimizer.variables]
+        trained = (self.shards.variables if self.shards is not None
+                   else optimizer.__dict__.get("_trainable_variables") or variables)
+        self._forget()
+        compat.forget_slots(optimizer)
+        optimizer.build(list(trained))
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            if value is not None:
+                variable.assign(value)
+
+    def is_for(self, ranks: int, rank: int) -> bool:
+        """Whether the variables are assigned to so many ranks, of which this is one."""
+        return ranks == 1 if self.shards is None else self.shards.is_for(ranks, rank)
+
+    # Averages of weights.
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether ranks share averages of the weights."""
+        return self.shards is not None and bool(getattr(self._optimizer, "use_ema", False))
+
+    @contextlib.contextmanager
+    def parts_with_averages(self, variables: Any) -> Iterator[Sequence[Any]]:
+        """Gives Keras this rank's parts of the model's variables, or those given that are parts, with their averages.
+
+        Keras goes through variables and averages side by side, and takes these from an attribute of its own.
+
+        Args:
+            variables: The variables that Keras would go through.
+        """
+        parts, averages = self._with_averages(variables)
+        with compat.attribute(self._optimizer, _AVERAGES, averages):
+            yield parts
+
+    def _with_averages(self, variables: Any) -> tuple[list[Any], list[Any]]:
+        given, averages, shards = list(variables), getattr(self._optimizer, _AVERAGES, []), self.shards
+        if shards is None:
+            return given, averages
+        numbers: Sequence[int | None] = shards.numbers_of(given) or [shards.number_of(one) for one in given]
+        mine = [number for number in numbers if number is not None and shards.is_mine(number)]
+        return [shards.parts[number] for number in mine], [averages[number] for number in mine]
+
+    def gather_weights(self) -> None:
+        """Gives all ranks the weights of which each has its part."""
+        if self.shards is not None:
+            gather(self._options.exchange, self.shards, self.shards.shared_numbers(), {})
+
+    def swap_averages(self) -> None:
+        """Exchanges the model's weights and their averages, on all ranks together."""
+        for part, average in self._parts_and_averages():
+            value = tf.identity(part)
+            part.assign(average)
+            average.assign(value)
+        self.gather_weights()
+
+    def begin_averages(self) -> None:
+        """Gives the averages the values that the model's weights have."""
+        for part, average in self._parts_and_averages():
+            average.assign(part)
+
+    def _parts_and_averages(self) -> list[tuple[Any, Any]]:
+        pairs = zip(*self._with_averages([] if self.shards is None else self.shards.variables), strict=True)
+        return [(compat.native(part), compat.native(average)) for part, average in pairs]
+
+
+def _is_built(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "built", getattr(optimizer, "_built", False)))
