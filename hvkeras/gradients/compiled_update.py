@@ -116,7 +116,7 @@ class UpdateCompiler:
         self._wanted = wanted
         self._functions: list[CompiledFunction] = []
         self._settled: dict[Hashable, str] = {}  # by gradients: why it is not compiled, as found out by tracing it
-        self._told: set[str] = set()
+        self._said: set[str] = set()
 
     @graphs.unconverted
     def compiled(self, plain: PlainUpdate, gradients: Sequence[Any]) -> CompiledUpdate | None:
@@ -221,8 +221,8 @@ class UpdateCompiler:
     def _say(self, options: Options, level: str, text: str) -> None:
         """Prints a line once, on the first of the ranks that share the optimizer."""
         session = current_session()
-        if text not in self._told and prints_at(session.settings, level):
-            self._told.add(text)
+        if text not in self._said and prints_at(session.settings, level):
+            self._said.add(text)
             if session.topology.rank == options.exchange.process_set.members()[0]:
                 say(text)
 

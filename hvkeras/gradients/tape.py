@@ -108,7 +108,7 @@ class _DistributedTape:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Computes gradients as `gradient` does, and tells those of local sources from the others.
+        """Computes gradients as `gradient` does, separately for local sources and the others.
 
         Example:
             tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])
